@@ -1,0 +1,496 @@
+//! Who holds and who waits, for every key. Pure: the caller brings the time and the tokens.
+//!
+//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
+//! that have run out by `now`, so an expired lease is dead whether or not anybody has swept; every
+//! operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
+//! while somebody waits (but for want of a token).
+//!
+//! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
+//! a log. Instants passed in never go back.
+
+mod deadlines;
+mod queue;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+mod token;
+mod types;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use deadlines::Deadlines;
+use queue::KeyQueue;
+pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
+pub use token::{Fence, Mint, Salt, Token};
+pub use types::{
+    Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
+};
+
+/// All keys, with their holders and waiters.
+pub struct LockTable {
+    keys: HashMap<Key, KeyQueue>,
+    tickets: HashMap<Ticket, Place>,
+    conns: HashMap<ConnId, Belongings>,
+    /// When each holder's lease is over.
+    leases: Deadlines<(Fence, Key)>,
+    /// Since when each idle key has been idle.
+    idle: Deadlines<Key>,
+    /// Whose wait has ended since they were last taken.
+    resolved: Vec<ConnId>,
+    next_ticket: u64,
+    draining: bool,
+    caps: Caps,
+    mint: Box<dyn Mint>,
+}
+
+/// What a ticket stands for.
+struct Place {
+    conn: ConnId,
+    key: Key,
+    lease: Duration,
+    state: PlaceState,
+}
+
+#[derive(Clone, Copy)]
+enum PlaceState {
+    Waiting,
+    /// Granted, but not collected yet. The token may be dead by now.
+    Granted(Token),
+    /// Sent away by the drain.
+    Dismissed,
+}
+
+/// What belongs to one connection, so that its disconnect costs what it has and no more.
+struct Belongings {
+    held: BTreeMap<Fence, Key>,
+    tickets: BTreeSet<Ticket>,
+    /// When it last held or waited for anything.
+    last_busy: Instant,
+}
+
+impl LockTable {
+    /// An empty table.
+    pub fn new(caps: Caps, mint: Box<dyn Mint>) -> Self {
+        LockTable {
+            keys: HashMap::new(),
+            tickets: HashMap::new(),
+            conns: HashMap::new(),
+            leases: Deadlines::new(),
+            idle: Deadlines::new(),
+            resolved: Vec::new(),
+            next_ticket: 0,
+            draining: false,
+            caps,
+            mint,
+        }
+    }
+
+    /// Asks for `key` on behalf of `conn`: it is granted now, or queued behind whoever came first.
+    ///
+    /// # Errors
+    ///
+    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`]
+    /// (only for a key not known yet), [`Refusal::NoToken`], [`Refusal::MaxWaiters`].
+    pub fn enqueue(
+        &mut self,
+        conn: ConnId,
+        key: &str,
+        kind: Kind,
+        limit: Limit,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<Claim, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        self.expire(now);
+        if !self.keys.contains_key(key) {
+            self.add_key(key, kind, limit, now)?;
+        }
+        let queue = self.keys.get_mut(key).expect("added above if it was new");
+        queue.agree(kind, limit)?;
+
+        if queue.admits_newcomer() {
+            let token = self.mint.mint().ok_or(Refusal::NoToken)?;
+            if queue.is_idle() {
+                self.idle.strike(queue.last_used, queue.key().clone());
+            }
+            let key = queue.key().clone();
+            self.hold(&key, conn, token, lease, now);
+            return Ok(Claim::Acquired(Grant { token, lease }));
+        }
+
+        if self
+            .caps
+            .max_waiters
+            .is_some_and(|max| queue.waiter_count() >= max)
+        {
+            return Err(Refusal::MaxWaiters);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        queue.join(ticket);
+        let place = Place {
+            conn,
+            key: queue.key().clone(),
+            lease,
+            state: PlaceState::Waiting,
+        };
+        self.tickets.insert(ticket, place);
+        self.belongings(conn, now).tickets.insert(ticket);
+        Ok(Claim::Queued(ticket))
+    }
+
+    /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
+    /// started anew. Any answer but `Waiting` spends the ticket.
+    pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Progress {
+        self.expire(now);
+        let place = self
+            .tickets
+            .get(&ticket)
+            .expect("a ticket is collected only once");
+        let progress = match place.state {
+            PlaceState::Waiting => return Progress::Waiting,
+            PlaceState::Dismissed => Progress::Refused(Refusal::Draining),
+            PlaceState::Granted(token) => {
+                let (key, lease) = (place.key.clone(), place.lease);
+                match self.extend(&key, token.fence, lease, now) {
+                    Some(()) => Progress::Granted(Grant { token, lease }),
+                    None => Progress::Refused(Refusal::LeaseExpired),
+                }
+            }
+        };
+        self.spend(ticket, now);
+        progress
+    }
+
+    /// Whether the ticket's grant came, and died before it was collected.
+    pub fn has_lapsed(&mut self, ticket: Ticket, now: Instant) -> bool {
+        self.expire(now);
+        match self.tickets.get(&ticket) {
+            Some(Place {
+                key,
+                state: PlaceState::Granted(token),
+                ..
+            }) => !self
+                .keys
+                .get(key)
+                .is_some_and(|queue| queue.holders().contains_key(&token.fence)),
+            _ => false,
+        }
+    }
+
+    /// Gives up a place. A grant that has come meanwhile passes to the next waiter.
+    pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
+        self.expire(now);
+        let place = self.spend(ticket, now);
+        match place.state {
+            PlaceState::Waiting => {
+                self.withdraw(ticket, &place.key);
+                self.promote(&place.key, now);
+            }
+            PlaceState::Granted(token) => self.vacate(&place.key, token.fence, now),
+            PlaceState::Dismissed => {}
+        }
+    }
+
+    /// Gives back a slot.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used as `kind`.
+    pub fn release(
+        &mut self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let key = self.find_holder(key, kind, token, now)?;
+        self.vacate(&key, token.fence, now);
+        Ok(())
+    }
+
+    /// Starts a lease anew, with the length `lease`.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used as `kind`.
+    pub fn renew(
+        &mut self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let key = self.find_holder(key, kind, token, now)?;
+        self.extend(&key, token.fence, lease, now)
+            .ok_or(Refusal::NotHeld)
+    }
+
+    /// Whether `token` is that of a live holder of `key`, used as `kind`.
+    pub fn is_held(&mut self, key: &str, kind: Kind, token: Token, now: Instant) -> bool {
+        self.find_holder(key, kind, token, now).is_ok()
+    }
+
+    /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
+    /// has not collected goes too: nobody was told the token.
+    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
+        self.expire(now);
+        let Some(belongings) = self.conns.remove(&conn) else {
+            return;
+        };
+        // First out of all queues, then out of the slots: otherwise a slot could pass from the
+        // connection to itself.
+        let mut left = BTreeSet::new();
+        let mut uncollected = Vec::new();
+        for ticket in belongings.tickets {
+            let place = self
+                .tickets
+                .remove(&ticket)
+                .expect("belongings name tickets in use");
+            match place.state {
+                PlaceState::Waiting => {
+                    self.withdraw(ticket, &place.key);
+                    left.insert(place.key);
+                }
+                PlaceState::Granted(token) => uncollected.push((token.fence, place.key)),
+                PlaceState::Dismissed => {}
+            }
+        }
+        for key in left {
+            self.promote(&key, now);
+        }
+        for (fence, key) in uncollected {
+            self.vacate(&key, fence, now);
+        }
+        if holdings == Holdings::Release {
+            for (fence, key) in belongings.held {
+                self.vacate(&key, fence, now);
+            }
+        }
+    }
+
+    /// Ends every lease that has run out by `now` and passes the slots on. Calling it early, late
+    /// or twice is harmless.
+    pub fn expire(&mut self, now: Instant) {
+        while let Some((fence, key)) = self.leases.pop_due(now) {
+            let queue = self.keys.get_mut(&key).expect("a leased key is known");
+            let holder = queue
+                .remove_holder(fence)
+                .expect("leases and holders agree");
+            self.forget_held(holder.conn, fence, now);
+            self.promote(&key, now);
+        }
+    }
+
+    /// Drops every key that has been idle for `max_idle` by `now`.
+    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
+        while self.idle_since().is_some_and(is_due) {
+            self.drop_an_idle_key();
+        }
+    }
+
+    /// Refuses new claims from now on, and sends away whoever waits.
+    pub fn begin_drain(&mut self, now: Instant) {
+        self.expire(now);
+        self.draining = true;
+        let mut left = BTreeSet::new();
+        for place in self.tickets.values_mut() {
+            if matches!(place.state, PlaceState::Waiting) {
+                place.state = PlaceState::Dismissed;
+                self.resolved.push(place.conn);
+                left.insert(place.key.clone());
+            }
+        }
+        for key in left {
+            let queue = self.keys.get_mut(&key).expect("a key waited for is known");
+            queue.leave_all();
+            self.promote(&key, now);
+        }
+    }
+
+    /// Whether any key is held.
+    pub fn has_holders(&self) -> bool {
+        self.leases.next().is_some()
+    }
+
+    /// When the next lease is over. It moves forward only by [`LockTable::expire`], a release or a
+    /// renewal, and back only by a grant or a renewal that ends sooner.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.leases.next()
+    }
+
+    /// Since when the key that has been idle longest has been idle.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle.next()
+    }
+
+    /// The connections whose waits have ended since this was last asked. Each of them should look
+    /// again; one that is named in vain finds itself still waiting.
+    pub fn take_resolved(&mut self) -> impl Iterator<Item = ConnId> + '_ {
+        self.resolved.drain(..)
+    }
+
+    /// When `conn` last held or waited for anything; `None` if it never did, `Some(now)` if it does.
+    pub fn last_busy(&mut self, conn: ConnId, now: Instant) -> Option<Instant> {
+        self.expire(now);
+        let belongings = self.conns.get(&conn)?;
+        Some(if belongings.is_empty() {
+            belongings.last_busy
+        } else {
+            now
+        })
+    }
+
+    /// What an operator may see, in no particular order.
+    pub fn snapshot(&mut self, now: Instant) -> Vec<KeySnapshot> {
+        self.expire(now);
+        self.keys
+            .values()
+            .map(|queue| queue.snapshot(now))
+            .collect()
+    }
+
+    /// Makes room for a key that is not known yet, and adds it as an idle one.
+    fn add_key(
+        &mut self,
+        key: &str,
+        kind: Kind,
+        limit: Limit,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        if self.keys.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
+            return Err(Refusal::MaxLocks);
+        }
+        let key = Key::from(key);
+        self.idle.file(now, key.clone());
+        self.keys
+            .insert(key.clone(), KeyQueue::new(key, kind, limit, now));
+        Ok(())
+    }
+
+    /// Drops the key that has been idle longest; `false` if none is idle.
+    fn drop_an_idle_key(&mut self) -> bool {
+        self.idle
+            .pop_first()
+            .is_some_and(|key| self.keys.remove(&key).is_some())
+    }
+
+    fn find_holder(
+        &mut self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        now: Instant,
+    ) -> Result<Key, Refusal> {
+        self.expire(now);
+        let queue = self.keys.get(key).ok_or(Refusal::NotHeld)?;
+        if queue.is_held_by(kind, token) {
+            Ok(queue.key().clone())
+        } else {
+            Err(Refusal::NotHeld)
+        }
+    }
+
+    /// Gives the waiters of `key` the slots that are free, in order of arrival; a key that nobody
+    /// uses any more becomes idle. Whatever takes a holder or a waiter away ends here.
+    fn promote(&mut self, key: &Key, now: Instant) {
+        while let Some(ticket) = self.keys[key].next_in_line() {
+            let Some(token) = self.mint.mint() else {
+                return;
+            };
+            self.withdraw(ticket, key);
+            let place = self
+                .tickets
+                .get_mut(&ticket)
+                .expect("queues name tickets in use");
+            place.state = PlaceState::Granted(token);
+            let (conn, lease) = (place.conn, place.lease);
+            self.resolved.push(conn);
+            self.hold(key, conn, token, lease, now);
+        }
+        let queue = self.keys.get_mut(key).expect("indexed above");
+        if queue.is_idle() {
+            queue.last_used = now;
+            self.idle.file(now, key.clone());
+        }
+    }
+
+    fn hold(&mut self, key: &Key, conn: ConnId, token: Token, lease: Duration, now: Instant) {
+        let expires_at = now + lease;
+        let queue = self.keys.get_mut(key).expect("only a known key is granted");
+        queue.hold(token, conn, expires_at);
+        self.leases.file(expires_at, (token.fence, key.clone()));
+        self.belongings(conn, now)
+            .held
+            .insert(token.fence, key.clone());
+    }
+
+    /// Takes a holder's slot away, if it still has one, and passes it on.
+    fn vacate(&mut self, key: &Key, fence: Fence, now: Instant) {
+        let holder = self
+            .keys
+            .get_mut(key)
+            .and_then(|queue| queue.remove_holder(fence));
+        if let Some(holder) = holder {
+            self.leases.strike(holder.expires_at, (fence, key.clone()));
+            self.forget_held(holder.conn, fence, now);
+            self.promote(key, now);
+        }
+    }
+
+    /// Starts the lease of a holder anew; `None` if there is no such holder.
+    fn extend(&mut self, key: &Key, fence: Fence, lease: Duration, now: Instant) -> Option<()> {
+        let holder = self.keys.get_mut(key)?.holder_mut(fence)?;
+        let expires_at = now + lease;
+        if holder.expires_at != expires_at {
+            self.leases.strike(holder.expires_at, (fence, key.clone()));
+            self.leases.file(expires_at, (fence, key.clone()));
+            holder.expires_at = expires_at;
+        }
+        Some(())
+    }
+
+    fn withdraw(&mut self, ticket: Ticket, key: &Key) {
+        let queue = self.keys.get_mut(key).expect("a key waited for is known");
+        queue.leave(ticket);
+    }
+
+    fn spend(&mut self, ticket: Ticket, now: Instant) -> Place {
+        let place = self
+            .tickets
+            .remove(&ticket)
+            .expect("a ticket is spent only once");
+        if let Some(belongings) = self.conns.get_mut(&place.conn) {
+            belongings.tickets.remove(&ticket);
+            belongings.last_busy = now;
+        }
+        place
+    }
+
+    fn forget_held(&mut self, conn: ConnId, fence: Fence, now: Instant) {
+        // A connection that is gone may have left slots behind.
+        if let Some(belongings) = self.conns.get_mut(&conn) {
+            belongings.held.remove(&fence);
+            belongings.last_busy = now;
+        }
+    }
+
+    fn belongings(&mut self, conn: ConnId, now: Instant) -> &mut Belongings {
+        self.conns.entry(conn).or_insert_with(|| Belongings {
+            held: BTreeMap::new(),
+            tickets: BTreeSet::new(),
+            last_busy: now,
+        })
+    }
+}
+
+impl Belongings {
+    fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.tickets.is_empty()
+    }
+}

@@ -1,0 +1,332 @@
+//! Random histories: the same events to the table and to the model, compared after each.
+//!
+//! A failure prints the seed of its history; `LATCHD_TEST_SEED=<seed>` plays that one first.
+
+use super::model::{Model, ModelClaim, ModelHolder, ModelKey, ModelProgress};
+use super::*;
+
+const HISTORIES: u64 = 20_000;
+const STEPS: usize = 60;
+
+/// A small generator (splitmix64): reproducible from its seed on any machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn pick<'a, T>(&mut self, things: &'a [T]) -> Option<&'a T> {
+        let count = u64::try_from(things.len()).expect("a short list");
+        (count > 0).then(|| &things[usize::try_from(self.below(count)).expect("an index")])
+    }
+}
+
+#[test]
+fn random_histories_agree_with_the_naive_model() {
+    let first = match std::env::var("LATCHD_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("LATCHD_TEST_SEED is a number"),
+        Err(_) => {
+            let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            since_epoch.map_or(1, |age| age.as_secs() << 20)
+        }
+    };
+    println!("seeds from {first}; replay one with LATCHD_TEST_SEED=<seed>");
+    for seed in first..first + HISTORIES {
+        let played = std::panic::catch_unwind(|| play(seed, |_| {}));
+        assert!(
+            played.is_ok(),
+            "history failed; replay it with LATCHD_TEST_SEED={seed}"
+        );
+    }
+}
+
+#[test]
+fn the_comparison_notices_a_table_that_forgets_its_order() {
+    // A checker that has never failed proves nothing: tamper with the queues now and then.
+    let noticed = (0..50).filter(|seed| {
+        let hook = |history: &mut History| {
+            let waiter = history.tickets.last().copied();
+            if let Some((ticket, _)) = waiter {
+                for queue in history.world.table.keys.values_mut() {
+                    queue.leave(ticket);
+                }
+            }
+        };
+        let quiet = std::panic::catch_unwind(|| play(*seed, hook));
+        quiet.is_err()
+    });
+    assert!(noticed.count() > 25);
+}
+
+/// Plays one history; `meddle` is called before each step.
+fn play(seed: u64, meddle: impl Fn(&mut History)) {
+    let mut random = Random(seed);
+    let caps = Caps {
+        max_locks: 1 + random.below(4) as usize,
+        max_waiters: if random.one_in(2) {
+            None
+        } else {
+            Some(1 + random.below(3) as usize)
+        },
+    };
+    let world = World::with_caps(caps);
+    let model = Model::new(caps, world.now);
+    let mut history = History {
+        world,
+        model,
+        random,
+        tickets: Vec::new(),
+        tokens: Vec::new(),
+        gone: BTreeSet::new(),
+    };
+    for _ in 0..STEPS {
+        meddle(&mut history);
+        history.step();
+        history.compare();
+    }
+}
+
+struct History {
+    world: World,
+    model: Model,
+    random: Random,
+    /// Tickets not spent yet, with the connection that has them.
+    tickets: Vec<(Ticket, u64)>,
+    /// Every token ever granted, with its key and kind.
+    tokens: Vec<(String, Kind, Token)>,
+    /// Connections that have disconnected and never come back.
+    gone: BTreeSet<u64>,
+}
+
+impl History {
+    fn step(&mut self) {
+        match self.random.below(16) {
+            0..=4 => self.enqueue(),
+            5 | 6 => self.collect(),
+            7 => self.cancel(),
+            8 | 9 => self.release(),
+            10 => self.renew(),
+            11 => self.ask_about(),
+            12 => self.disconnect(),
+            13 => self.sweep(),
+            14 => self.change_the_world(),
+            _ => {}
+        }
+        self.pass_time();
+    }
+
+    fn conn(&mut self) -> u64 {
+        let base = self.random.below(5);
+        // A connection that has gone is followed by a new one.
+        (base..)
+            .step_by(5)
+            .find(|conn| !self.gone.contains(conn))
+            .expect("endless")
+    }
+
+    fn enqueue(&mut self) {
+        let conn = self.conn();
+        let name = ["a", "b", "c", "d", "e"][self.random.below(5) as usize];
+        let kind = if self.random.one_in(3) {
+            Kind::Semaphore
+        } else {
+            Kind::Lock
+        };
+        let limit = match kind {
+            Kind::Lock => 1,
+            Kind::Semaphore => 1 + self.random.below(3) as u32,
+        };
+        let lease = 1 + self.random.below(6);
+        let real = self.world.ask(conn, name, kind, limit, lease);
+        let ideal = self.model.enqueue(conn, name, kind, limit, secs(lease));
+        match (real, ideal) {
+            (Ok(Claim::Acquired(grant)), Ok(ModelClaim::Acquired(fence))) => {
+                assert_eq!(grant.token, token(fence));
+                assert_eq!(grant.lease, secs(lease));
+                self.tokens.push((name.to_owned(), kind, grant.token));
+            }
+            (Ok(Claim::Queued(ticket)), Ok(ModelClaim::Queued(number))) => {
+                assert_eq!(ticket.0, number);
+                self.tickets.push((ticket, conn));
+            }
+            (Err(real), Err(ideal)) => assert_eq!(real, ideal),
+            (real, ideal) => panic!("{real:?} where the model says {ideal:?}"),
+        }
+    }
+
+    fn collect(&mut self) {
+        let Some(&(ticket, _)) = self.random.pick(&self.tickets) else {
+            return;
+        };
+        let key = self.world.table.tickets[&ticket].key.as_str().to_owned();
+        let kind = self
+            .model
+            .keys
+            .iter()
+            .find(|known| known.name == key)
+            .map(|known| known.kind);
+        let real = self.world.collect(ticket);
+        let ideal = self.model.collect(ticket.0);
+        match (real, ideal) {
+            (Progress::Waiting, ModelProgress::Waiting) => return,
+            (Progress::Granted(grant), ModelProgress::Granted(fence)) => {
+                assert_eq!(grant.token, token(fence));
+                self.tokens
+                    .push((key, kind.expect("a held key is known"), grant.token));
+            }
+            (Progress::Refused(real), ModelProgress::Refused(ideal)) => assert_eq!(real, ideal),
+            (real, ideal) => panic!("{real:?} where the model says {ideal:?}"),
+        }
+        self.tickets.retain(|(kept, _)| *kept != ticket);
+    }
+
+    fn cancel(&mut self) {
+        let Some(&(ticket, _)) = self.random.pick(&self.tickets) else {
+            return;
+        };
+        self.world.cancel(ticket);
+        self.model.cancel(ticket.0);
+        self.tickets.retain(|(kept, _)| *kept != ticket);
+    }
+
+    /// A token that was granted once, for the right key or another, genuine or forged.
+    fn any_token(&mut self) -> Option<(String, Kind, Token)> {
+        let mut found = self.random.pick(&self.tokens)?.clone();
+        match self.random.below(8) {
+            0 => found.0 = "a".to_owned(),
+            1 => found.1 = Kind::Semaphore,
+            2 => found.2.salt.0 ^= 1,
+            _ => {}
+        }
+        Some(found)
+    }
+
+    fn release(&mut self) {
+        let Some((key, kind, token)) = self.any_token() else {
+            return;
+        };
+        let real = self.world.table.release(&key, kind, token, self.world.now);
+        assert_eq!(real, self.model.release(&key, kind, token));
+    }
+
+    fn renew(&mut self) {
+        let Some((key, kind, token)) = self.any_token() else {
+            return;
+        };
+        let lease = secs(1 + self.random.below(6));
+        let real = self
+            .world
+            .table
+            .renew(&key, kind, token, lease, self.world.now);
+        assert_eq!(real, self.model.renew(&key, kind, token, lease));
+    }
+
+    fn ask_about(&mut self) {
+        if let Some((key, kind, token)) = self.any_token() {
+            let real = self.world.table.is_held(&key, kind, token, self.world.now);
+            assert_eq!(real, self.model.is_held(&key, kind, token));
+        }
+        if let Some(&(ticket, _)) = self.random.pick(&self.tickets) {
+            let real = self.world.table.has_lapsed(ticket, self.world.now);
+            assert_eq!(real, self.model.has_lapsed(ticket.0));
+        }
+        let conn = self.conn();
+        let now = self.world.now;
+        let is_busy = self.world.table.last_busy(ConnId(conn), now) == Some(now);
+        assert!(is_busy || !self.model.is_busy(conn));
+    }
+
+    fn disconnect(&mut self) {
+        let conn = self.conn();
+        let holdings = if self.random.one_in(2) {
+            Holdings::Release
+        } else {
+            Holdings::Keep
+        };
+        self.world.disconnect(conn, holdings);
+        self.model.disconnect(conn, holdings);
+        self.tickets.retain(|(_, owner)| *owner != conn);
+        self.gone.insert(conn);
+    }
+
+    fn sweep(&mut self) {
+        self.world.expire();
+        self.model.expire();
+        let max_idle = secs(self.random.below(4));
+        self.world.table.prune(max_idle, self.world.now);
+        self.model.prune(max_idle);
+    }
+
+    fn change_the_world(&mut self) {
+        if self.random.one_in(12) {
+            self.world.table.begin_drain(self.world.now);
+            self.model.begin_drain();
+        } else if self.random.one_in(3) {
+            let is_out = self.random.one_in(2);
+            self.world.mint_is_out(is_out);
+            self.model.out_of_tokens = is_out;
+        }
+    }
+
+    /// Mostly a little, sometimes exactly to the end of a lease.
+    fn pass_time(&mut self) {
+        let next = self.world.table.next_deadline();
+        match (self.random.below(6), next) {
+            (0..=2, _) => {}
+            (3, Some(deadline)) if deadline > self.world.now => self.world.now = deadline,
+            _ => self
+                .world
+                .advance(Duration::from_millis(250 * self.random.below(9))),
+        }
+        self.model.now = self.world.now;
+    }
+
+    /// Both must look alike, down to who stands where.
+    fn compare(&mut self) {
+        let mut real: Vec<ModelKey> = self.world.table.keys.values().map(describe).collect();
+        real.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut ideal = self.model.keys.clone();
+        ideal.sort_by(|a, b| a.name.cmp(&b.name));
+        for key in real.iter_mut().chain(&mut ideal) {
+            if !(key.holders.is_empty() && key.waiters.is_empty()) {
+                // Only an idle key's last use is looked at.
+                key.last_used = self.world.now;
+            }
+        }
+        assert_eq!(real, ideal);
+        self.world.check();
+    }
+}
+
+fn describe(queue: &KeyQueue) -> ModelKey {
+    let snapshot = queue.snapshot(queue.last_used);
+    ModelKey {
+        name: snapshot.key.as_str().to_owned(),
+        kind: snapshot.kind,
+        limit: snapshot.limit.get(),
+        holders: queue
+            .holders()
+            .iter()
+            .map(|(fence, holder)| ModelHolder {
+                conn: holder.conn.0,
+                fence: fence.0,
+                expires_at: holder.expires_at,
+            })
+            .collect(),
+        waiters: queue.waiters().map(|ticket| ticket.0).collect(),
+        last_used: queue.last_used,
+    }
+}

@@ -1,0 +1,265 @@
+//! The table on a virtual clock: scenarios, random histories against a naive model, and the
+//! invariants that hold after every step of either.
+
+mod histories;
+mod model;
+mod scenarios;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Mints fences 1, 2, 3 ... with a salt that follows from the fence, unless it is out of tokens.
+struct CountingMint {
+    last_fence: u64,
+    is_out: Arc<AtomicBool>,
+}
+
+impl Mint for CountingMint {
+    fn mint(&mut self) -> Option<Token> {
+        if self.is_out.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.last_fence += 1;
+        Some(token(self.last_fence))
+    }
+}
+
+fn token(fence: u64) -> Token {
+    Token {
+        fence: Fence(fence),
+        salt: Salt(fence ^ 0x5a5a),
+    }
+}
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A table, its clock, and a switch for its mint.
+struct World {
+    table: LockTable,
+    now: Instant,
+    out_of_tokens: Arc<AtomicBool>,
+    /// Once the mint has failed, a slot may be free while somebody waits.
+    has_lacked_tokens: bool,
+}
+
+impl World {
+    fn new() -> World {
+        World::with_caps(Caps {
+            max_locks: 1024,
+            max_waiters: None,
+        })
+    }
+
+    fn with_caps(caps: Caps) -> World {
+        let out_of_tokens = Arc::new(AtomicBool::new(false));
+        let mint = CountingMint {
+            last_fence: 0,
+            is_out: Arc::clone(&out_of_tokens),
+        };
+        World {
+            table: LockTable::new(caps, Box::new(mint)),
+            now: Instant::now(),
+            out_of_tokens,
+            has_lacked_tokens: false,
+        }
+    }
+
+    fn advance(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn mint_is_out(&mut self, is_out: bool) {
+        self.has_lacked_tokens |= is_out;
+        self.out_of_tokens.store(is_out, Ordering::Relaxed);
+    }
+
+    /// Asks for a lock with a lease of ten seconds.
+    fn lock(&mut self, conn: u64, key: &str) -> Result<Claim, Refusal> {
+        self.ask(conn, key, Kind::Lock, 1, 10)
+    }
+
+    /// Asks for a slot of a semaphore with a lease of ten seconds.
+    fn slot(&mut self, conn: u64, key: &str, limit: u32) -> Result<Claim, Refusal> {
+        self.ask(conn, key, Kind::Semaphore, limit, 10)
+    }
+
+    fn ask(
+        &mut self,
+        conn: u64,
+        key: &str,
+        kind: Kind,
+        limit: u32,
+        lease: u64,
+    ) -> Result<Claim, Refusal> {
+        let limit = Limit::new(limit).expect("a limit above zero");
+        let claim = self
+            .table
+            .enqueue(ConnId(conn), key, kind, limit, secs(lease), self.now);
+        self.check();
+        claim
+    }
+
+    /// Asks for a lock that must be free.
+    fn held(&mut self, conn: u64, key: &str) -> Token {
+        granted(self.lock(conn, key))
+    }
+
+    /// Asks for a lock that must be taken.
+    fn queued(&mut self, conn: u64, key: &str) -> Ticket {
+        ticket(self.lock(conn, key))
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Progress {
+        let progress = self.table.collect(ticket, self.now);
+        self.check();
+        progress
+    }
+
+    /// Collects a grant that must be there.
+    fn collected(&mut self, ticket: Ticket) -> Token {
+        match self.collect(ticket) {
+            Progress::Granted(grant) => grant.token,
+            other => panic!("not granted but {other:?}"),
+        }
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        self.table.cancel(ticket, self.now);
+        self.check();
+    }
+
+    fn release(&mut self, key: &str, token: Token) -> Result<(), Refusal> {
+        let released = self.table.release(key, Kind::Lock, token, self.now);
+        self.check();
+        released
+    }
+
+    fn renew(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
+        let renewed = self
+            .table
+            .renew(key, Kind::Lock, token, secs(lease), self.now);
+        self.check();
+        renewed
+    }
+
+    fn disconnect(&mut self, conn: u64, holdings: Holdings) {
+        self.table.disconnect(ConnId(conn), holdings, self.now);
+        self.check();
+    }
+
+    fn expire(&mut self) {
+        self.table.expire(self.now);
+        self.check();
+    }
+
+    fn resolved(&mut self) -> Vec<u64> {
+        self.table.take_resolved().map(|conn| conn.0).collect()
+    }
+
+    fn check(&self) {
+        check_invariants(&self.table, self.has_lacked_tokens);
+    }
+}
+
+fn granted(claim: Result<Claim, Refusal>) -> Token {
+    match claim {
+        Ok(Claim::Acquired(grant)) => grant.token,
+        other => panic!("not acquired but {other:?}"),
+    }
+}
+
+fn ticket(claim: Result<Claim, Refusal>) -> Ticket {
+    match claim {
+        Ok(Claim::Queued(ticket)) => ticket,
+        other => panic!("not queued but {other:?}"),
+    }
+}
+
+/// What holds after every operation.
+fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
+    assert!(
+        table.keys.len() <= table.caps.max_locks,
+        "more keys than the cap"
+    );
+    let mut leases = BTreeSet::new();
+    let mut idle = BTreeSet::new();
+    let mut waiting = BTreeSet::new();
+    for (key, queue) in &table.keys {
+        assert_eq!(key, queue.key());
+        assert!(
+            has_lacked_tokens || queue.next_in_line().is_none(),
+            "{key:?}: a slot is free while somebody waits"
+        );
+        if queue.is_idle() {
+            idle.insert((queue.last_used, key.clone()));
+        }
+        for (fence, holder) in queue.holders() {
+            leases.insert((holder.expires_at, (*fence, key.clone())));
+            if let Some(belongings) = table.conns.get(&holder.conn) {
+                assert_eq!(
+                    belongings.held.get(fence),
+                    Some(key),
+                    "a holding its connection forgot"
+                );
+            }
+        }
+        waiting.extend(queue.waiters().map(|ticket| (*ticket, key.clone())));
+        if let Some(max) = table.caps.max_waiters {
+            assert!(
+                queue.waiter_count() <= max,
+                "{key:?}: more waiters than the cap"
+            );
+        }
+    }
+    assert_eq!(
+        leases,
+        table.leases.iter().cloned().collect(),
+        "leases and holders disagree"
+    );
+    assert_eq!(
+        idle,
+        table.idle.iter().cloned().collect(),
+        "the list of idle keys is wrong"
+    );
+
+    let places = table.tickets.iter();
+    let waiting_places = places
+        .filter(|(_, place)| matches!(place.state, PlaceState::Waiting))
+        .map(|(ticket, place)| (*ticket, place.key.clone()));
+    assert_eq!(
+        waiting,
+        waiting_places.collect(),
+        "queues and tickets disagree"
+    );
+    for (ticket, place) in &table.tickets {
+        assert!(
+            table.conns[&place.conn].tickets.contains(ticket),
+            "a ticket its connection forgot"
+        );
+    }
+    let ticket_count: usize = table
+        .conns
+        .values()
+        .map(|belongings| belongings.tickets.len())
+        .sum();
+    assert_eq!(
+        ticket_count,
+        table.tickets.len(),
+        "a connection remembers a spent ticket"
+    );
+    let held_count: usize = table
+        .conns
+        .values()
+        .map(|belongings| belongings.held.len())
+        .sum();
+    assert!(
+        held_count <= leases.len(),
+        "a connection remembers a slot it has lost"
+    );
+}

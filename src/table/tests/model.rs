@@ -1,0 +1,382 @@
+//! The rules of the table once more, as naively as they can be written: lists, searched from the
+//! front, with no thought for speed. What the table does must be what this does.
+
+use super::*;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ModelKey {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) limit: u32,
+    /// In order of grants.
+    pub(super) holders: Vec<ModelHolder>,
+    /// In order of arrival.
+    pub(super) waiters: Vec<u64>,
+    pub(super) last_used: Instant,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ModelHolder {
+    pub(super) conn: u64,
+    pub(super) fence: u64,
+    pub(super) expires_at: Instant,
+}
+
+/// A claim that was queued; its number is the order of arrival over all keys.
+#[derive(Clone, Debug)]
+struct ModelTicket {
+    number: u64,
+    conn: u64,
+    key: String,
+    lease: Duration,
+    fence: Option<u64>,
+    dismissed: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ModelClaim {
+    Acquired(u64),
+    Queued(u64),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ModelProgress {
+    Waiting,
+    Granted(u64),
+    Refused(Refusal),
+}
+
+pub(super) struct Model {
+    pub(super) keys: Vec<ModelKey>,
+    tickets: Vec<ModelTicket>,
+    caps: Caps,
+    last_fence: u64,
+    last_ticket: u64,
+    draining: bool,
+    pub(super) out_of_tokens: bool,
+    pub(super) now: Instant,
+}
+
+impl Model {
+    pub(super) fn new(caps: Caps, now: Instant) -> Model {
+        Model {
+            keys: Vec::new(),
+            tickets: Vec::new(),
+            caps,
+            last_fence: 0,
+            last_ticket: 0,
+            draining: false,
+            out_of_tokens: false,
+            now,
+        }
+    }
+
+    pub(super) fn enqueue(
+        &mut self,
+        conn: u64,
+        name: &str,
+        kind: Kind,
+        limit: u32,
+        lease: Duration,
+    ) -> Result<ModelClaim, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        self.expire();
+        if self.find(name).is_none() {
+            if self.keys.len() >= self.caps.max_locks {
+                let idle = self.keys.iter().filter(|key| key.is_idle());
+                let oldest = idle.min_by_key(|key| (key.last_used, key.name.clone()));
+                let oldest = oldest.ok_or(Refusal::MaxLocks)?.name.clone();
+                self.keys.retain(|key| key.name != oldest);
+            }
+            self.keys.push(ModelKey {
+                name: name.to_owned(),
+                kind,
+                limit,
+                holders: Vec::new(),
+                waiters: Vec::new(),
+                last_used: self.now,
+            });
+        }
+        let now = self.now;
+        let at = self.find(name).expect("known or added");
+        if self.keys[at].is_idle() {
+            self.keys[at].kind = kind;
+            self.keys[at].limit = limit;
+        }
+        if (self.keys[at].kind, self.keys[at].limit) != (kind, limit) {
+            return Err(Refusal::LimitMismatch);
+        }
+        let key = &mut self.keys[at];
+        if key.waiters.is_empty() && key.holders.len() < limit as usize {
+            if self.out_of_tokens {
+                return Err(Refusal::NoToken);
+            }
+            self.last_fence += 1;
+            key.holders.push(ModelHolder {
+                conn,
+                fence: self.last_fence,
+                expires_at: now + lease,
+            });
+            return Ok(ModelClaim::Acquired(self.last_fence));
+        }
+        if self
+            .caps
+            .max_waiters
+            .is_some_and(|max| key.waiters.len() >= max)
+        {
+            return Err(Refusal::MaxWaiters);
+        }
+        let number = self.last_ticket;
+        self.last_ticket += 1;
+        key.waiters.push(number);
+        self.tickets.push(ModelTicket {
+            number,
+            conn,
+            key: name.to_owned(),
+            lease,
+            fence: None,
+            dismissed: false,
+        });
+        Ok(ModelClaim::Queued(number))
+    }
+
+    pub(super) fn collect(&mut self, number: u64) -> ModelProgress {
+        self.expire();
+        let at = self.find_ticket(number);
+        let ticket = self.tickets[at].clone();
+        let now = self.now;
+        let progress = match ticket.fence {
+            None if ticket.dismissed => ModelProgress::Refused(Refusal::Draining),
+            None => return ModelProgress::Waiting,
+            Some(fence) => match self.holder(&ticket.key, fence) {
+                Some(holder) => {
+                    holder.expires_at = now + ticket.lease;
+                    ModelProgress::Granted(fence)
+                }
+                None => ModelProgress::Refused(Refusal::LeaseExpired),
+            },
+        };
+        self.tickets.remove(at);
+        progress
+    }
+
+    pub(super) fn has_lapsed(&mut self, number: u64) -> bool {
+        self.expire();
+        let ticket = self.tickets[self.find_ticket(number)].clone();
+        match ticket.fence {
+            Some(fence) => self.holder(&ticket.key, fence).is_none(),
+            None => false,
+        }
+    }
+
+    pub(super) fn cancel(&mut self, number: u64) {
+        self.expire();
+        let at = self.find_ticket(number);
+        let ticket = self.tickets.remove(at);
+        self.drop_ticket(&ticket);
+    }
+
+    pub(super) fn release(&mut self, name: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
+        self.find_held(name, kind, token)?;
+        self.vacate(name, token.fence.0);
+        Ok(())
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        token: Token,
+        lease: Duration,
+    ) -> Result<(), Refusal> {
+        self.find_held(name, kind, token)?;
+        let now = self.now;
+        self.holder(name, token.fence.0)
+            .expect("just found")
+            .expires_at = now + lease;
+        Ok(())
+    }
+
+    pub(super) fn is_held(&mut self, name: &str, kind: Kind, token: Token) -> bool {
+        self.find_held(name, kind, token).is_ok()
+    }
+
+    pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings) {
+        self.expire();
+        let mine: Vec<ModelTicket> = self
+            .tickets
+            .iter()
+            .filter(|ticket| ticket.conn == conn)
+            .cloned()
+            .collect();
+        self.tickets.retain(|ticket| ticket.conn != conn);
+        let mut left: Vec<String> = Vec::new();
+        for key in &mut self.keys {
+            let count = key.waiters.len();
+            key.waiters
+                .retain(|number| !mine.iter().any(|ticket| ticket.number == *number));
+            if key.waiters.len() < count {
+                left.push(key.name.clone());
+            }
+        }
+        left.sort();
+        for name in left {
+            self.promote(&name);
+        }
+        for ticket in mine.iter().filter(|ticket| ticket.fence.is_some()) {
+            self.drop_ticket(ticket);
+        }
+        if holdings == Holdings::Release {
+            let mut held: Vec<(u64, String)> = Vec::new();
+            for key in &self.keys {
+                let holders = key.holders.iter().filter(|holder| holder.conn == conn);
+                held.extend(holders.map(|holder| (holder.fence, key.name.clone())));
+            }
+            held.sort();
+            for (fence, name) in held {
+                self.vacate(&name, fence);
+            }
+        }
+    }
+
+    pub(super) fn expire(&mut self) {
+        loop {
+            let due = self.keys.iter().flat_map(|key| {
+                key.holders
+                    .iter()
+                    .map(|holder| (holder.expires_at, holder.fence, key.name.clone()))
+            });
+            match due.min() {
+                Some((expires_at, fence, name)) if expires_at <= self.now => {
+                    self.vacate(&name, fence)
+                }
+                _ => return,
+            }
+        }
+    }
+
+    pub(super) fn prune(&mut self, max_idle: Duration) {
+        let now = self.now;
+        self.keys
+            .retain(|key| !key.is_idle() || now - key.last_used < max_idle);
+    }
+
+    pub(super) fn begin_drain(&mut self) {
+        self.expire();
+        self.draining = true;
+        for ticket in self
+            .tickets
+            .iter_mut()
+            .filter(|ticket| ticket.fence.is_none())
+        {
+            ticket.dismissed = true;
+        }
+        for key in &mut self.keys {
+            if !key.waiters.is_empty() && key.holders.is_empty() {
+                key.last_used = self.now;
+            }
+            key.waiters.clear();
+        }
+    }
+
+    /// Who has an interest in the connection: whether it holds or waits for anything.
+    pub(super) fn is_busy(&mut self, conn: u64) -> bool {
+        self.expire();
+        self.tickets.iter().any(|ticket| ticket.conn == conn)
+            || self
+                .keys
+                .iter()
+                .any(|key| key.holders.iter().any(|holder| holder.conn == conn))
+    }
+
+    fn drop_ticket(&mut self, ticket: &ModelTicket) {
+        match ticket.fence {
+            Some(fence) => self.vacate(&ticket.key, fence),
+            None if ticket.dismissed => {}
+            None => {
+                let at = self.find(&ticket.key).expect("waited for");
+                self.keys[at]
+                    .waiters
+                    .retain(|number| *number != ticket.number);
+                self.promote(&ticket.key);
+            }
+        }
+    }
+
+    fn vacate(&mut self, name: &str, fence: u64) {
+        let Some(at) = self.find(name) else { return };
+        let count = self.keys[at].holders.len();
+        self.keys[at].holders.retain(|holder| holder.fence != fence);
+        if self.keys[at].holders.len() < count {
+            self.promote(name);
+        }
+    }
+
+    fn promote(&mut self, name: &str) {
+        let at = self.find(name).expect("in use until now");
+        let key = &mut self.keys[at];
+        while !key.waiters.is_empty()
+            && key.holders.len() < key.limit as usize
+            && !self.out_of_tokens
+        {
+            let number = key.waiters.remove(0);
+            self.last_fence += 1;
+            let ticket = self
+                .tickets
+                .iter_mut()
+                .find(|ticket| ticket.number == number)
+                .expect("queued");
+            ticket.fence = Some(self.last_fence);
+            key.holders.push(ModelHolder {
+                conn: ticket.conn,
+                fence: self.last_fence,
+                expires_at: self.now + ticket.lease,
+            });
+        }
+        if key.is_idle() {
+            key.last_used = self.now;
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        self.keys.iter().position(|key| key.name == name)
+    }
+
+    fn find_ticket(&self, number: u64) -> usize {
+        self.tickets
+            .iter()
+            .position(|ticket| ticket.number == number)
+            .expect("not spent")
+    }
+
+    fn find_held(&mut self, name: &str, kind: Kind, given: Token) -> Result<(), Refusal> {
+        self.expire();
+        let at = self.find(name).ok_or(Refusal::NotHeld)?;
+        let key = &self.keys[at];
+        let is_holder = key
+            .holders
+            .iter()
+            .any(|holder| token(holder.fence) == given);
+        if key.kind == kind && is_holder {
+            Ok(())
+        } else {
+            Err(Refusal::NotHeld)
+        }
+    }
+
+    fn holder(&mut self, name: &str, fence: u64) -> Option<&mut ModelHolder> {
+        let at = self.find(name)?;
+        self.keys[at]
+            .holders
+            .iter_mut()
+            .find(|holder| holder.fence == fence)
+    }
+}
+
+impl ModelKey {
+    fn is_idle(&self) -> bool {
+        self.holders.is_empty() && self.waiters.is_empty()
+    }
+}

@@ -1,0 +1,547 @@
+//! One claim of the protocol each, on a virtual clock.
+
+use super::*;
+
+fn one_key() -> Caps {
+    Caps {
+        max_locks: 1,
+        max_waiters: None,
+    }
+}
+
+// Order of arrival.
+
+#[test]
+fn a_free_lock_is_granted_and_a_held_one_queues() {
+    let mut world = World::new();
+    world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.collect(waiter), Progress::Waiting);
+}
+
+#[test]
+fn a_lock_is_not_reentrant() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let again = world.queued(1, "k");
+    assert_eq!(world.collect(again), Progress::Waiting);
+    assert_eq!(world.release("k", token), Ok(()));
+    world.collected(again);
+}
+
+#[test]
+fn waiters_are_served_in_order_of_arrival() {
+    let mut world = World::new();
+    let mut token = world.held(1, "k");
+    let waiters: Vec<Ticket> = (2..50).map(|conn| world.queued(conn, "k")).collect();
+    for (at, waiter) in waiters.iter().enumerate() {
+        assert_eq!(world.release("k", token), Ok(()));
+        assert!(waiters[at + 1..]
+            .iter()
+            .all(|later| world.collect(*later) == Progress::Waiting));
+        let next = world.collected(*waiter);
+        assert!(next.fence > token.fence);
+        token = next;
+    }
+}
+
+#[test]
+fn a_newcomer_never_overtakes_a_waiter_even_past_a_free_slot() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let first = world.queued(2, "k");
+    world.mint_is_out(true);
+    assert_eq!(world.release("k", token), Ok(()));
+    world.mint_is_out(false);
+    // A slot is free, but there was no token for the waiter; it is still first.
+    let second = world
+        .table
+        .enqueue(ConnId(3), "k", Kind::Lock, Limit::ONE, secs(10), world.now);
+    let second = ticket(second);
+    world.cancel(second);
+    world.collected(first);
+}
+
+#[test]
+fn a_semaphore_grants_as_many_as_its_limit() {
+    let mut world = World::new();
+    let tokens: Vec<Token> = (1..=3)
+        .map(|conn| granted(world.slot(conn, "s", 3)))
+        .collect();
+    let waiter = ticket(world.slot(4, "s", 3));
+    let released = world
+        .table
+        .release("s", Kind::Semaphore, tokens[1], world.now);
+    assert_eq!(released, Ok(()));
+    world.collected(waiter);
+    ticket(world.slot(5, "s", 3));
+}
+
+// Kind and limit.
+
+#[test]
+fn a_key_in_use_keeps_its_kind_and_limit() {
+    let mut world = World::new();
+    world.held(1, "k");
+    assert_eq!(world.slot(2, "k", 1), Err(Refusal::LimitMismatch));
+    granted(world.slot(1, "s", 2));
+    assert_eq!(world.slot(2, "s", 3), Err(Refusal::LimitMismatch));
+    assert_eq!(world.lock(2, "s"), Err(Refusal::LimitMismatch));
+}
+
+#[test]
+fn an_idle_key_takes_over_the_next_kind_and_limit() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    granted(world.slot(2, "k", 5));
+    world.advance(secs(10));
+    world.held(3, "k");
+}
+
+#[test]
+fn a_token_is_good_for_its_own_kind_and_key_only() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let other = world.held(1, "other");
+    let now = world.now;
+    assert_eq!(
+        world.table.release("k", Kind::Semaphore, token, now),
+        Err(Refusal::NotHeld)
+    );
+    assert_eq!(
+        world.table.renew("k", Kind::Semaphore, token, secs(1), now),
+        Err(Refusal::NotHeld)
+    );
+    assert_eq!(world.release("k", other), Err(Refusal::NotHeld));
+    let mut forged = token;
+    forged.salt.0 ^= 1;
+    assert_eq!(world.release("k", forged), Err(Refusal::NotHeld));
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.release("k", token), Err(Refusal::NotHeld));
+}
+
+// Caps.
+
+#[test]
+fn the_cap_on_keys_counts_locks_and_semaphores_together() {
+    let mut world = World::with_caps(Caps {
+        max_locks: 2,
+        max_waiters: None,
+    });
+    world.held(1, "a");
+    granted(world.slot(1, "b", 2));
+    assert_eq!(world.lock(1, "c"), Err(Refusal::MaxLocks));
+    // A key that is known already is no new one.
+    world.queued(2, "a");
+}
+
+#[test]
+fn at_the_cap_the_key_idle_longest_makes_room() {
+    let mut world = World::with_caps(Caps {
+        max_locks: 2,
+        max_waiters: None,
+    });
+    for key in ["a", "b"] {
+        let token = world.held(1, key);
+        assert_eq!(world.release(key, token), Ok(()));
+        world.advance(secs(1));
+    }
+    world.held(1, "c");
+    let names: Vec<String> = world
+        .table
+        .keys
+        .keys()
+        .map(|key| key.as_str().to_owned())
+        .collect();
+    assert!(
+        names.contains(&"b".to_owned()) && !names.contains(&"a".to_owned()),
+        "{names:?}"
+    );
+}
+
+#[test]
+fn at_the_cap_a_lease_that_is_over_makes_room() {
+    let mut world = World::with_caps(one_key());
+    world.held(1, "a");
+    world.advance(secs(10));
+    world.held(2, "b");
+}
+
+#[test]
+fn the_cap_on_waiters_is_exact_and_per_key() {
+    let mut world = World::with_caps(Caps {
+        max_locks: 8,
+        max_waiters: Some(2),
+    });
+    world.held(1, "k");
+    let first = world.queued(2, "k");
+    world.queued(3, "k");
+    assert_eq!(world.lock(4, "k"), Err(Refusal::MaxWaiters));
+    world.cancel(first);
+    world.queued(4, "k");
+    world.held(1, "other");
+    world.queued(2, "other");
+}
+
+#[test]
+fn the_checks_come_in_their_order() {
+    let mut world = World::with_caps(Caps {
+        max_locks: 1,
+        max_waiters: Some(1),
+    });
+    world.held(1, "k");
+    world.queued(2, "k");
+    // A mismatch is said before a full queue, a full table before a grant.
+    assert_eq!(world.slot(3, "k", 2), Err(Refusal::LimitMismatch));
+    assert_eq!(world.lock(3, "k"), Err(Refusal::MaxWaiters));
+    assert_eq!(world.lock(3, "new"), Err(Refusal::MaxLocks));
+    world.table.begin_drain(world.now);
+    assert_eq!(world.slot(3, "k", 2), Err(Refusal::Draining));
+}
+
+// Leases.
+
+#[test]
+fn a_lease_ends_exactly_on_time() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    assert_eq!(world.table.next_deadline(), Some(world.now + secs(10)));
+    world.advance(secs(10) - Duration::from_nanos(1));
+    assert!(world.table.is_held("k", Kind::Lock, token, world.now));
+    world.advance(Duration::from_nanos(1));
+    assert!(!world.table.is_held("k", Kind::Lock, token, world.now));
+}
+
+#[test]
+fn an_expired_token_is_dead_for_every_command_even_if_the_reaper_is_late() {
+    type Act = fn(&mut World, Token) -> Result<(), Refusal>;
+    let acts: [Act; 2] = [
+        |world, token| world.release("k", token),
+        |world, token| world.renew("k", token, 10),
+    ];
+    for act in acts {
+        let mut world = World::new();
+        let token = world.held(1, "k");
+        world.advance(secs(10)); // no expire() here: that is the point
+        assert_eq!(act(&mut world, token), Err(Refusal::NotHeld));
+    }
+}
+
+#[test]
+fn the_slot_of_an_expired_lease_passes_to_the_next_in_line() {
+    let mut world = World::new();
+    let first = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.advance(secs(10));
+    world.expire();
+    assert_eq!(world.resolved(), [2]);
+    let second = world.collected(waiter);
+    assert!(second.fence > first.fence);
+}
+
+#[test]
+fn a_renewal_starts_the_lease_anew_longer_or_shorter() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.advance(secs(9));
+    assert_eq!(world.renew("k", token, 20), Ok(()));
+    assert_eq!(world.table.next_deadline(), Some(world.now + secs(20)));
+    assert_eq!(world.renew("k", token, 1), Ok(()));
+    assert_eq!(world.table.next_deadline(), Some(world.now + secs(1)));
+    world.advance(secs(1));
+    assert_eq!(world.renew("k", token, 20), Err(Refusal::NotHeld));
+}
+
+#[test]
+fn an_early_late_or_second_sweep_is_harmless() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.expire();
+    world.expire();
+    assert_eq!(world.renew("k", token, 1), Ok(()));
+    world.advance(secs(500));
+    world.expire();
+    world.expire();
+    assert!(!world.table.has_holders());
+}
+
+// Two phases.
+
+#[test]
+fn a_queued_grant_runs_from_the_grant_and_anew_from_its_collection() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.advance(secs(9));
+    world.collected(waiter);
+    assert_eq!(world.table.next_deadline(), Some(world.now + secs(10)));
+}
+
+#[test]
+fn a_grant_that_died_before_its_collection_is_said_to_have_expired_however_late() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    assert!(!world.table.has_lapsed(waiter, world.now));
+    world.advance(secs(10_000));
+    world.expire();
+    world.table.prune(Duration::ZERO, world.now);
+    assert!(world.table.has_lapsed(waiter, world.now));
+    assert_eq!(
+        world.collect(waiter),
+        Progress::Refused(Refusal::LeaseExpired)
+    );
+}
+
+#[test]
+fn an_uncollected_grant_passes_on_when_its_lease_ends() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let idler = world.queued(2, "k");
+    let next = world.queued(3, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.advance(secs(10));
+    world.collected(next);
+    assert_eq!(
+        world.collect(idler),
+        Progress::Refused(Refusal::LeaseExpired)
+    );
+}
+
+#[test]
+fn a_cancelled_waiter_leaves_no_gap() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let first = world.queued(2, "k");
+    let second = world.queued(3, "k");
+    world.cancel(first);
+    assert_eq!(world.release("k", token), Ok(()));
+    world.collected(second);
+}
+
+#[test]
+fn a_grant_that_meets_a_cancel_passes_to_the_next_waiter() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let first = world.queued(2, "k");
+    let second = world.queued(3, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.cancel(first);
+    world.collected(second);
+}
+
+// Disconnects.
+
+#[test]
+fn a_disconnect_releases_what_was_held_and_forgets_what_was_waited_for() {
+    let mut world = World::new();
+    let kept = world.held(1, "other");
+    world.held(2, "k");
+    world.queued(2, "other");
+    let waiter = world.queued(3, "k");
+    let last = world.queued(3, "other");
+    world.disconnect(2, Holdings::Release);
+    world.collected(waiter);
+    assert_eq!(world.release("other", kept), Ok(()));
+    world.collected(last);
+}
+
+#[test]
+fn without_auto_release_a_slot_lives_until_its_lease_ends() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.disconnect(1, Holdings::Keep);
+    assert_eq!(world.collect(waiter), Progress::Waiting);
+    // The token is the credential, whatever became of the connection.
+    assert_eq!(world.renew("k", token, 5), Ok(()));
+    world.advance(secs(5));
+    world.collected(waiter);
+}
+
+#[test]
+fn without_auto_release_places_and_uncollected_grants_go_all_the_same() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.queued(2, "k");
+    world.queued(2, "k");
+    let last = world.queued(3, "k");
+    assert_eq!(world.release("k", token), Ok(())); // granted to 2, which was never told
+    world.disconnect(2, Holdings::Keep);
+    world.collected(last);
+}
+
+#[test]
+fn a_disconnect_hands_nothing_to_the_connection_that_leaves() {
+    let mut world = World::new();
+    world.held(1, "k");
+    world.queued(1, "k");
+    let other = world.queued(2, "k");
+    world.resolved();
+    world.disconnect(1, Holdings::Release);
+    assert_eq!(world.resolved(), [2]);
+    world.collected(other);
+    assert_eq!(world.table.conns.len(), 1);
+}
+
+#[test]
+fn a_connection_that_has_gone_is_not_granted_what_the_mint_owed() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.queued(2, "k");
+    world.queued(2, "k");
+    let other = world.queued(3, "k");
+    world.mint_is_out(true);
+    assert_eq!(world.release("k", token), Ok(()));
+    world.mint_is_out(false);
+    world.disconnect(2, Holdings::Release);
+    assert_eq!(world.resolved(), [3]);
+    world.collected(other);
+    assert!(!world.table.conns.contains_key(&ConnId(2)));
+}
+
+#[test]
+fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
+    let caps = Caps {
+        max_locks: 100_000,
+        max_waiters: None,
+    };
+    let mut table = LockTable::new(
+        caps,
+        Box::new(CountingMint {
+            last_fence: 0,
+            is_out: Arc::default(),
+        }),
+    );
+    let now = Instant::now();
+    for conn in 1..=50_000 {
+        let key = format!("k{conn}");
+        let claim = table.enqueue(ConnId(conn), &key, Kind::Lock, Limit::ONE, secs(10), now);
+        granted(claim);
+    }
+    let started = Instant::now();
+    for conn in 1..=50_000 {
+        table.disconnect(ConnId(conn), Holdings::Release, now);
+    }
+    // Were it the table's size, this would be 2,500,000,000 steps.
+    assert!(started.elapsed() < secs(20));
+    assert!(!table.has_holders());
+}
+
+// Idle keys.
+
+#[test]
+fn idle_keys_are_pruned_when_their_time_has_come() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.table.prune(Duration::ZERO, world.now);
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.table.idle_since(), Some(world.now));
+    world.advance(secs(59));
+    world.table.prune(secs(60), world.now);
+    assert_eq!(world.table.keys.len(), 1);
+    world.advance(secs(1));
+    world.table.prune(secs(60), world.now);
+    assert_eq!(world.table.keys.len(), 0);
+}
+
+#[test]
+fn a_bogus_release_or_renewal_is_no_use_of_a_key() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    let idle_since = world.table.idle_since();
+    world.advance(secs(1));
+    assert_eq!(world.release("k", token), Err(Refusal::NotHeld));
+    assert_eq!(world.renew("k", token, 1), Err(Refusal::NotHeld));
+    assert_eq!(world.table.idle_since(), idle_since);
+    assert_eq!(world.release("never-seen", token), Err(Refusal::NotHeld));
+    assert_eq!(world.table.keys.len(), 1);
+}
+
+// Drain.
+
+#[test]
+fn a_drain_dismisses_waiters_and_lets_holders_finish() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.table.begin_drain(world.now);
+    assert_eq!(world.resolved(), [2]);
+    assert_eq!(world.collect(waiter), Progress::Refused(Refusal::Draining));
+    assert_eq!(world.lock(3, "new"), Err(Refusal::Draining));
+    assert_eq!(world.renew("k", token, 10), Ok(()));
+    assert!(world.table.has_holders());
+    assert_eq!(world.release("k", token), Ok(()));
+    assert!(!world.table.has_holders());
+}
+
+#[test]
+fn a_grant_from_before_the_drain_can_still_be_collected() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.table.begin_drain(world.now);
+    world.collected(waiter);
+}
+
+// Tokens.
+
+#[test]
+fn the_order_of_fences_is_the_order_of_grants() {
+    let mut world = World::new();
+    let mut last = world.held(1, "k");
+    for conn in 2..20 {
+        let waiter = world.queued(conn, "k");
+        let elsewhere = world.held(conn, &format!("k{conn}"));
+        assert_eq!(world.release("k", last), Ok(()));
+        let next = world.collected(waiter);
+        assert!(last.fence < elsewhere.fence && elsewhere.fence < next.fence);
+        last = next;
+    }
+}
+
+#[test]
+fn without_tokens_nothing_is_granted_and_nobody_loses_his_place() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.mint_is_out(true);
+    assert_eq!(world.lock(3, "free"), Err(Refusal::NoToken));
+    assert_eq!(world.renew("k", token, 10), Ok(()));
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.collect(waiter), Progress::Waiting);
+    assert!(!world.table.has_holders());
+}
+
+// Connections.
+
+#[test]
+fn a_connection_is_busy_while_it_holds_or_waits() {
+    let mut world = World::new();
+    let start = world.now;
+    assert_eq!(world.table.last_busy(ConnId(1), start), None);
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.advance(secs(3));
+    assert_eq!(world.table.last_busy(ConnId(1), world.now), Some(world.now));
+    assert_eq!(world.table.last_busy(ConnId(2), world.now), Some(world.now));
+    assert_eq!(world.release("k", token), Ok(()));
+    let released_at = world.now;
+    world.advance(secs(3));
+    assert_eq!(
+        world.table.last_busy(ConnId(1), world.now),
+        Some(released_at)
+    );
+    world.cancel(waiter);
+    let cancelled_at = world.now;
+    world.advance(secs(3));
+    assert_eq!(
+        world.table.last_busy(ConnId(2), world.now),
+        Some(cancelled_at)
+    );
+}

@@ -1,0 +1,154 @@
+//! The nouns of the table: what a caller hands in and what it is told.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::token::Token;
+
+/// A name that can be held. Cloning shares the text.
+///
+/// Any string is a key to the table; which strings a client may use is the protocol's affair.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// The key's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Key(text.into())
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a key is used as while it is held or waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// One holder at a time.
+    Lock,
+    /// As many holders as the limit says.
+    Semaphore,
+}
+
+/// How many may hold a key at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(NonZeroU32);
+
+impl Limit {
+    /// The limit of every lock.
+    pub const ONE: Limit = Limit(NonZeroU32::MIN);
+
+    /// A limit of `count` holders, or `None` for zero.
+    pub fn new(count: u32) -> Option<Limit> {
+        NonZeroU32::new(count).map(Limit)
+    }
+
+    /// The number of holders.
+    pub fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// A connection, numbered from 1 in order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnId(pub u64);
+
+impl fmt::Display for ConnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A place in a queue; spent when its grant is collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub(super) u64);
+
+/// The answer to asking for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The key is held from now on.
+    Acquired(Grant),
+    /// Somebody else is first; the ticket keeps the place.
+    Queued(Ticket),
+}
+
+/// What a holder is told: its token, and how long the lease is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The credential for renewing and releasing.
+    pub token: Token,
+    /// The length of the lease, counted from the grant or the collection.
+    pub lease: Duration,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Grant({:?}, {:?})", self.token, self.lease)
+    }
+}
+
+/// How a queued claim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Its turn has not come; the ticket stays good.
+    Waiting,
+    /// Its turn has come; the ticket is spent and the lease runs anew.
+    Granted(Grant),
+    /// It will never be granted; the ticket is spent.
+    Refused(Refusal),
+}
+
+/// Why the table says no: an answer, not an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key is in use as the other kind, or with another limit.
+    LimitMismatch,
+    /// As many keys as allowed are in use.
+    MaxLocks,
+    /// As many waiters as allowed are queued for the key.
+    MaxWaiters,
+    /// The lease of the grant was over before the grant was collected.
+    LeaseExpired,
+    /// No live holder of that key has that token.
+    NotHeld,
+    /// Nothing new is granted any more.
+    Draining,
+    /// The mint has no token to give.
+    NoToken,
+}
+
+/// What becomes of the slots that a connection holds when it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holdings {
+    /// They pass on at once.
+    Release,
+    /// They live until their leases end.
+    Keep,
+}
+
+/// The most that a table takes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    /// Keys known to the table, idle ones included.
+    pub max_locks: usize,
+    /// Waiters for one key; `None` for no cap.
+    pub max_waiters: Option<usize>,
+}
