@@ -1,4 +1,48 @@
 //! Locks, semaphores and leases in strict order of arrival, for hosts where everything is small.
+//!
+//! # Map
+//!
+//! ```text
+//!   bins        bin/latchd
+//!   programs    latchd/                options, wiring, signals, exit codes
+//!   sessions    dflock/session         the blocking conversation over one connection
+//!   services    manager                one mutex, wake-ups, the reaper
+//!   codecs      dflock/{request,reply} text <-> values, pure
+//!   core        table/                 who holds and who waits, pure
+//!   aside       net/                   sockets; knows no protocol and no table
+//!               mint                   where tokens come from
+//!               arguments, logging, escape
+//! ```
+//!
+//! Arrows point down only; `tests/layering.rs` keeps it so.
+//!
+//! # The route of an `l`
+//!
+//! `net::listener` accepts, `net::workers` lends a thread, and `dflock::session` reads three lines
+//! through `net::lines`. `dflock::request` makes a request of them. The session asks the `manager`,
+//! which locks its mutex, reads the clock and lets the `table` decide: granted, queued, or refused.
+//! If queued, the session sleeps on its connection's condvar; whoever frees the slot, be it a
+//! release, a disconnect or the reaper at the lease's end, has the table promote the first in line
+//! and wakes that connection. `dflock::reply` makes a line of the answer, written in one go.
+//!
+//! # Invariants
+//!
+//! - Truth is in the table, wake-ups are hints: whoever wakes looks again.
+//! - A lock is a semaphore of one; `l` is `e` followed by `w`.
+//! - No slot is free while somebody waits; nobody overtakes.
+//! - Expired means dead, whether or not the reaper has been by.
+//! - The order of fences is the order of grants.
+
 #![forbid(unsafe_code)]
 
-pub mod table;
+mod arguments;
+mod dflock;
+mod escape;
+mod latchd;
+mod logging;
+mod manager;
+mod mint;
+mod net;
+mod table;
+
+pub use latchd::main as latchd_main;

@@ -1,0 +1,194 @@
+//! What the options of all programs have in common, and argh does not know: `--name=value`, `-h`,
+//! `-V`, boolean options with an optional value, and exit status 2.
+
+use std::ffi::OsString;
+
+use argh::FromArgs;
+
+/// The last line of argh's help, and what stands there instead.
+const ARGH_HELP: &str = "  --help, help      display usage information";
+const OUR_HELP: &str =
+    "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
+
+/// What a command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Parsed<T> {
+    /// To run with these options.
+    Run(T),
+    /// To print this text on stdout and do nothing else.
+    Print(String),
+    /// Something that cannot be done, for the reason given in one line.
+    Usage(String),
+}
+
+/// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
+/// value and take one only after `=`.
+pub fn parse<T: FromArgs>(
+    program: &str,
+    booleans: &[&str],
+    arguments: impl Iterator<Item = OsString>,
+) -> Parsed<T> {
+    let mut normal = Vec::new();
+    let mut arguments = arguments.map(OsString::into_string);
+    while let Some(argument) = arguments.next() {
+        let Ok(argument) = argument else {
+            return Parsed::Usage("an argument is not UTF-8".into());
+        };
+        match argument.as_str() {
+            "-h" | "--help" => return help::<T>(program, booleans),
+            "-V" | "--version" => {
+                return Parsed::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
+            }
+            // argh would take this for --help.
+            "help" => return Parsed::Usage("Unrecognized argument: help".into()),
+            _ => {}
+        }
+        if let Some((name, value)) = split_value(&argument) {
+            normal.extend([name.to_owned(), value.to_owned()]);
+        } else if booleans.contains(&argument.as_str()) {
+            normal.extend([argument, "true".to_owned()]);
+        } else if argument.starts_with("--") {
+            // Its value, whatever that looks like.
+            match arguments.next() {
+                Some(Ok(value)) => normal.extend([argument, value]),
+                Some(Err(_)) => {
+                    return Parsed::Usage(format!("{argument}: the value is not UTF-8"))
+                }
+                None => normal.push(argument),
+            }
+        } else {
+            normal.push(argument);
+        }
+    }
+    let normal: Vec<&str> = normal.iter().map(String::as_str).collect();
+    match T::from_args(&[program], &normal) {
+        Ok(options) => Parsed::Run(options),
+        Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
+        Err(exit) => Parsed::Usage(one_line(&exit.output)),
+    }
+}
+
+/// The first variable with one of these prefixes whose value is not UTF-8.
+pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
+    std::env::vars_os().find_map(|(name, value)| {
+        let name = name.into_string().ok()?;
+        let is_ours = prefixes.iter().any(|prefix| name.starts_with(prefix));
+        (is_ours && value.to_str().is_none()).then_some(name)
+    })
+}
+
+/// argh's own text, with what [`parse`] adds to argh.
+fn help<T: FromArgs>(program: &str, booleans: &[&str]) -> Parsed<T> {
+    let text = match T::from_args(&[program], &["--help"]) {
+        Err(exit) => exit.output,
+        Ok(_) => String::new(),
+    };
+    let mut text = text.replace(ARGH_HELP, OUR_HELP);
+    for boolean in booleans {
+        text = text.replace(
+            &format!("[{boolean} <bool>]"),
+            &format!("[{boolean}[=<bool>]]"),
+        );
+    }
+    Parsed::Print(text)
+}
+
+/// Splits `--name=value`.
+fn split_value(argument: &str) -> Option<(&str, &str)> {
+    argument.strip_prefix("--")?;
+    argument.split_once('=')
+}
+
+/// argh's messages run over several lines; the first says what is wrong.
+fn one_line(message: &str) -> String {
+    let line = message
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty())
+        .unwrap_or("bad usage");
+    line.chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                c.escape_default().collect()
+            } else {
+                vec![c]
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program.
+    #[derive(FromArgs, Debug, PartialEq, Eq)]
+    struct Options {
+        /// a text
+        #[argh(option)]
+        text: Option<String>,
+        /// a switch
+        #[argh(option)]
+        debug: Option<String>,
+    }
+
+    fn read(arguments: &[&str]) -> Parsed<Options> {
+        parse("prog", &["--debug"], arguments.iter().map(OsString::from))
+    }
+
+    fn run(text: Option<&str>, debug: Option<&str>) -> Parsed<Options> {
+        Parsed::Run(Options {
+            text: text.map(str::to_owned),
+            debug: debug.map(str::to_owned),
+        })
+    }
+
+    #[test]
+    fn a_value_stands_in_the_next_argument_or_behind_an_equals_sign() {
+        assert_eq!(read(&["--text", "a"]), run(Some("a"), None));
+        assert_eq!(read(&["--text=a=b"]), run(Some("a=b"), None));
+        assert_eq!(read(&["--text="]), run(Some(""), None));
+        assert_eq!(read(&["--text", "--debug"]), run(Some("--debug"), None));
+        assert_eq!(read(&["--text", "-h"]), run(Some("-h"), None));
+    }
+
+    #[test]
+    fn a_boolean_takes_a_value_only_behind_an_equals_sign() {
+        assert_eq!(read(&["--debug"]), run(None, Some("true")));
+        assert_eq!(read(&["--debug=no"]), run(None, Some("no")));
+        assert!(matches!(read(&["--debug", "no"]), Parsed::Usage(_)));
+    }
+
+    #[test]
+    fn bad_usage_is_said_in_one_line() {
+        for arguments in [
+            &["--nonsense"][..],
+            &["--text"],
+            &["word"],
+            &["-x"],
+            &["--text=a", "--text=b"],
+            &["--x\ny"],
+        ] {
+            let Parsed::Usage(message) = read(arguments) else {
+                panic!("{arguments:?} was accepted");
+            };
+            assert!(
+                !message.is_empty() && !message.contains('\n'),
+                "{message:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_printed() {
+        for help in ["-h", "--help"] {
+            assert!(
+                matches!(read(&["--text=a", help]), Parsed::Print(text) if text.contains("--text"))
+            );
+        }
+        for version in ["-V", "--version"] {
+            let expected = format!("prog {}\n", env!("CARGO_PKG_VERSION"));
+            assert_eq!(read(&[version, "--nonsense"]), Parsed::Print(expected));
+        }
+    }
+}

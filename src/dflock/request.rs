@@ -1,0 +1,376 @@
+//! Three lines in, one request out: latch-protocol(7), REQUESTS.
+//!
+//! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`].
+
+use std::time::Duration;
+
+use crate::table::{Kind, Limit, Token};
+
+/// The longest command, key or argument, in bytes without the LF.
+const MAX_LINE_LEN: usize = 256;
+
+/// The longest argument of `auth`.
+const MAX_AUTH_LINE_LEN: usize = 65_536;
+
+/// The longest timeout or lease: beyond it, clients that count nanoseconds in 64 bits overflow.
+const MAX_SECONDS: u64 = 9_223_372_036;
+
+/// The highest limit of a semaphore.
+const MAX_LIMIT: u32 = 1_048_576;
+
+/// The command that opens a connection where a token is configured.
+const AUTH: &[u8] = b"auth";
+
+/// The lines of one request: command, key, argument.
+pub(super) type Frame<'a> = [&'a [u8]; 3];
+
+/// How long each line of a frame may be.
+pub(super) fn line_limit(index: usize, command: &[u8]) -> usize {
+    if index == 2 && command == AUTH {
+        MAX_AUTH_LINE_LEN
+    } else {
+        MAX_LINE_LEN
+    }
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request<'a> {
+    /// `l`, `sl`
+    Acquire {
+        key: &'a str,
+        kind: Kind,
+        limit: Limit,
+        lease: Option<Duration>,
+        wait_timeout: Duration,
+    },
+    /// `e`, `se`
+    Enqueue {
+        key: &'a str,
+        kind: Kind,
+        limit: Limit,
+        lease: Option<Duration>,
+    },
+    /// `w`, `sw`
+    Wait {
+        key: &'a str,
+        kind: Kind,
+        wait_timeout: Duration,
+    },
+    /// `r`, `sr`
+    Release {
+        key: &'a str,
+        kind: Kind,
+        token: Token,
+    },
+    /// `n`, `sn`
+    Renew {
+        key: &'a str,
+        kind: Kind,
+        token: Token,
+        lease: Option<Duration>,
+    },
+    /// `ping`
+    Ping,
+    /// `stats`
+    Stats,
+    /// `auth`, where none is due
+    Auth,
+}
+
+/// Why three lines are no request. All of them are answered `error`; the code is for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProtocolError {
+    InvalidCommand,
+    InvalidInteger,
+    InvalidKey,
+    BadTimeout,
+    EmptyToken,
+    ArgumentCount,
+    BadLease,
+    BadLimit,
+    NotUtf8,
+    MalformedToken,
+}
+
+impl ProtocolError {
+    /// A word for the log, and the number that the protocol has for it, if any.
+    pub(super) fn describe(self) -> (&'static str, u8) {
+        match self {
+            ProtocolError::InvalidCommand => ("invalid-command", 3),
+            ProtocolError::InvalidInteger => ("invalid-integer", 4),
+            ProtocolError::InvalidKey => ("invalid-key", 5),
+            ProtocolError::BadTimeout => ("bad-timeout", 6),
+            ProtocolError::EmptyToken => ("empty-token", 7),
+            ProtocolError::ArgumentCount => ("argument-count", 8),
+            ProtocolError::BadLease => ("bad-lease", 9),
+            ProtocolError::BadLimit => ("bad-limit", 13),
+            ProtocolError::NotUtf8 => ("not-utf8", 0),
+            ProtocolError::MalformedToken => ("malformed-token", 0),
+        }
+    }
+}
+
+/// Reads a request from its three lines.
+pub(super) fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
+    let [command, key, argument] = frame.map(std::str::from_utf8);
+    let (Ok(command), Ok(key), Ok(argument)) = (command, key, argument) else {
+        return Err(ProtocolError::NotUtf8);
+    };
+    let (command, kind) = match command {
+        "ping" => return Ok(Request::Ping),
+        "stats" => return Ok(Request::Stats),
+        "auth" => return Ok(Request::Auth),
+        "l" | "e" | "w" | "r" | "n" => (command, Kind::Lock),
+        "sl" | "se" | "sw" | "sr" | "sn" => (&command[1..], Kind::Semaphore),
+        _ => return Err(ProtocolError::InvalidCommand),
+    };
+    if key.is_empty() || key.contains([' ', '\t', '\r']) {
+        return Err(ProtocolError::InvalidKey);
+    }
+    let mut words = Words(argument.split_whitespace());
+    let request = match command {
+        "l" => Request::Acquire {
+            key,
+            kind,
+            wait_timeout: words.wait_timeout()?,
+            limit: words.limit(kind)?,
+            lease: words.lease()?,
+        },
+        "e" => Request::Enqueue {
+            key,
+            kind,
+            limit: words.limit(kind)?,
+            lease: words.lease()?,
+        },
+        "w" => Request::Wait {
+            key,
+            kind,
+            wait_timeout: words.wait_timeout()?,
+        },
+        "r" => Request::Release {
+            key,
+            kind,
+            token: words.token()?,
+        },
+        _ => Request::Renew {
+            key,
+            kind,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
+    };
+    words.end()?;
+    Ok(request)
+}
+
+/// The words of an argument, taken one by one.
+struct Words<'a>(std::str::SplitWhitespace<'a>);
+
+impl Words<'_> {
+    fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
+        let word = self.0.next().ok_or(ProtocolError::ArgumentCount)?;
+        match parse_integer(word)? {
+            Integer::AtLeastZero(seconds) if seconds <= MAX_SECONDS => {
+                Ok(Duration::from_secs(seconds))
+            }
+            _ => Err(ProtocolError::BadTimeout),
+        }
+    }
+
+    fn limit(&mut self, kind: Kind) -> Result<Limit, ProtocolError> {
+        if kind == Kind::Lock {
+            return Ok(Limit::ONE);
+        }
+        let word = self.0.next().ok_or(ProtocolError::ArgumentCount)?;
+        match parse_integer(word)? {
+            Integer::AtLeastZero(limit) if limit <= u64::from(MAX_LIMIT) => {
+                Limit::new(limit as u32).ok_or(ProtocolError::BadLimit)
+            }
+            _ => Err(ProtocolError::BadLimit),
+        }
+    }
+
+    fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
+        let Some(word) = self.0.next() else {
+            return Ok(None);
+        };
+        match parse_integer(word)? {
+            Integer::AtLeastZero(seconds) if (1..=MAX_SECONDS).contains(&seconds) => {
+                Ok(Some(Duration::from_secs(seconds)))
+            }
+            _ => Err(ProtocolError::BadLease),
+        }
+    }
+
+    fn token(&mut self) -> Result<Token, ProtocolError> {
+        let word = self.0.next().ok_or(ProtocolError::EmptyToken)?;
+        Token::parse(word).ok_or(ProtocolError::MalformedToken)
+    }
+
+    fn end(&mut self) -> Result<(), ProtocolError> {
+        match self.0.next() {
+            None => Ok(()),
+            Some(_) => Err(ProtocolError::ArgumentCount),
+        }
+    }
+}
+
+enum Integer {
+    AtLeastZero(u64),
+    Negative,
+}
+
+/// An optional sign, then digits; a number too large for the type stays too large for any use.
+fn parse_integer(word: &str) -> Result<Integer, ProtocolError> {
+    let (is_negative, digits) = match word.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, word.strip_prefix('+').unwrap_or(word)),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(ProtocolError::InvalidInteger);
+    }
+    let value = digits.bytes().fold(0u64, |value, digit| {
+        value
+            .saturating_mul(10)
+            .saturating_add(u64::from(digit - b'0'))
+    });
+    Ok(if is_negative && value > 0 {
+        Integer::Negative
+    } else {
+        Integer::AtLeastZero(value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e";
+
+    fn read(command: &str, key: &str, argument: &str) -> Result<String, ProtocolError> {
+        parse([command.as_bytes(), key.as_bytes(), argument.as_bytes()])
+            .map(|request| format!("{request:?}"))
+    }
+
+    fn acquire(argument: &str) -> Result<(u64, Option<u64>), ProtocolError> {
+        match parse([b"l", b"k", argument.as_bytes()])? {
+            Request::Acquire {
+                wait_timeout,
+                lease,
+                ..
+            } => Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs()))),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn integers_are_an_optional_sign_and_digits() {
+        for (word, value) in [
+            ("10", 10),
+            ("007", 7),
+            ("-0", 0),
+            ("+5", 5),
+            ("9223372036", MAX_SECONDS),
+        ] {
+            assert_eq!(acquire(word), Ok((value, None)), "{word}");
+        }
+        for word in [
+            "x", "1.5", "12x", "+-1", "--1", "0x10", "1_000", "١", "-", "+",
+        ] {
+            assert_eq!(acquire(word), Err(ProtocolError::InvalidInteger), "{word}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_never_overflow() {
+        for word in ["-1", "9223372037", "18446744073709551616", &"9".repeat(200)] {
+            assert_eq!(acquire(word), Err(ProtocolError::BadTimeout), "{word}");
+        }
+        for word in ["0", "-1", "-0", "9223372037", &"9".repeat(200)] {
+            assert_eq!(
+                acquire(&format!("10 {word}")),
+                Err(ProtocolError::BadLease),
+                "{word}"
+            );
+        }
+        for word in ["0", "-1", "1048577", &"9".repeat(200)] {
+            assert_eq!(
+                read("se", "k", word),
+                Err(ProtocolError::BadLimit),
+                "{word}"
+            );
+        }
+        assert!(read("se", "k", "1048576").is_ok());
+    }
+
+    #[test]
+    fn arguments_split_on_runs_of_unicode_white_space() {
+        assert_eq!(acquire(" \t10\u{a0}\u{3000} 60 "), Ok((10, Some(60))));
+    }
+
+    #[test]
+    fn each_command_insists_on_its_number_of_arguments() {
+        let cases = [
+            ("l", "", ProtocolError::ArgumentCount),
+            ("l", "1 2 3", ProtocolError::ArgumentCount),
+            ("sl", "1", ProtocolError::ArgumentCount),
+            ("sl", "1 2 3 4", ProtocolError::ArgumentCount),
+            ("e", "1 2", ProtocolError::ArgumentCount),
+            ("se", "", ProtocolError::ArgumentCount),
+            ("w", "", ProtocolError::ArgumentCount),
+            ("w", "1 2", ProtocolError::ArgumentCount),
+            ("r", "", ProtocolError::EmptyToken),
+            ("n", " ", ProtocolError::EmptyToken),
+        ];
+        for (command, argument, error) in cases {
+            assert_eq!(
+                read(command, "k", argument),
+                Err(error),
+                "{command} {argument:?}"
+            );
+        }
+        let two = format!("{TOKEN} 1");
+        assert_eq!(read("r", "k", &two), Err(ProtocolError::ArgumentCount));
+        assert_eq!(
+            read("n", "k", &format!("{two} 1")),
+            Err(ProtocolError::ArgumentCount)
+        );
+        assert!(read("n", "k", &two).is_ok());
+    }
+
+    #[test]
+    fn a_key_is_anything_without_blanks() {
+        for key in ["k", "a\0b", "a\u{a0}b", "ключ", "_"] {
+            assert!(read("e", key, "").is_ok(), "{key:?}");
+        }
+        for key in ["", " ", "a b", "a\tb", "a\rb"] {
+            assert_eq!(
+                read("e", key, ""),
+                Err(ProtocolError::InvalidKey),
+                "{key:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn commands_are_compared_byte_for_byte() {
+        for command in [
+            "", "L", "l ", " l", "PING", "lock", "s", "ss", "sping", "listen",
+        ] {
+            assert_eq!(
+                read(command, "k", "1"),
+                Err(ProtocolError::InvalidCommand),
+                "{command:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_line_must_be_utf8() {
+        let bad: &[u8] = b"\xfe";
+        assert_eq!(parse([bad, b"k", b"1"]), Err(ProtocolError::NotUtf8));
+        assert_eq!(parse([b"ping", bad, b""]), Err(ProtocolError::NotUtf8));
+        assert_eq!(parse([b"l", b"k", bad]), Err(ProtocolError::NotUtf8));
+    }
+}

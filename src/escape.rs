@@ -1,0 +1,75 @@
+//! Text from elsewhere, made fit to show to a person.
+
+use std::fmt;
+use std::io;
+
+/// Shows bytes that somebody else chose: printable ASCII as it is, anything else as `\xNN`. A value
+/// that could be misread beside others (empty, or with a blank, a quote, a backslash or `=`) stands in
+/// double quotes, with its quotes and backslashes escaped.
+#[derive(Clone, Copy, Debug)]
+pub struct Escaped<'a>(pub &'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_ambiguous = |byte: &u8| matches!(*byte, b' ' | b'"' | b'\'' | b'\\' | b'=');
+        let quote = if self.0.is_empty() || self.0.iter().any(is_ambiguous) {
+            "\""
+        } else {
+            ""
+        };
+        f.write_str(quote)?;
+        for byte in self.0 {
+            match byte {
+                b'"' | b'\\' => write!(f, "\\{}", char::from(*byte))?,
+                b' '..=b'~' => write!(f, "{}", char::from(*byte))?,
+                _ => write!(f, "\\x{byte:02x}")?,
+            }
+        }
+        f.write_str(quote)
+    }
+}
+
+/// The system's reason for a failure, as the end of a sentence: `permission denied`.
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error ").next().unwrap_or_default();
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => first.to_lowercase().chain(chars).collect(),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_printable_ascii_comes_out() {
+        for (bytes, shown) in [
+            (&b"job-1"[..], "job-1"),
+            (b"", "\"\""),
+            (b"a b", "\"a b\""),
+            (b"a=b", "\"a=b\""),
+            (b"\x1b[31m\0", "\\x1b[31m\\x00"),
+            (b"say \"hi\\\"", "\"say \\\"hi\\\\\\\"\""),
+            ("ж".as_bytes(), "\\xd0\\xb6"),
+        ] {
+            assert_eq!(Escaped(bytes).to_string(), shown);
+        }
+        let every: Vec<u8> = (0..=255).collect();
+        assert!(Escaped(&every)
+            .to_string()
+            .bytes()
+            .all(|byte| (b' '..=b'~').contains(&byte)));
+    }
+
+    #[test]
+    fn a_reason_ends_a_sentence() {
+        assert_eq!(
+            reason(&io::Error::from_raw_os_error(13)),
+            "permission denied"
+        );
+        assert_eq!(reason(&io::Error::other("no such luck")), "no such luck");
+    }
+}

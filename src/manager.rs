@@ -1,0 +1,629 @@
+//! The one door to the table: one mutex, and the wake-ups of whoever waits.
+//!
+//! Truth is in the table, wake-ups are hints: whoever wakes looks again. Every visit takes the
+//! mutex, reads the clock, acts on the table, and on leaving wakes the connections whose waits have
+//! ended (after the mutex is released) and the reaper if a lease now ends before it would look.
+//!
+//! One mutex, no shards and no lock order: a grant and its release take well under a microsecond
+//! together, a tenth of what the system calls around them cost (`examples/bench.rs`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, Receiver, Sender};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::table::{
+    Caps, Claim, ConnId, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable, Mint, Progress,
+    Refusal, Ticket, Token,
+};
+
+/// What a manager is told once, at its start.
+pub struct Rules {
+    /// The most that the table takes on.
+    pub caps: Caps,
+    /// What becomes of a connection's slots when it closes.
+    pub holdings: Holdings,
+    /// How often idle keys are looked at.
+    pub gc_interval: Duration,
+    /// For how long a key may be idle before it is dropped.
+    pub gc_max_idle: Duration,
+}
+
+/// The table, shared by all connections and the reaper.
+pub struct Manager {
+    state: Mutex<State>,
+    reaper: Condvar,
+    holdings: Holdings,
+    gc_interval: Duration,
+    gc_max_idle: Duration,
+}
+
+struct State {
+    table: LockTable,
+    seats: HashMap<ConnId, Seat>,
+    /// When the reaper looks next if nobody wakes it; `None` while it sleeps for good.
+    reaper_looks_at: Option<Instant>,
+    /// Idle keys are not looked at before.
+    next_gc: Instant,
+    /// Dropped when the drain is over.
+    drained: Option<Sender<()>>,
+}
+
+/// Where a connection waits.
+struct Seat {
+    wake: Arc<Condvar>,
+    is_gone: bool,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The claim's turn came.
+    Granted(Grant),
+    /// The claim will never be granted.
+    Refused(Refusal),
+    /// The time was over first; the place is given up.
+    TimedOut,
+    /// The peer hung up first; the place is given up.
+    Gone,
+}
+
+impl Manager {
+    /// A manager with an empty table. Leases end promptly only while [`Manager::reap`] runs.
+    pub fn new(rules: &Rules, mint: Box<dyn Mint>) -> Self {
+        Manager {
+            state: Mutex::new(State {
+                table: LockTable::new(rules.caps, mint),
+                seats: HashMap::new(),
+                reaper_looks_at: None,
+                next_gc: Instant::now(),
+                drained: None,
+            }),
+            reaper: Condvar::new(),
+            holdings: rules.holdings,
+            gc_interval: rules.gc_interval,
+            gc_max_idle: rules.gc_max_idle,
+        }
+    }
+
+    /// Lets a connection in. Its number must never have been used before.
+    pub fn connect(self: &Arc<Self>, conn: ConnId) -> Connection {
+        let wake = Arc::new(Condvar::new());
+        let seat = Seat {
+            wake: Arc::clone(&wake),
+            is_gone: false,
+        };
+        self.state.lock().seats.insert(conn, seat);
+        Connection {
+            manager: Arc::clone(self),
+            conn,
+            wake,
+        }
+    }
+
+    /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. What
+    /// it holds, it keeps until it is dropped. A connection that is no more is ignored.
+    pub fn hang_up(&self, conn: ConnId) {
+        let mut state = self.state.lock();
+        let Some(seat) = state.seats.get_mut(&conn) else {
+            return;
+        };
+        seat.is_gone = true;
+        let wake = Arc::clone(&seat.wake);
+        drop(state);
+        wake.notify_one();
+    }
+
+    /// Ends leases at the instant they run out, and drops keys that are idle for too long. Never
+    /// returns: it is the reaper thread's body. Correctness does not depend on it, promptness does.
+    pub fn reap(&self) -> ! {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            state.table.expire(now);
+            if state.next_gc <= now {
+                state.table.prune(self.gc_max_idle, now);
+                state.next_gc = now + self.gc_interval;
+            }
+            if self.pass_on(&mut state) {
+                continue;
+            }
+            state.reaper_looks_at = self.next_look(&state);
+            match state.reaper_looks_at {
+                Some(at) => {
+                    self.reaper.wait_until(&mut state, at);
+                }
+                None => self.reaper.wait(&mut state),
+            }
+        }
+    }
+
+    /// Refuses new claims from now on and dismisses whoever waits. The receiver's channel closes
+    /// as soon as nobody holds anything.
+    pub fn begin_drain(&self) -> Receiver<()> {
+        let (sender, receiver) = bounded(0);
+        let mut state = self.state.lock();
+        state.drained = Some(sender);
+        state.table.begin_drain(Instant::now());
+        self.leave(state);
+        receiver
+    }
+
+    /// What an operator may see, in no particular order.
+    pub fn snapshot(&self) -> Vec<KeySnapshot> {
+        self.visit(|table, now| table.snapshot(now))
+    }
+
+    fn visit<T>(&self, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {
+        let mut state = self.state.lock();
+        // Read under the mutex, so that the table never sees time go back.
+        let now = Instant::now();
+        let result = act(&mut state.table, now);
+        self.leave(state);
+        result
+    }
+
+    /// Releases the mutex, then passes on what this visit has caused.
+    fn leave(&self, mut state: MutexGuard<'_, State>) {
+        let aftermath = self.aftermath(&mut state);
+        drop(state);
+        self.carry_out(aftermath);
+    }
+
+    /// Passes on what has happened before going to sleep; `true` if the mutex was released for
+    /// that, so that the table must be looked at once more.
+    fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        let aftermath = self.aftermath(state);
+        if aftermath.is_empty() {
+            return false;
+        }
+        MutexGuard::unlocked(state, || self.carry_out(aftermath));
+        true
+    }
+
+    fn aftermath(&self, state: &mut State) -> Aftermath {
+        if state.drained.is_some() && !state.table.has_holders() {
+            state.drained = None;
+        }
+        let mut aftermath = Aftermath::default();
+        for conn in state.table.take_resolved() {
+            if let Some(seat) = state.seats.get(&conn) {
+                aftermath.add(&seat.wake);
+            }
+        }
+        let next_look = self.next_look(state);
+        if is_sooner(next_look, state.reaper_looks_at) {
+            state.reaper_looks_at = next_look;
+            aftermath.wake_reaper = true;
+        }
+        aftermath
+    }
+
+    fn carry_out(&self, aftermath: Aftermath) {
+        for wake in aftermath.first.into_iter().chain(aftermath.rest) {
+            wake.notify_one();
+        }
+        if aftermath.wake_reaper {
+            self.reaper.notify_one();
+        }
+    }
+
+    /// When the reaper should look: at the end of the next lease, or when an idle key is due.
+    fn next_look(&self, state: &State) -> Option<Instant> {
+        let gc = state
+            .table
+            .idle_since()
+            .and_then(|since| since.checked_add(self.gc_max_idle))
+            .map(|due| due.max(state.next_gc));
+        match (state.table.next_deadline(), gc) {
+            (Some(lease), Some(gc)) => Some(lease.min(gc)),
+            (lease, gc) => lease.or(gc),
+        }
+    }
+}
+
+fn is_sooner(next: Option<Instant>, planned: Option<Instant>) -> bool {
+    match (next, planned) {
+        (Some(next), Some(planned)) => next < planned,
+        (Some(_), None) => true,
+        (None, _) => false,
+    }
+}
+
+/// Whom to wake: mostly nobody or one connection, and then without an allocation.
+#[derive(Default)]
+struct Aftermath {
+    first: Option<Arc<Condvar>>,
+    rest: Vec<Arc<Condvar>>,
+    wake_reaper: bool,
+}
+
+impl Aftermath {
+    fn add(&mut self, wake: &Arc<Condvar>) {
+        if self.first.is_none() {
+            self.first = Some(Arc::clone(wake));
+        } else {
+            self.rest.push(Arc::clone(wake));
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && !self.wake_reaper
+    }
+}
+
+/// One connection's way through the door. Dropping it disconnects: its places go, and its slots do
+/// what the rules say.
+pub struct Connection {
+    manager: Arc<Manager>,
+    conn: ConnId,
+    wake: Arc<Condvar>,
+}
+
+impl Connection {
+    /// The connection's number.
+    pub fn id(&self) -> ConnId {
+        self.conn
+    }
+
+    /// The manager behind the door.
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// Asks for a key. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockTable::enqueue`].
+    pub fn enqueue(
+        &self,
+        key: &str,
+        kind: Kind,
+        limit: Limit,
+        lease: Duration,
+    ) -> Result<Claim, Refusal> {
+        self.manager
+            .visit(|table, now| table.enqueue(self.conn, key, kind, limit, lease, now))
+    }
+
+    /// Looks how a queued claim stands. Does not block. Any answer but `Waiting` spends the ticket.
+    pub fn collect(&self, ticket: Ticket) -> Progress {
+        self.manager.visit(|table, now| table.collect(ticket, now))
+    }
+
+    /// Blocks until the claim is granted or refused, the peer hangs up, or `wait_timeout` is over.
+    /// Spends the ticket in any case.
+    pub fn wait(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
+        let mut state = self.manager.state.lock();
+        let deadline = Instant::now().checked_add(wait_timeout);
+        let is_a_try = wait_timeout.is_zero();
+        let outcome = loop {
+            let now = Instant::now();
+            // A peer that has hung up gets nothing any more. If its grant arrives at the same time,
+            // the hang-up wins and the slot passes to the next waiter: nobody would release it.
+            // A try does not wait, so it is answered all the same.
+            if state.seats[&self.conn].is_gone && !is_a_try {
+                state.table.cancel(ticket, now);
+                break Outcome::Gone;
+            }
+            // A release may have granted us the key between the last look and the deadline. The
+            // grant wins: answering `timeout` now would strand the slot until its lease runs out.
+            match state.table.collect(ticket, now) {
+                Progress::Granted(grant) => break Outcome::Granted(grant),
+                Progress::Refused(refusal) => break Outcome::Refused(refusal),
+                Progress::Waiting => {}
+            }
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                state.table.cancel(ticket, now);
+                break Outcome::TimedOut;
+            }
+            // Looking may have ended somebody else's lease.
+            if self.manager.pass_on(&mut state) {
+                continue;
+            }
+            match deadline {
+                Some(deadline) => {
+                    self.wake.wait_until(&mut state, deadline);
+                }
+                None => self.wake.wait(&mut state),
+            }
+        };
+        self.manager.leave(state);
+        outcome
+    }
+
+    /// Gives up a place in a queue. A grant that has come meanwhile passes to the next waiter.
+    pub fn cancel(&self, ticket: Ticket) {
+        self.manager.visit(|table, now| table.cancel(ticket, now));
+    }
+
+    /// Gives back a slot, whichever connection it was granted to.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
+        self.manager
+            .visit(|table, now| table.release(key, kind, token, now))
+    }
+
+    /// Starts a lease anew, whichever connection it was granted to.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    pub fn renew(
+        &self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        lease: Duration,
+    ) -> Result<(), Refusal> {
+        self.manager
+            .visit(|table, now| table.renew(key, kind, token, lease, now))
+    }
+
+    /// Whether the token is that of a live holder.
+    pub fn is_held(&self, key: &str, kind: Kind, token: Token) -> bool {
+        self.manager
+            .visit(|table, now| table.is_held(key, kind, token, now))
+    }
+
+    /// Whether the ticket's grant came, and died before it was collected.
+    pub fn has_lapsed(&self, ticket: Ticket) -> bool {
+        self.manager
+            .visit(|table, now| table.has_lapsed(ticket, now))
+    }
+
+    /// When this connection last held or waited for anything: now, if it does; `None` if it never did.
+    pub fn last_busy(&self) -> Option<Instant> {
+        self.manager
+            .visit(|table, now| table.last_busy(self.conn, now))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let mut state = self.manager.state.lock();
+        state.seats.remove(&self.conn);
+        state
+            .table
+            .disconnect(self.conn, self.manager.holdings, Instant::now());
+        self.manager.leave(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mint::ClockMint;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::SystemTime;
+
+    const FOREVER: Duration = Duration::from_secs(60);
+
+    fn manager(holdings: Holdings) -> Arc<Manager> {
+        let rules = Rules {
+            caps: Caps {
+                max_locks: 1024,
+                max_waiters: None,
+            },
+            holdings,
+            gc_interval: Duration::from_secs(1),
+            gc_max_idle: Duration::ZERO,
+        };
+        let manager = Arc::new(Manager::new(
+            &rules,
+            Box::new(ClockMint::new(SystemTime::now())),
+        ));
+        let reaper = Arc::clone(&manager);
+        thread::spawn(move || reaper.reap());
+        manager
+    }
+
+    fn lock(connection: &Connection, lease: Duration) -> Claim {
+        connection
+            .enqueue("k", Kind::Lock, Limit::ONE, lease)
+            .expect("no cap is reached")
+    }
+
+    fn granted(connection: &Connection, lease: Duration) -> Grant {
+        match lock(connection, lease) {
+            Claim::Acquired(grant) => grant,
+            Claim::Queued(_) => panic!("the lock should be free"),
+        }
+    }
+
+    fn queued(connection: &Connection) -> Ticket {
+        match lock(connection, FOREVER) {
+            Claim::Queued(ticket) => ticket,
+            Claim::Acquired(_) => panic!("the lock should be held"),
+        }
+    }
+
+    #[test]
+    fn a_release_wakes_the_waiter() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let grant = granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        let waiting = thread::spawn(move || waiter.wait(ticket, FOREVER));
+        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
+        assert!(matches!(
+            waiting.join().expect("no panic"),
+            Outcome::Granted(_)
+        ));
+    }
+
+    #[test]
+    fn the_reaper_passes_an_expired_lease_on_in_time() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let lease = Duration::from_millis(100);
+        let granted_at = Instant::now();
+        granted(&holder, lease);
+        let ticket = queued(&waiter);
+        assert!(matches!(waiter.wait(ticket, FOREVER), Outcome::Granted(_)));
+        assert!(granted_at.elapsed() >= lease);
+        assert!(granted_at.elapsed() < FOREVER / 2);
+    }
+
+    #[test]
+    fn a_wait_without_a_grant_times_out_and_gives_up_its_place() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let grant = granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        assert_eq!(
+            waiter.wait(ticket, Duration::from_millis(10)),
+            Outcome::TimedOut
+        );
+        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
+        granted(&holder, FOREVER);
+    }
+
+    #[test]
+    fn a_hang_up_dismisses_a_wait_before_and_while_it_lasts_but_not_a_try() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        let hanging_up = Arc::clone(&manager);
+        let hang_up = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            hanging_up.hang_up(ConnId(2));
+        });
+        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
+        hang_up.join().expect("no panic");
+        let ticket = queued(&waiter);
+        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
+        let ticket = queued(&waiter);
+        assert_eq!(waiter.wait(ticket, Duration::ZERO), Outcome::TimedOut);
+        manager.hang_up(ConnId(77)); // never heard of
+    }
+
+    #[test]
+    fn a_grant_that_meets_a_hang_up_passes_on_even_if_slots_are_kept() {
+        let manager = manager(Holdings::Keep);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let grant = granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        manager.hang_up(ConnId(2));
+        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
+        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
+        granted(&holder, FOREVER);
+    }
+
+    #[test]
+    fn a_drain_ends_when_the_last_holder_is_done() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let grant = granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        let drained = manager.begin_drain();
+        assert_eq!(
+            waiter.wait(ticket, FOREVER),
+            Outcome::Refused(Refusal::Draining)
+        );
+        assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
+        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
+        assert!(drained
+            .recv_timeout(FOREVER)
+            .is_err_and(|error| error.is_disconnected()));
+    }
+
+    #[test]
+    fn a_drain_with_nothing_held_ends_at_once_and_one_ends_with_the_last_lease() {
+        let manager = manager(Holdings::Release);
+        assert!(manager
+            .begin_drain()
+            .recv_timeout(FOREVER)
+            .is_err_and(|error| error.is_disconnected()));
+
+        let manager = self::manager(Holdings::Release);
+        let holder = manager.connect(ConnId(1));
+        granted(&holder, Duration::from_millis(50));
+        let drained = manager.begin_drain();
+        assert!(drained
+            .recv_timeout(FOREVER)
+            .is_err_and(|error| error.is_disconnected()));
+    }
+
+    #[test]
+    fn idle_keys_go_by_themselves() {
+        let manager = manager(Holdings::Release);
+        let holder = manager.connect(ConnId(1));
+        let grant = granted(&holder, FOREVER);
+        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
+        let deadline = Instant::now() + FOREVER;
+        while !manager.snapshot().is_empty() {
+            assert!(Instant::now() < deadline, "the idle key is still there");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Timeouts tuned to meet grants: whatever wins, nobody overlaps, no slot is lost, nobody hangs.
+    #[test]
+    fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
+        const THREADS: u64 = 6;
+        let manager = manager(Holdings::Release);
+        let inside = Arc::new(AtomicUsize::new(0));
+        let stop_at = Instant::now() + Duration::from_secs(2);
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (manager, inside) = (Arc::clone(&manager), Arc::clone(&inside));
+                thread::spawn(move || {
+                    let mut grants = 0u64;
+                    let mut conn = 1 + thread;
+                    let mut connection = manager.connect(ConnId(conn));
+                    for round in 0u64.. {
+                        if Instant::now() >= stop_at {
+                            break;
+                        }
+                        let grant = match lock(&connection, FOREVER) {
+                            Claim::Acquired(grant) => Some(grant),
+                            Claim::Queued(ticket) => {
+                                if round % 7 == 0 {
+                                    manager.hang_up(ConnId(conn));
+                                }
+                                let patience = Duration::from_micros(round * 13 % 60);
+                                match connection.wait(ticket, patience) {
+                                    Outcome::Granted(grant) => Some(grant),
+                                    Outcome::TimedOut | Outcome::Gone => None,
+                                    Outcome::Refused(refusal) => panic!("{refusal:?}"),
+                                }
+                            }
+                        };
+                        if let Some(grant) = grant {
+                            assert_eq!(
+                                inside.fetch_add(1, Ordering::SeqCst),
+                                0,
+                                "two holders at once"
+                            );
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            grants += 1;
+                            assert_eq!(connection.release("k", Kind::Lock, grant.token), Ok(()));
+                        }
+                        if round % 7 == 0 {
+                            drop(connection);
+                            conn += THREADS;
+                            connection = manager.connect(ConnId(conn));
+                        }
+                    }
+                    grants
+                })
+            })
+            .collect();
+        let grants: u64 = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .sum();
+        assert!(grants > 1000, "only {grants} grants");
+        let last = manager.connect(ConnId(1_000_000_000));
+        granted(&last, FOREVER);
+    }
+}

@@ -1,0 +1,381 @@
+//! Frames of lines out of a byte stream, within bounds: however the bytes arrive, and however many.
+
+use std::io::{self, Read};
+
+use super::stream::Stream;
+use super::telnet::{Endless, Telnet, INTERRUPT};
+
+/// The bytes that are buffered ahead of what has been asked for; the rest waits in the kernel.
+const BUFFER_LEN: usize = 4096;
+
+/// How long line number `index` (from 0) of a frame may be, given the frame's first line; the LF is
+/// not counted. The first line itself is asked for with an empty one.
+pub type LineLimit = fn(index: usize, first: &[u8]) -> usize;
+
+/// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
+///
+/// A line ends with LF, and every CR before the LF is stripped. The buffer grows beyond its 4096 bytes only
+/// for a line whose limit asks for it, and shrinks again after it.
+#[derive(Debug)]
+pub struct LineReader<const N: usize> {
+    buffer: Vec<u8>,
+    /// Where the current frame begins.
+    start: usize,
+    /// Up to where the buffer is filled.
+    end: usize,
+    /// Up to where the buffer is known to hold no further line end.
+    scanned: usize,
+    /// Where the lines of the current frame end.
+    ends: [usize; N],
+    line_count: usize,
+    /// The current line is beyond its limit; what there is of it is thrown away.
+    overlong: bool,
+    lines_seen: u32,
+    limit: LineLimit,
+    telnet: Telnet,
+    answers: Vec<u8>,
+}
+
+/// What the buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffered {
+    /// A whole frame: see [`LineReader::frame`].
+    Frame,
+    /// Not yet a whole frame.
+    Incomplete,
+    /// A line beyond its limit, which has been swallowed up to its LF. What follows is out of step.
+    TooLong,
+}
+
+/// What a read brought.
+#[derive(Debug)]
+pub enum ReadEnd {
+    /// The peer has closed, or half-closed, its side.
+    Eof,
+    /// The socket's read timeout is over.
+    Timeout,
+    /// A telnet subnegotiation without an end.
+    Telnet,
+    /// The connection is broken.
+    Broken(io::Error),
+}
+
+impl<const N: usize> LineReader<N> {
+    /// A reader of lines no longer than `limit` allows.
+    pub fn new(limit: LineLimit) -> Self {
+        LineReader {
+            buffer: vec![0; BUFFER_LEN],
+            start: 0,
+            end: 0,
+            scanned: 0,
+            ends: [0; N],
+            line_count: 0,
+            overlong: false,
+            lines_seen: 0,
+            limit,
+            telnet: Telnet::default(),
+            answers: Vec::new(),
+        }
+    }
+
+    /// Looks for a frame in what has been read so far.
+    pub fn look(&mut self) -> Buffered {
+        while self.line_count < N {
+            let line_start = self.line_start();
+            let found = self.buffer[self.scanned..self.end]
+                .iter()
+                .position(|byte| matches!(*byte, b'\n' | INTERRUPT));
+            let Some(offset) = found else {
+                self.scanned = self.end;
+                if self.end - line_start > self.line_limit() {
+                    self.overlong = true;
+                }
+                if self.overlong {
+                    self.end = line_start;
+                    self.scanned = line_start;
+                }
+                return Buffered::Incomplete;
+            };
+            let at = self.scanned + offset;
+            self.scanned = at + 1;
+            self.lines_seen = self.lines_seen.wrapping_add(1);
+            if self.buffer[at] == INTERRUPT {
+                self.next_frame_at(at + 1);
+            } else if self.overlong || at - line_start > self.line_limit() {
+                self.overlong = true;
+                return Buffered::TooLong;
+            } else {
+                self.ends[self.line_count] = at;
+                self.line_count += 1;
+            }
+        }
+        Buffered::Frame
+    }
+
+    /// The lines of the frame that [`LineReader::look`] has found.
+    pub fn frame(&self) -> [&[u8]; N] {
+        debug_assert_eq!(self.line_count, N);
+        let mut line_start = self.start;
+        self.ends.map(|end| {
+            let line = &self.buffer[line_start..end];
+            line_start = end + 1;
+            strip_cr(line)
+        })
+    }
+
+    /// Puts the current frame behind us.
+    pub fn advance(&mut self) {
+        self.next_frame_at(self.ends[N - 1] + 1);
+        if self.start == self.end && self.buffer.len() > BUFFER_LEN {
+            self.buffer.truncate(BUFFER_LEN);
+            self.buffer.shrink_to_fit();
+            self.next_frame_at(0);
+            self.end = 0;
+        }
+    }
+
+    /// Blocks until the peer sends something, for no longer than the socket's read timeout.
+    ///
+    /// # Errors
+    ///
+    /// Why there is nothing more to come, or not in time.
+    pub fn read(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
+        self.make_room();
+        let len = loop {
+            match (&mut &*stream).read(&mut self.buffer[self.end..]) {
+                Ok(0) => return Err(ReadEnd::Eof),
+                Ok(len) => break len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if super::stream::is_timeout(&error) => return Err(ReadEnd::Timeout),
+                Err(error) => return Err(ReadEnd::Broken(error)),
+            }
+        };
+        self.take_in(len)
+    }
+
+    /// Reads what is there without blocking, as far as the buffer has room.
+    ///
+    /// # Errors
+    ///
+    /// Only [`ReadEnd::Telnet`]; whatever else there is to say, the next read says it.
+    pub fn read_ready(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
+        self.compact();
+        if self.end == self.buffer.len() {
+            return Ok(());
+        }
+        let len = stream.read_ready(&mut self.buffer[self.end..]).unwrap_or(0);
+        self.take_in(len)
+    }
+
+    /// Moves what must be answered to telnet commands to the end of `out`.
+    pub fn take_answers(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.answers);
+    }
+
+    /// A number for the line that is being received, different from those of the lines around it;
+    /// `None` between frames.
+    pub fn line_in_progress(&self) -> Option<u32> {
+        let between_frames = self.start == self.end && !self.overlong;
+        (!between_frames).then_some(self.lines_seen)
+    }
+
+    fn take_in(&mut self, len: usize) -> Result<(), ReadEnd> {
+        let chunk = &mut self.buffer[self.end..self.end + len];
+        let kept = self
+            .telnet
+            .filter(chunk, &mut self.answers)
+            .map_err(|Endless| ReadEnd::Telnet)?;
+        self.end += kept;
+        Ok(())
+    }
+
+    fn make_room(&mut self) {
+        self.compact();
+        if self.end == self.buffer.len() {
+            // Only a line with a limit above the usual ones can fill the buffer.
+            let longest = self.line_start() + self.line_limit() + 2;
+            let len = (2 * self.buffer.len()).min(longest.max(self.buffer.len() + 1));
+            self.buffer.resize(len, 0);
+        }
+    }
+
+    fn compact(&mut self) {
+        if self.start == 0 {
+            return;
+        }
+        self.buffer.copy_within(self.start..self.end, 0);
+        for end in &mut self.ends[..self.line_count] {
+            *end -= self.start;
+        }
+        self.scanned -= self.start;
+        self.end -= self.start;
+        self.start = 0;
+    }
+
+    fn next_frame_at(&mut self, start: usize) {
+        self.start = start;
+        self.scanned = start;
+        self.line_count = 0;
+        self.overlong = false;
+    }
+
+    fn line_start(&self) -> usize {
+        match self.line_count {
+            0 => self.start,
+            count => self.ends[count - 1] + 1,
+        }
+    }
+
+    fn line_limit(&self) -> usize {
+        let first: &[u8] = match self.line_count {
+            0 => b"",
+            _ => strip_cr(&self.buffer[self.start..self.ends[0]]),
+        };
+        (self.limit)(self.line_count, first)
+    }
+}
+
+fn strip_cr(line: &[u8]) -> &[u8] {
+    let len = line
+        .iter()
+        .rposition(|byte| *byte != b'\r')
+        .map_or(0, |last| last + 1);
+    &line[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    fn limit(index: usize, first: &[u8]) -> usize {
+        if index == 2 && first == b"auth" {
+            10_000
+        } else {
+            8
+        }
+    }
+
+    /// Feeds `input` in chunks of `size` and returns the frames, and whether a line was too long.
+    fn read(input: &[u8], size: usize) -> (Vec<[String; 3]>, bool) {
+        let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+        let ours = Stream::Unix(ours);
+        let mut reader = LineReader::<3>::new(limit);
+        let mut frames = Vec::new();
+        for chunk in input.chunks(size) {
+            peer.write_all(chunk).expect("write");
+            reader.read(&ours).expect("read");
+            loop {
+                match reader.look() {
+                    Buffered::Frame => {
+                        frames.push(
+                            reader
+                                .frame()
+                                .map(|line| String::from_utf8_lossy(line).into_owned()),
+                        );
+                        reader.advance();
+                    }
+                    Buffered::Incomplete => break,
+                    Buffered::TooLong => return (frames, true),
+                }
+            }
+        }
+        (frames, false)
+    }
+
+    fn check(input: &[u8], frames: &[[&str; 3]], too_long: bool) {
+        for size in 1..=input.len().min(4096) {
+            let (found, found_too_long) = read(input, size);
+            assert_eq!(found, frames, "in chunks of {size}");
+            assert_eq!(found_too_long, too_long, "in chunks of {size}");
+            if input.len() > 2000 && size > 3 && size < 4000 {
+                // Long inputs are split at a few places only.
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn chunking_never_changes_meaning() {
+        check(
+            b"a\nb\nc\nd\r\ne\r\r\n\nrest\n",
+            &[["a", "b", "c"], ["d", "e", ""]],
+            false,
+        );
+    }
+
+    #[test]
+    fn the_limit_counts_cr_and_not_lf() {
+        check(
+            b"12345678\n1234567\r\n\n",
+            &[["12345678", "1234567", ""]],
+            false,
+        );
+        check(b"a\n12345678\r\nc\n", &[], true);
+        check(b"a\nb\nc\n123456789\nb\nc\n", &[["a", "b", "c"]], true);
+    }
+
+    #[test]
+    fn an_overlong_line_is_swallowed_in_constant_memory() {
+        let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+        let ours = Stream::Unix(ours);
+        let mut reader = LineReader::<3>::new(limit);
+        for _ in 0..1000 {
+            peer.write_all(&[b'x'; 4096]).expect("write");
+            reader.read(&ours).expect("read");
+            assert_eq!(reader.look(), Buffered::Incomplete);
+            assert!(reader.line_in_progress().is_some());
+        }
+        assert_eq!(reader.buffer.len(), BUFFER_LEN);
+        peer.write_all(b"\n").expect("write");
+        reader.read(&ours).expect("read");
+        assert_eq!(reader.look(), Buffered::TooLong);
+    }
+
+    #[test]
+    fn a_line_with_a_higher_limit_grows_the_buffer_only_for_its_time() {
+        let token = "t".repeat(10_000);
+        let input = format!("auth\r\n_\n{token}\na\nb\nc\n");
+        check(
+            input.as_bytes(),
+            &[["auth", "_", &token], ["a", "b", "c"]],
+            false,
+        );
+        check(format!("auth\n_\n{token}t\n").as_bytes(), &[], true);
+        check(format!("auth\n{token}\n_\n").as_bytes(), &[], true);
+    }
+
+    #[test]
+    fn an_interrupt_drops_the_half_typed_frame_and_nothing_else() {
+        check(
+            b"a\nb\nc\nx\ny\xff\xf4d\ne\nf\n",
+            &[["a", "b", "c"], ["d", "e", "f"]],
+            false,
+        );
+        check(b"\xff\xf4a\nb\nc\n\xff\xf4", &[["a", "b", "c"]], false);
+        check(
+            b"far too long a line\xff\xf4a\nb\nc\n",
+            &[["a", "b", "c"]],
+            false,
+        );
+    }
+
+    #[test]
+    fn each_line_is_told_from_the_next_and_from_none() {
+        let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+        let ours = Stream::Unix(ours);
+        let mut reader = LineReader::<3>::new(limit);
+        let mut lines = vec![reader.line_in_progress()];
+        for piece in ["a", "b", "\nc", "\n", "d\ne\nf\n"] {
+            peer.write_all(piece.as_bytes()).expect("write");
+            reader.read(&ours).expect("read");
+            if reader.look() == Buffered::Frame {
+                reader.advance();
+                assert_eq!(reader.look(), Buffered::Incomplete);
+            }
+            lines.push(reader.line_in_progress());
+        }
+        assert_eq!(lines, [None, Some(0), Some(0), Some(1), Some(2), Some(5)]);
+    }
+}

@@ -1,0 +1,11 @@
+//! Sockets: binding, accepting, reading lines within bounds, noticing who has gone away.
+//!
+//! **Invariant:** nothing here knows a protocol's words or the table.
+
+pub mod connections;
+pub mod hangup;
+pub mod lines;
+pub mod listener;
+pub mod stream;
+mod telnet;
+pub mod workers;

@@ -1,0 +1,164 @@
+//! One accepted connection, over TCP or a Unix socket.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+
+/// A connected stream socket. Read and written through a shared reference, so that one descriptor
+/// per connection is enough.
+#[derive(Debug)]
+pub enum Stream {
+    /// Over the network.
+    Tcp(TcpStream),
+    /// On this host.
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Sets for how long a read may block.
+    pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        // Zero would mean "for ever"; whoever has no time left wants the contrary.
+        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        match self {
+            Stream::Tcp(stream) => stream.set_read_timeout(timeout),
+            Stream::Unix(stream) => stream.set_read_timeout(timeout),
+        }
+    }
+
+    /// Sets for how long a write may block; `None` is for ever.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
+        match self {
+            Stream::Tcp(stream) => stream.set_write_timeout(timeout),
+            Stream::Unix(stream) => stream.set_write_timeout(timeout),
+        }
+    }
+
+    /// Ends one or both directions. A peer that is gone already is no error.
+    pub fn shutdown(&self, how: Shutdown) {
+        let _ = match self {
+            Stream::Tcp(stream) => stream.shutdown(how),
+            Stream::Unix(stream) => stream.shutdown(how),
+        };
+    }
+
+    /// Reads what is there without blocking; `None` if nothing is.
+    pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
+        match recv(self, buffer, RecvFlags::DONTWAIT) {
+            Ok((len, _)) => Some(len),
+            Err(_) => None,
+        }
+    }
+
+    /// Writes all of `bytes` by a deadline that is `timeout` away (`None`: none), in one system
+    /// call where the peer keeps up.
+    ///
+    /// # Errors
+    ///
+    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the
+    /// bytes may have been sent then.
+    pub fn write_within(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+        let mut started = None;
+        while !bytes.is_empty() {
+            match (&mut &*self).write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => bytes = &bytes[len..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Err(error) => return Err(error),
+            }
+            if let (false, Some(timeout)) = (bytes.is_empty(), timeout) {
+                // Each write may block for the whole timeout: a peer that takes a little now and
+                // then must not stretch it.
+                let started = *started.get_or_insert_with(Instant::now);
+                let left = timeout.saturating_sub(started.elapsed());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                self.set_write_timeout(Some(left))?;
+            }
+        }
+        if started.is_some() {
+            self.set_write_timeout(timeout)?;
+        }
+        Ok(())
+    }
+
+    /// Discards what the peer still sends, until it closes or `limit` is over.
+    ///
+    /// Closing a socket with unread bytes makes the kernel send a reset, which would eat the reply
+    /// on its way.
+    pub fn discard_for(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut scrap = [0; 512];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.set_read_timeout(left).is_err() {
+                return;
+            }
+            match (&mut &*self).read(&mut scrap) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).read(buffer),
+            Stream::Unix(stream) => (&mut &*stream).read(buffer),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
+            Stream::Unix(stream) => (&mut &*stream).write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Who is at the other end, for the log.
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stream::Tcp(stream) => match stream.peer_addr() {
+                Ok(addr) => addr.fmt(f),
+                Err(_) => f.write_str("gone"),
+            },
+            Stream::Unix(_) => f.write_str("unix"),
+        }
+    }
+}
+
+/// Whether a read failed because the time for it was over.
+pub fn is_timeout(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
+}

@@ -1,0 +1,227 @@
+//! The telnet commands (RFC 854) in a byte stream: taken out of it, refused where they ask for
+//! something, never begun by us.
+//!
+//! 0xFF cannot occur in UTF-8, so it always begins a command. A command may be split over reads, so
+//! the state outlives a call.
+
+const IAC: u8 = 255;
+const DONT: u8 = 254;
+const DO: u8 = 253;
+const WONT: u8 = 252;
+const WILL: u8 = 251;
+const SB: u8 = 250;
+const IP: u8 = 244;
+const SE: u8 = 240;
+const TIMING_MARK: u8 = 6;
+
+/// Stands in the cleaned stream where the peer interrupted what it was typing (IAC IP). Nothing
+/// else leaves a 0xFF there.
+pub(super) const INTERRUPT: u8 = 0xFF;
+
+/// Stands in the cleaned stream for an escaped 0xFF (IAC IAC): no more valid in UTF-8 than that.
+const ESCAPED_FF: u8 = 0xFE;
+
+/// The longest subnegotiation that is skipped.
+const MAX_SUBNEGOTIATION: usize = 256;
+
+/// How many options are refused by name; further ones are met with silence.
+const MAX_REFUSALS: usize = 64;
+
+/// What the telnet layer remembers of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Telnet {
+    state: State,
+    after_cr: bool,
+    /// The requests answered so far, as (DO or WILL, option).
+    refused: Vec<(u8, u8)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Data,
+    Command,
+    Option(u8),
+    Subnegotiation(usize),
+    SubnegotiationCommand(usize),
+}
+
+/// A subnegotiation that does not end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Endless;
+
+impl Telnet {
+    /// Removes telnet commands from `chunk` in place and returns how many bytes are left at its
+    /// front. What must be answered is appended to `answers`.
+    pub(super) fn filter(
+        &mut self,
+        chunk: &mut [u8],
+        answers: &mut Vec<u8>,
+    ) -> Result<usize, Endless> {
+        if self.is_plain(chunk) {
+            self.after_cr = chunk.last().map_or(self.after_cr, |byte| *byte == b'\r');
+            return Ok(chunk.len());
+        }
+        let mut kept = 0;
+        for at in 0..chunk.len() {
+            if let Some(byte) = self.advance(chunk[at], answers)? {
+                chunk[kept] = byte;
+                kept += 1;
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Whether the chunk goes through as it is, as all chunks of programs do.
+    fn is_plain(&self, chunk: &[u8]) -> bool {
+        self.state == State::Data && !chunk.iter().any(|byte| matches!(*byte, IAC | 0))
+    }
+
+    fn advance(&mut self, byte: u8, answers: &mut Vec<u8>) -> Result<Option<u8>, Endless> {
+        let (next, kept) = match (self.state, byte) {
+            (State::Data, IAC) => (State::Command, None),
+            (State::Data, _) => (State::Data, Some(self.data(byte))),
+            (State::Command, IAC) => (State::Data, Some(self.data(ESCAPED_FF))),
+            (State::Command, IP) => (State::Data, Some(self.data(INTERRUPT))),
+            (State::Command, SB) => (State::Subnegotiation(0), None),
+            (State::Command, WILL | WONT | DO | DONT) => (State::Option(byte), None),
+            (State::Command, _) => (State::Data, None),
+            (State::Option(verb), option) => {
+                self.refuse(verb, option, answers);
+                (State::Data, None)
+            }
+            (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _)
+                if len >= MAX_SUBNEGOTIATION && byte != SE && byte != IAC =>
+            {
+                return Err(Endless);
+            }
+            (State::Subnegotiation(len), IAC) => (State::SubnegotiationCommand(len), None),
+            (State::Subnegotiation(len), _) => (State::Subnegotiation(len + 1), None),
+            (State::SubnegotiationCommand(_), SE) => (State::Data, None),
+            (State::SubnegotiationCommand(len), _) if len >= MAX_SUBNEGOTIATION => {
+                return Err(Endless)
+            }
+            (State::SubnegotiationCommand(len), _) => (State::Subnegotiation(len + 1), None),
+        };
+        self.state = next;
+        Ok(kept)
+    }
+
+    /// A byte of data. CR NUL is how telnet sends a bare carriage return; it ends a line.
+    fn data(&mut self, byte: u8) -> u8 {
+        let ends_line = self.after_cr && byte == 0;
+        self.after_cr = byte == b'\r';
+        if ends_line {
+            b'\n'
+        } else {
+            byte
+        }
+    }
+
+    fn refuse(&mut self, verb: u8, option: u8, answers: &mut Vec<u8>) {
+        let refusal = match verb {
+            DO => WONT,
+            WILL => DONT,
+            // WONT and DONT state what is the case anyway.
+            _ => return,
+        };
+        // A timing mark is a question that is asked anew each time: after a Ctrl-C, telnet throws
+        // away all that we send until it is answered. Everything else is answered once, so that two
+        // stubborn ends cannot talk for ever.
+        if (verb, option) != (DO, TIMING_MARK) {
+            if self.refused.len() >= MAX_REFUSALS || self.refused.contains(&(verb, option)) {
+                return;
+            }
+            self.refused.push((verb, option));
+        }
+        answers.extend([IAC, refusal, option]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Filters `input` in chunks of `size`; returns what is left and what was answered.
+    fn filter(input: &[u8], size: usize) -> Result<(Vec<u8>, Vec<u8>), Endless> {
+        let mut telnet = Telnet::default();
+        let (mut kept, mut answers) = (Vec::new(), Vec::new());
+        for chunk in input.chunks(size) {
+            let mut chunk = chunk.to_vec();
+            let len = telnet.filter(&mut chunk, &mut answers)?;
+            kept.extend(&chunk[..len]);
+        }
+        Ok((kept, answers))
+    }
+
+    fn check(input: &[u8], kept: &[u8], answers: &[u8]) {
+        for size in 1..=input.len().max(1) {
+            let expected = Ok((kept.to_vec(), answers.to_vec()));
+            assert_eq!(
+                filter(input, size),
+                expected,
+                "{input:?} in chunks of {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn plain_text_goes_through() {
+        check(b"l\r\nk\r\n10\r\n", b"l\r\nk\r\n10\r\n", b"");
+        check("ключ\0\n".as_bytes(), "ключ\0\n".as_bytes(), b"");
+    }
+
+    #[test]
+    fn every_request_is_refused_once_and_every_statement_ignored() {
+        check(
+            b"a\xff\xfd\x01b\xff\xfb\x03c",
+            b"abc",
+            b"\xff\xfc\x01\xff\xfe\x03",
+        );
+        check(b"\xff\xfd\x01\xff\xfd\x01", b"", b"\xff\xfc\x01");
+        check(b"\xff\xfc\x01x\xff\xfe\x03", b"x", b"");
+    }
+
+    #[test]
+    fn a_timing_mark_is_answered_every_time() {
+        check(
+            b"\xff\xf4\xff\xfd\x06\xff\xf4\xff\xfd\x06",
+            &[INTERRUPT, INTERRUPT],
+            b"\xff\xfc\x06\xff\xfc\x06",
+        );
+    }
+
+    #[test]
+    fn at_most_64_options_are_refused() {
+        let input: Vec<u8> = (100..200).flat_map(|option| [IAC, DO, option]).collect();
+        let (_, answers) = filter(&input, input.len()).expect("no subnegotiation");
+        assert_eq!(answers.len(), 64 * 3);
+    }
+
+    #[test]
+    fn a_subnegotiation_is_skipped_up_to_256_bytes() {
+        check(b"a\xff\xfa\x18\x00vt100\xff\xf0b", b"ab", b"");
+        check(b"a\xff\xfa\xff\xff\xff\xf0b", b"ab", b"");
+        let mut longest = vec![IAC, SB];
+        longest.extend([7; MAX_SUBNEGOTIATION]);
+        check(&[&longest[..], &[IAC, SE, b'x']].concat(), b"x", b"");
+        longest.push(7);
+        assert_eq!(filter(&longest, 1), Err(Endless));
+        let escapes = [&[IAC, SB][..], &[IAC; 2000]].concat();
+        assert_eq!(filter(&escapes, 7), Err(Endless));
+    }
+
+    #[test]
+    fn other_commands_vanish_and_an_escaped_ff_stays_invalid() {
+        check(b"a\xff\xf6b\xff\xf1c", b"abc", b"");
+        let (kept, _) = filter(b"a\xff\xffb", 1).expect("no subnegotiation");
+        assert!(std::str::from_utf8(&kept).is_err());
+        assert!(!kept.contains(&INTERRUPT));
+    }
+
+    #[test]
+    fn cr_nul_ends_a_line() {
+        check(b"ping\r\0_\r\0_\r\0", b"ping\r\n_\r\n_\r\n", b"");
+        check(b"a\0b", b"a\0b", b"");
+    }
+}

@@ -1,0 +1,173 @@
+//! Which module may use which: the picture in the crate's documentation, as a table.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each module with the modules of this crate that it may name. Whatever is not listed is forbidden.
+const MAY_USE: [(&str, &[&str]); 9] = [
+    ("table", &["table"]),
+    ("escape", &[]),
+    ("arguments", &[]),
+    ("logging", &[]),
+    ("mint", &["table"]),
+    ("net", &["net"]),
+    ("manager", &["table", "mint"]), // the mint in its tests only
+    ("dflock", &["dflock", "table", "manager", "net", "escape"]),
+    (
+        "latchd",
+        &[
+            "latchd",
+            "dflock",
+            "table",
+            "manager",
+            "mint",
+            "net",
+            "arguments",
+            "logging",
+            "escape",
+        ],
+    ),
+];
+
+/// What the pure modules must not touch: clocks, threads, sockets, files, randomness, logs.
+const PURE: [&str; 4] = [
+    "src/table",
+    "src/dflock/request.rs",
+    "src/dflock/reply.rs",
+    "src/dflock/stats.rs",
+];
+const IMPURE: [&str; 12] = [
+    "Instant::now",
+    "SystemTime",
+    "std::thread",
+    "std::net",
+    "std::fs",
+    "std::process",
+    "Mutex",
+    "Condvar",
+    "getrandom",
+    "log::",
+    "rustix",
+    "crossbeam",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(under: &Path) -> Vec<PathBuf> {
+    if under.is_file() {
+        return vec![under.to_owned()];
+    }
+    let entries =
+        fs::read_dir(under).unwrap_or_else(|error| panic!("{}: {error}", under.display()));
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("a directory entry").path())
+        .flat_map(|path| sources(&path))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect();
+    files.sort();
+    files
+}
+
+/// The code of a file: without its comments, and without its tests where `with_tests` is false.
+fn code(file: &Path, with_tests: bool) -> String {
+    let text = fs::read_to_string(file).expect("a source file");
+    let code = if with_tests {
+        &text
+    } else {
+        text.split("#[cfg(test)]\nmod tests {")
+            .next()
+            .expect("a first part")
+    };
+    let lines = code
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The modules that a piece of code names after `crate::`.
+fn uses(code: &str) -> Vec<String> {
+    let after = code.split("crate::").skip(1);
+    after
+        .map(|rest| {
+            rest.chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect()
+        })
+        .collect()
+}
+
+#[test]
+fn every_module_uses_only_what_lies_below_it() {
+    for (module, allowed) in MAY_USE {
+        let directory = root().join("src").join(module);
+        let place = if directory.is_dir() {
+            directory
+        } else {
+            directory.with_extension("rs")
+        };
+        for file in sources(&place) {
+            for used in uses(&code(&file, true)) {
+                assert!(
+                    allowed.contains(&used.as_str()),
+                    "{}: {module} must not use {used}",
+                    file.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_module_has_its_place_in_the_table() {
+    let lib = code(&root().join("src/lib.rs"), true);
+    let declared = lib.lines().filter_map(|line| {
+        let name = line
+            .trim()
+            .trim_start_matches("pub ")
+            .strip_prefix("mod ")?;
+        name.strip_suffix(';')
+    });
+    for module in declared {
+        assert!(
+            MAY_USE.iter().any(|(known, _)| *known == module),
+            "{module} is in no layer"
+        );
+    }
+}
+
+#[test]
+fn the_pure_modules_touch_nothing_outside() {
+    for place in PURE {
+        for file in sources(&root().join(place)) {
+            if file.starts_with(root().join("src/table/tests")) {
+                continue;
+            }
+            let code = code(&file, false);
+            for word in IMPURE {
+                assert!(
+                    !code.contains(word),
+                    "{}: {word} in a pure module",
+                    file.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_code_of_ours_is_unsafe() {
+    for file in ["src/lib.rs", "src/bin/latchd.rs"] {
+        let text = fs::read_to_string(root().join(file)).expect("a source file");
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{file}");
+    }
+}
+
+#[test]
+fn the_check_sees_a_forbidden_use() {
+    assert_eq!(
+        uses("use crate::net::lines;\nlet x = crate::table::Key;"),
+        ["net", "table"]
+    );
+}
