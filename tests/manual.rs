@@ -1,0 +1,233 @@
+//! The manual pages and the program say the same.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::Daemon;
+
+/// Every option with its variable; `None` where there is none.
+const OPTIONS: &[(&str, Option<&str>)] = &[
+    ("--host", Some("HOST")),
+    ("--port", Some("PORT")),
+    ("--unix", Some("UNIX")),
+    ("--unix-mode", Some("UNIX_MODE")),
+    ("--unix-group", Some("UNIX_GROUP")),
+    ("--default-lease-ttl", Some("DEFAULT_LEASE_TTL_S")),
+    ("--lease-sweep-interval", Some("LEASE_SWEEP_INTERVAL_S")),
+    ("--gc-interval", Some("GC_INTERVAL_S")),
+    ("--gc-max-idle", Some("GC_MAX_IDLE_S")),
+    ("--max-locks", Some("MAX_LOCKS")),
+    ("--max-connections", Some("MAX_CONNECTIONS")),
+    ("--max-waiters", Some("MAX_WAITERS")),
+    ("--read-timeout", Some("READ_TIMEOUT_S")),
+    ("--write-timeout", Some("WRITE_TIMEOUT_S")),
+    ("--shutdown-timeout", Some("SHUTDOWN_TIMEOUT_S")),
+    (
+        "--auto-release-on-disconnect",
+        Some("AUTO_RELEASE_ON_DISCONNECT"),
+    ),
+    ("--no-auto-release-on-disconnect", None),
+    ("--auth-token", Some("AUTH_TOKEN")),
+    ("--auth-token-file", Some("AUTH_TOKEN_FILE")),
+    ("--print-port", None),
+    ("--log-timestamps", Some("LOG_TIMESTAMPS")),
+    ("--debug", Some("DEBUG")),
+    ("--help", None),
+    ("--version", None),
+];
+
+const COMMANDS: &[&str] = &[
+    "l", "sl", "e", "se", "w", "sw", "r", "sr", "n", "sn", "ping", "stats", "auth",
+];
+
+const STATUS_WORDS: &[&str] = &[
+    "ok",
+    "acquired",
+    "queued",
+    "timeout",
+    "error",
+    "error_auth",
+    "error_max_locks",
+    "error_max_waiters",
+    "error_limit_mismatch",
+    "error_not_enqueued",
+    "error_already_enqueued",
+    "error_lease_expired",
+    "error_draining",
+];
+
+#[test]
+fn the_help_and_the_manual_name_the_same_options() {
+    let manual = options_of_manual(&page("latchd.8"));
+    assert_eq!(
+        options_of_help(),
+        manual,
+        "left: --help, right: man/latchd.8"
+    );
+    let known: BTreeSet<String> = OPTIONS
+        .iter()
+        .map(|(option, _)| option.to_string())
+        .collect();
+    assert_eq!(
+        manual, known,
+        "left: man/latchd.8, right: the table of this test"
+    );
+}
+
+#[test]
+fn the_manual_names_the_variable_of_every_option() {
+    let page = page("latchd.8");
+    for (option, variable) in OPTIONS {
+        let entry = entry_of(&page, option);
+        match variable {
+            Some(variable) => {
+                let line = format!(".Ev LATCHD_{variable} .");
+                assert!(
+                    entry.lines().any(|it| it == line),
+                    "{option} lacks {line:?}:\n{entry}"
+                );
+            }
+            None => assert!(
+                !entry.contains(".Ev LATCHD_"),
+                "{option} has no variable:\n{entry}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn the_protocol_page_names_every_command() {
+    let page = page("latch-protocol.7");
+    for command in COMMANDS {
+        let row = format!(".It Li {command} Ta ");
+        assert!(
+            page.contains(&row),
+            "{command} is not in the table of commands"
+        );
+        let is_named = |heading: &str| {
+            let names = heading.split(':').next().unwrap_or_default();
+            names.split(", ").any(|name| name == *command)
+        };
+        let has_section = page
+            .lines()
+            .filter_map(|line| line.strip_prefix(".Ss "))
+            .any(is_named);
+        assert!(has_section, "{command} has no section");
+    }
+}
+
+#[test]
+fn the_protocol_page_names_every_status_word() {
+    let page = page("latch-protocol.7");
+    let table = page
+        .split(".Sh STATUS WORDS")
+        .nth(1)
+        .expect("there is a table of status words");
+    let table = table.split(".Sh ").next().unwrap_or_default();
+    let named: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix(".It Li "))
+        .collect();
+    assert_eq!(
+        named, STATUS_WORDS,
+        "left: man/latch-protocol.7, right: the table of this test"
+    );
+}
+
+#[test]
+fn mandoc_finds_nothing_wrong_with_the_manual() {
+    for path in pages() {
+        let output = match Command::new("mandoc")
+            .args(["-T", "lint", "-W", "warning"])
+            .arg(&path)
+            .output()
+        {
+            Ok(output) => output,
+            Err(error) => panic!("cannot run mandoc ({error}): install the package mandoc"),
+        };
+        let findings = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && findings.is_empty(),
+            "mandoc says:\n{findings}"
+        );
+    }
+}
+
+/// The option words at the beginning of the lines of `latchd --help`.
+fn options_of_help() -> BTreeSet<String> {
+    let output = Daemon::command()
+        .arg("--help")
+        .output()
+        .expect("latchd was built");
+    let help = String::from_utf8(output.stdout).expect("the help is UTF-8");
+    let lines = help
+        .lines()
+        .map(str::trim_start)
+        .filter(|line| line.starts_with('-'));
+    let heads = lines.map(|line| line.split("  ").next().unwrap_or_default());
+    heads.flat_map(options_in).collect()
+}
+
+/// The options of the list in the section OPTIONS.
+fn options_of_manual(page: &str) -> BTreeSet<String> {
+    let section = section(page, "OPTIONS");
+    section
+        .lines()
+        .filter_map(|line| line.strip_prefix(".It "))
+        .flat_map(manual_options_in)
+        .collect()
+}
+
+fn entry_of(page: &str, option: &str) -> String {
+    let entries = section(page, "OPTIONS");
+    let entry = entries.split("\n.It ").skip(1).find(|entry| {
+        manual_options_in(entry.lines().next().unwrap_or_default())
+            .iter()
+            .any(|it| it == option)
+    });
+    entry
+        .unwrap_or_else(|| panic!("{option} is not in the manual"))
+        .to_owned()
+}
+
+fn section(page: &str, name: &str) -> String {
+    let from = page.split(&format!("\n.Sh {name}\n")).nth(1);
+    let from = from.unwrap_or_else(|| panic!("there is no section {name}"));
+    from.split("\n.Sh ").next().unwrap_or_default().to_owned()
+}
+
+/// `Fl -name` is how mdoc writes `--name`.
+fn manual_options_in(head: &str) -> Vec<String> {
+    let words: Vec<&str> = head.split(' ').collect();
+    let options = words
+        .windows(2)
+        .filter(|pair| pair[0] == "Fl" && pair[1].starts_with('-'));
+    options.map(|pair| format!("-{}", pair[1])).collect()
+}
+
+fn options_in(text: &str) -> Vec<String> {
+    let is_end = |c: char| !(c.is_ascii_lowercase() || c == '-');
+    text.split(is_end)
+        .filter(|word| word.len() > 2 && word.starts_with("--"))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn page(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("man").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn pages() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("man");
+    let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let pages: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("the directory stays").path())
+        .collect();
+    assert!(pages.len() >= 2, "the manual has two pages");
+    pages
+}

@@ -1,0 +1,1024 @@
+//! Options, variables and exit statuses of the program, seen from outside.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read;
+use std::net::{Ipv6Addr, TcpListener};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{eventually, Client, Daemon, Signal};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Every option that takes a number, its variable and its smallest value.
+const NUMBERS: &[(&str, &str, i64)] = &[
+    ("--default-lease-ttl", "DEFAULT_LEASE_TTL_S", 1),
+    ("--lease-sweep-interval", "LEASE_SWEEP_INTERVAL_S", 1),
+    ("--gc-interval", "GC_INTERVAL_S", 1),
+    ("--gc-max-idle", "GC_MAX_IDLE_S", 0),
+    ("--max-locks", "MAX_LOCKS", 1),
+    ("--max-connections", "MAX_CONNECTIONS", 0),
+    ("--max-waiters", "MAX_WAITERS", 0),
+    ("--read-timeout", "READ_TIMEOUT_S", 1),
+    ("--write-timeout", "WRITE_TIMEOUT_S", 0),
+    ("--shutdown-timeout", "SHUTDOWN_TIMEOUT_S", 0),
+];
+
+/// Options this build has not, with a value where they take one, and their variables.
+const ABSENT: &[(&str, Option<&str>, Option<&str>)] = &[
+    (
+        "--fence-state-file",
+        Some("/tmp/fences"),
+        Some("FENCE_STATE_FILE"),
+    ),
+    ("--tls-cert", Some("cert.pem"), Some("TLS_CERT")),
+    ("--tls-key", Some("key.pem"), Some("TLS_KEY")),
+    ("--inetd", None, None),
+    ("--idle-exit", Some("5"), Some("IDLE_EXIT_S")),
+];
+
+// ---------------------------------------------------------------------------------------------
+// Help, version and the forms of an option
+
+#[test]
+fn help_goes_to_stdout_and_is_no_failure() {
+    for flag in ["-h", "--help"] {
+        let end = run(Daemon::command().arg(flag));
+        assert_eq!(end.code(), Some(0), "{flag}: {}", end.stderr);
+        assert!(
+            end.stdout.contains("--default-lease-ttl"),
+            "{flag} printed: {}",
+            end.stdout
+        );
+        assert_eq!(end.stderr, "", "{flag}");
+    }
+}
+
+#[test]
+fn the_version_goes_to_stdout_and_is_no_failure() {
+    for flag in ["-V", "--version"] {
+        let end = run(Daemon::command().arg(flag));
+        assert_eq!(
+            (end.code(), end.stdout.as_str(), end.stderr.as_str()),
+            (Some(0), "latchd 0.1.0\n", "")
+        );
+    }
+}
+
+#[test]
+fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
+    for form in ["blank", "equals"] {
+        let dir = tempfile::tempdir().expect("there is room");
+        let token_file = dir.path().join("token");
+        fs::write(&token_file, "hunter2").expect("the directory is ours");
+        let socket = dir.path().join("socket");
+        let group = group_of_this_process();
+        let mut values: Vec<(&str, String)> = vec![
+            ("--host", "127.0.0.1".to_owned()),
+            ("--port", "0".to_owned()),
+            ("--unix", text_of(&socket)),
+            ("--unix-mode", "0600".to_owned()),
+            ("--unix-group", group),
+            ("--auth-token-file", text_of(&token_file)),
+            ("--log-timestamps", "never".to_owned()),
+        ];
+        values.extend(
+            NUMBERS
+                .iter()
+                .map(|(option, _, _)| (*option, "7".to_owned())),
+        );
+        let mut command = Daemon::command();
+        for (option, value) in &values {
+            match form {
+                "blank" => command.args([option, value.as_str()]),
+                _ => command.arg(format!("{option}={value}")),
+            };
+        }
+        command.args(["--print-port", "--debug", "--auto-release-on-disconnect"]);
+        let daemon = Daemon::from_command(command);
+        let mut client = daemon.connect();
+        assert_eq!(client.request("auth", "_", "hunter2"), "ok", "{form}");
+        assert_eq!(client.acquire("k", 0).lease, 7, "{form}");
+        assert_eq!(mode_of(&socket), 0o600, "{form}");
+    }
+}
+
+#[test]
+fn an_auth_token_takes_its_value_behind_a_blank_or_an_equals_sign() {
+    for args in [&["--auth-token", "a=b"][..], &["--auth-token=a=b"][..]] {
+        let daemon = Daemon::start(args);
+        assert_eq!(
+            daemon.connect().request("auth", "_", "a=b"),
+            "ok",
+            "{args:?}"
+        );
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Bad usage
+
+#[test]
+fn bad_usage_is_refused_with_one_line_that_names_the_option() {
+    for (args, named) in [
+        (&["--nonsense"][..], "--nonsense"),
+        (&["--nonsense=1"], "--nonsense"),
+        (&["-x"], "-x"),
+        (&["nonsense"], "nonsense"),
+        (&["--port"], "--port"),
+        (&["--port=0", "--port=0"], "--port"),
+        (&["--port", "many"], "--port"),
+        (&["--port", ""], "--port"),
+        (&["--port=65536"], "--port"),
+        (&["--port", "-1"], "--port"),
+        (&["--port", "off"], "--unix"),
+        (&["--host", "example.org"], "--host"),
+        (&["--host", "127.0.0.1:6388"], "--host"),
+        (&["--host="], "--host"),
+        (&["--unix="], "--unix"),
+        (
+            &["--unix", "/tmp/latchd-options", "--unix-mode", "rw"],
+            "--unix-mode",
+        ),
+        (
+            &["--unix", "/tmp/latchd-options", "--unix-mode", "0680"],
+            "--unix-mode",
+        ),
+        (
+            &["--unix", "/tmp/latchd-options", "--unix-mode", "77777"],
+            "--unix-mode",
+        ),
+        (&["--log-timestamps", "sometimes"], "--log-timestamps"),
+        (&["--debug=perhaps"], "--debug"),
+        (&["--debug="], "--debug"),
+        (&["--debug", "false"], "false"),
+        (
+            &["--auto-release-on-disconnect=2"],
+            "--auto-release-on-disconnect",
+        ),
+        (&["--auto-release-on-disconnect", "false"], "false"),
+    ] {
+        let line = refusal(Daemon::command().args(args), 2);
+        assert!(
+            line.contains(named),
+            "{args:?} should name {named}: {line:?}"
+        );
+        assert!(
+            line.split(' ').count() >= 3,
+            "{args:?} should say why: {line:?}"
+        );
+    }
+}
+
+#[test]
+fn a_number_out_of_range_is_refused() {
+    for (option, variable, least) in NUMBERS {
+        let below = (least - 1).to_string();
+        for value in [
+            below.as_str(),
+            "many",
+            "1.5",
+            "",
+            " ",
+            "0x10",
+            "99999999999999999999",
+        ] {
+            let line = refusal(Daemon::command().args([option, value]), 2);
+            assert!(line.contains(option), "{option} {value:?}: {line:?}");
+            if value.is_empty() {
+                continue; // an empty variable counts as unset
+            }
+            for prefix in ["LATCHD", "DFLOCKD"] {
+                let variable = format!("{prefix}_{variable}");
+                let line = refusal(Daemon::command().env(&variable, value), 2);
+                assert!(line.contains(&variable), "{variable}={value:?}: {line:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn seconds_that_would_overflow_are_refused() {
+    let seconds = |variable: &str| variable.ends_with("_S");
+    for (option, variable, _) in NUMBERS.iter().filter(|(_, variable, _)| seconds(variable)) {
+        let line = refusal(Daemon::command().args([option, "9223372037"]), 2);
+        assert!(line.contains(option), "{line:?}");
+        let variable = format!("LATCHD_{variable}");
+        let line = refusal(Daemon::command().env(&variable, "9223372037"), 2);
+        assert!(line.contains(&variable), "{line:?}");
+    }
+    let daemon = Daemon::start(&["--default-lease-ttl", "9223372036"]);
+    assert_eq!(daemon.connect().acquire("k", 0).lease, 9_223_372_036);
+}
+
+#[test]
+fn an_option_without_its_value_is_refused() {
+    let others = [
+        "--host",
+        "--unix",
+        "--unix-mode",
+        "--unix-group",
+        "--auth-token",
+        "--auth-token-file",
+    ];
+    for option in NUMBERS.iter().map(|(option, _, _)| *option).chain(others) {
+        let line = refusal(Daemon::command().arg(option), 2);
+        assert!(line.contains(option), "{option}: {line:?}");
+    }
+}
+
+#[test]
+fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
+    let bytes = OsStr::from_bytes(b"63\xff88");
+    let line = refusal(Daemon::command().arg("--port").arg(bytes), 2);
+    assert!(line.is_ascii(), "{line:?}");
+    let line = refusal(Daemon::command().env("LATCHD_PORT", bytes), 2);
+    assert!(line.contains("LATCHD_PORT"), "{line:?}");
+}
+
+#[test]
+fn options_this_build_has_not_are_refused() {
+    for (option, value, variable) in ABSENT {
+        let expected = format!("latchd: {option}: not in this build");
+        let line = refusal(Daemon::command().arg(option).args(*value), 2);
+        assert_eq!(line, expected);
+        if let Some(value) = value {
+            let line = refusal(Daemon::command().arg(format!("{option}={value}")), 2);
+            assert_eq!(line, expected);
+        }
+        for (prefix, variable) in ["LATCHD", "DFLOCKD"].iter().zip([variable, variable]) {
+            let (Some(variable), Some(value)) = (variable, value) else {
+                continue;
+            };
+            let variable = format!("{prefix}_{variable}");
+            let line = refusal(Daemon::command().env(&variable, value), 2);
+            let is_named = line.contains(&variable) || line.contains(option);
+            assert!(
+                is_named && line.ends_with("not in this build"),
+                "{variable}: {line:?}"
+            );
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Where a value comes from
+
+#[test]
+fn a_flag_beats_latchd_variables_beat_dflockd_variables_beat_the_default() {
+    let (ours, theirs) = ("LATCHD_DEFAULT_LEASE_TTL_S", "DFLOCKD_DEFAULT_LEASE_TTL_S");
+    for (flag, variables, lease) in [
+        (Some("11"), &[(ours, "12"), (theirs, "13")][..], 11),
+        (None, &[(ours, "12"), (theirs, "13")], 12),
+        (None, &[(theirs, "13")], 13),
+        (None, &[(ours, ""), (theirs, "13")], 13),
+        (None, &[(ours, ""), (theirs, "")], 33),
+        (None, &[], 33),
+    ] {
+        let daemon = start_with(variables, |command| {
+            if let Some(lease) = flag {
+                command.args(["--default-lease-ttl", lease]);
+            }
+        });
+        let granted = daemon.connect().acquire("k", 0).lease;
+        assert_eq!(granted, lease, "flag {flag:?}, variables {variables:?}");
+    }
+}
+
+#[test]
+fn host_port_and_socket_can_come_from_variables() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let socket = dir.path().join("socket");
+    let path = text_of(&socket);
+    let mut command = Daemon::command();
+    command.envs([
+        ("DFLOCKD_HOST", "127.0.0.1"),
+        ("DFLOCKD_PORT", "0"),
+        ("LATCHD_UNIX", &path),
+        ("LATCHD_UNIX_MODE", "0600"),
+        ("LATCHD_UNIX_GROUP", &group_of_this_process()),
+    ]);
+    command.arg("--print-port");
+    let daemon = Daemon::from_command(command);
+    assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
+    assert_eq!(Client::unix(&socket).request("ping", "_", "_"), "ok");
+    assert_eq!(mode_of(&socket), 0o600);
+}
+
+#[test]
+fn the_old_names_of_the_pruning_variables_are_heard() {
+    let daemon = start_with(
+        &[
+            ("DFLOCKD_GC_LOOP_SLEEP", "1"),
+            ("DFLOCKD_GC_MAX_UNUSED_TIME", "0"),
+        ],
+        |_| {},
+    );
+    let mut client = daemon.connect();
+    let grant = client.acquire("k", 0);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    eventually(Duration::from_secs(5), "the idle key is pruned", || {
+        client.stats()["idle_locks"] == serde_json::json!([])
+    });
+
+    for variable in ["DFLOCKD_GC_LOOP_SLEEP", "DFLOCKD_GC_MAX_UNUSED_TIME"] {
+        let line = refusal(Daemon::command().env(variable, "soon"), 2);
+        assert!(line.contains(variable), "{line:?}");
+    }
+}
+
+#[test]
+fn a_new_name_beats_the_old_one() {
+    let variables = [
+        ("DFLOCKD_GC_INTERVAL_S", "1"),
+        ("DFLOCKD_GC_LOOP_SLEEP", "3600"),
+        ("DFLOCKD_GC_MAX_IDLE_S", "0"),
+        ("DFLOCKD_GC_MAX_UNUSED_TIME", "3600"),
+    ];
+    let daemon = start_with(&variables, |_| {});
+    let mut client = daemon.connect();
+    let grant = client.acquire("k", 0);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    eventually(Duration::from_secs(5), "the idle key is pruned", || {
+        client.stats()["idle_locks"] == serde_json::json!([])
+    });
+}
+
+#[test]
+fn bad_variables_are_refused_by_name() {
+    for (variable, value) in [
+        ("LATCHD_PORT", "65536"),
+        ("LATCHD_PORT", "off"),
+        ("DFLOCKD_PORT", "many"),
+        ("LATCHD_HOST", "example.org"),
+        ("DFLOCKD_HOST", "example.org"),
+        ("LATCHD_UNIX_MODE", "rw"),
+        ("LATCHD_LOG_TIMESTAMPS", "sometimes"),
+        ("LATCHD_DEBUG", "perhaps"),
+        ("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", "2"),
+    ] {
+        let line = refusal(Daemon::command().env(variable, value), 2);
+        let named = if value == "off" { "--unix" } else { variable };
+        assert!(line.contains(named), "{variable}={value}: {line:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Switches
+
+/// Arguments, variables, and whether a closed connection releases what it held.
+type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], bool);
+
+#[test]
+fn auto_release_is_on_or_off_in_every_form() {
+    let variable = "LATCHD_AUTO_RELEASE_ON_DISCONNECT";
+    let cases: &[Case] = &[
+        (&[], &[], true),
+        (
+            &["--auto-release-on-disconnect"],
+            &[(variable, "false")],
+            true,
+        ),
+        (
+            &["--auto-release-on-disconnect=1"],
+            &[(variable, "0")],
+            true,
+        ),
+        (
+            &["--auto-release-on-disconnect=Yes"],
+            &[(variable, "no")],
+            true,
+        ),
+        (
+            &["--auto-release-on-disconnect=TRUE"],
+            &[(variable, "No")],
+            true,
+        ),
+        (&["--auto-release-on-disconnect=false"], &[], false),
+        (
+            &["--auto-release-on-disconnect=0"],
+            &[(variable, "1")],
+            false,
+        ),
+        (
+            &["--auto-release-on-disconnect=NO"],
+            &[(variable, "yes")],
+            false,
+        ),
+        (
+            &["--no-auto-release-on-disconnect"],
+            &[(variable, "true")],
+            false,
+        ),
+        (&[], &[(variable, "FALSE")], false),
+        (&[], &[("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", "no")], false),
+        (
+            &[],
+            &[
+                ("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", "no"),
+                (variable, "YES"),
+            ],
+            true,
+        ),
+    ];
+    thread::scope(|scope| {
+        for (args, variables, released) in cases {
+            scope.spawn(move || {
+                let daemon = start_with(variables, |command| {
+                    command.args(*args);
+                });
+                assert_eq!(
+                    is_released_on_disconnect(&daemon),
+                    *released,
+                    "{args:?} {variables:?}"
+                );
+            });
+        }
+    });
+}
+
+fn is_released_on_disconnect(daemon: &Daemon) -> bool {
+    daemon.connect().acquire("k", 0);
+    daemon.connect().request("l", "k", "1").starts_with("ok ")
+}
+
+#[test]
+fn debug_beats_rust_log() {
+    let is_chatty = |args: &[&str], variables: &[(&str, &str)]| {
+        let daemon = start_with(variables, |command| {
+            command.args(args);
+        });
+        daemon.connect().acquire("k", 0);
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait_exit(PATIENCE).is_some(), "it drains");
+        daemon.log().contains("opened conn=")
+    };
+    assert!(!is_chatty(&[], &[]), "the default is info");
+    assert!(is_chatty(&["--debug"], &[("RUST_LOG", "error")]));
+    assert!(is_chatty(
+        &[],
+        &[("RUST_LOG", "error"), ("LATCHD_DEBUG", "Yes")]
+    ));
+    assert!(is_chatty(
+        &["--debug=false"],
+        &[("RUST_LOG", "debug"), ("LATCHD_DEBUG", "true")]
+    ));
+    assert!(!is_chatty(&["--debug=false"], &[("LATCHD_DEBUG", "true")]));
+}
+
+#[test]
+fn the_port_alone_is_printed() {
+    let mut command = Daemon::command();
+    command
+        .args(["--port", "0", "--print-port"])
+        .stderr(Stdio::null());
+    let mut child = command.spawn().expect("latchd was built");
+    let mut stdout = child.stdout.take().expect("it is a pipe");
+    let mut printed = Vec::new();
+    while !printed.ends_with(b"\n") {
+        let mut byte = [0];
+        assert_eq!(
+            stdout.read(&mut byte).expect("it is a pipe"),
+            1,
+            "ended after {printed:?}"
+        );
+        printed.push(byte[0]);
+    }
+    let port: u16 = String::from_utf8(printed)
+        .expect("ASCII")
+        .trim_end()
+        .parse()
+        .expect("a port");
+    assert_eq!(
+        Client::tcp(([127, 0, 0, 1], port).into()).request("ping", "_", "_"),
+        "ok"
+    );
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::TERM).expect("it runs");
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("it is a pipe");
+    assert_eq!(rest, "");
+    assert!(child.wait().expect("it is our child").success());
+}
+
+// ---------------------------------------------------------------------------------------------
+// The secret
+
+#[test]
+fn sources_of_the_secret_have_the_same_order_as_other_options() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let file = dir.path().join("secret");
+    fs::write(&file, "from-file").expect("the directory is ours");
+    let file = text_of(&file);
+    for (args, variables, secret) in [
+        (
+            &["--auth-token", "from-flag"][..],
+            &[("LATCHD_AUTH_TOKEN", "no")][..],
+            "from-flag",
+        ),
+        (
+            &["--auth-token", "from-flag"],
+            &[("LATCHD_AUTH_TOKEN_FILE", file.as_str())],
+            "from-flag",
+        ),
+        (
+            &["--auth-token-file", &file],
+            &[("LATCHD_AUTH_TOKEN", "no")],
+            "from-file",
+        ),
+        (
+            &[],
+            &[
+                ("LATCHD_AUTH_TOKEN", "from-env"),
+                ("DFLOCKD_AUTH_TOKEN", "no"),
+            ],
+            "from-env",
+        ),
+        (
+            &[],
+            &[
+                ("LATCHD_AUTH_TOKEN", "from-env"),
+                ("DFLOCKD_AUTH_TOKEN_FILE", &file),
+            ],
+            "from-env",
+        ),
+        (
+            &[],
+            &[
+                ("LATCHD_AUTH_TOKEN_FILE", &file),
+                ("DFLOCKD_AUTH_TOKEN", "no"),
+            ],
+            "from-file",
+        ),
+        (
+            &[],
+            &[("LATCHD_AUTH_TOKEN", ""), ("DFLOCKD_AUTH_TOKEN", "older")],
+            "older",
+        ),
+        (
+            &[],
+            &[("LATCHD_AUTH_TOKEN", ""), ("LATCHD_AUTH_TOKEN_FILE", &file)],
+            "from-file",
+        ),
+    ] {
+        let daemon = start_with(variables, |command| {
+            command.args(args);
+        });
+        assert_eq!(
+            daemon.connect().request("auth", "_", secret),
+            "ok",
+            "{args:?} {variables:?}"
+        );
+        assert_eq!(
+            daemon.connect().request("auth", "_", "no"),
+            "error_auth",
+            "{args:?} {variables:?}"
+        );
+    }
+}
+
+#[test]
+fn a_secret_and_a_file_at_one_level_are_refused() {
+    let both = ["--auth-token", "a", "--auth-token-file", "/dev/null"];
+    let line = refusal(Daemon::command().args(both), 2);
+    assert!(
+        line.contains("--auth-token") && line.contains("--auth-token-file"),
+        "{line:?}"
+    );
+    for prefix in ["LATCHD", "DFLOCKD"] {
+        let (token, file) = (
+            format!("{prefix}_AUTH_TOKEN"),
+            format!("{prefix}_AUTH_TOKEN_FILE"),
+        );
+        let line = refusal(
+            Daemon::command().env(&token, "a").env(&file, "/dev/null"),
+            2,
+        );
+        assert!(line.contains(&file), "{line:?}");
+    }
+}
+
+#[test]
+fn a_secret_that_is_empty_or_has_line_ends_is_refused() {
+    for secret in ["", " ", " \t ", "\n", "a\nb", "a\rb"] {
+        let line = refusal(Daemon::command().args(["--auth-token", secret]), 2);
+        assert!(line.contains("--auth-token"), "{secret:?}: {line:?}");
+        if !secret.is_empty() {
+            let line = refusal(Daemon::command().env("LATCHD_AUTH_TOKEN", secret), 2);
+            assert!(line.contains("LATCHD_AUTH_TOKEN"), "{secret:?}: {line:?}");
+        }
+    }
+}
+
+#[test]
+fn a_secret_that_is_not_utf8_is_refused_because_nobody_could_present_it() {
+    let secret = OsStr::from_bytes(b"hunter\xff");
+    let line = refusal(Daemon::command().env("LATCHD_AUTH_TOKEN", secret), 2);
+    assert!(line.contains("LATCHD_AUTH_TOKEN"), "{line:?}");
+    refusal(Daemon::command().arg("--auth-token").arg(secret), 2);
+}
+
+#[test]
+fn a_file_without_a_good_secret_is_refused() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let file = dir.path().join("secret");
+    for contents in [&b""[..], b" \n\t\r\n", b"a\nb", b"a\rb", b"a\xff"] {
+        fs::write(&file, contents).expect("the directory is ours");
+        let line = refusal(Daemon::command().arg("--auth-token-file").arg(&file), 1);
+        assert!(line.contains(&text_of(&file)), "{contents:?}: {line:?}");
+    }
+    for path in [dir.path().join("missing"), dir.path().to_owned()] {
+        let line = refusal(Daemon::command().arg("--auth-token-file").arg(&path), 1);
+        assert!(line.contains(&text_of(&path)), "{line:?}");
+    }
+}
+
+#[test]
+fn blanks_around_the_secret_are_ignored() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let file = dir.path().join("secret");
+    fs::write(&file, " \thunter 2\r\n\n").expect("the directory is ours");
+    for args in [
+        ["--auth-token-file", &text_of(&file)],
+        ["--auth-token", " hunter 2 \n"],
+    ] {
+        let daemon = Daemon::start(&args);
+        assert_eq!(
+            daemon.connect().request("auth", "_", "hunter 2"),
+            "ok",
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn a_secret_in_the_arguments_is_warned_about_and_never_logged() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let file = dir.path().join("secret");
+    fs::write(&file, "hunter2").expect("the directory is ours");
+    let log_of = |args: &[&str], variables: &[(&str, &str)]| {
+        let daemon = start_with(variables, |command| {
+            command.arg("--debug").args(args);
+        });
+        assert_eq!(daemon.connect().request("auth", "_", "hunter2"), "ok");
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait_exit(PATIENCE).is_some(), "it drains");
+        assert!(
+            !daemon.log().contains("hunter2"),
+            "the secret is in the log:\n{}",
+            daemon.log()
+        );
+        daemon.log()
+    };
+    let is_warning = |line: &str| line.contains("WARN") && line.contains("auth");
+    let in_arguments = log_of(&["--auth-token", "hunter2"], &[]);
+    assert!(
+        in_arguments.lines().any(is_warning),
+        "no warning:\n{in_arguments}"
+    );
+    let in_file = log_of(&["--auth-token-file", &text_of(&file)], &[]);
+    assert!(
+        !in_file.lines().any(is_warning),
+        "a warning too many:\n{in_file}"
+    );
+    let in_variable = log_of(&[], &[("LATCHD_AUTH_TOKEN", "hunter2")]);
+    assert!(
+        !in_variable.lines().any(is_warning),
+        "a warning too many:\n{in_variable}"
+    );
+}
+
+// ---------------------------------------------------------------------------------------------
+// Where it listens
+
+#[test]
+fn localhost_and_addresses_are_listened_on() {
+    for (host, shown) in [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "0.0.0.0"),
+    ] {
+        let daemon = Daemon::start(&["--host", host]);
+        assert_eq!(daemon.connect().request("ping", "_", "_"), "ok", "{host}");
+        daemon.wait_for_log(
+            &format!("listening addr={shown}:{}", daemon.port()),
+            PATIENCE,
+        );
+    }
+}
+
+#[test]
+fn ipv6_addresses_need_no_brackets_and_may_have_them() {
+    if let Err(error) = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
+        eprintln!("skipped: no IPv6 on this machine: {error}");
+        return;
+    }
+    for host in ["::1", "[::1]"] {
+        let daemon = Daemon::start(&["--host", host]);
+        let mut client = Client::tcp((Ipv6Addr::LOCALHOST, daemon.port()).into());
+        assert_eq!(client.request("ping", "_", "_"), "ok", "{host}");
+        daemon.wait_for_log(&format!("listening addr=[::1]:{}", daemon.port()), PATIENCE);
+    }
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = taken.local_addr().expect("it is bound").port();
+    let line = refusal(Daemon::command().args(["--port", &port.to_string()]), 1);
+    assert_eq!(
+        line,
+        format!("latchd: cannot listen on 127.0.0.1:{port}: address already in use")
+    );
+}
+
+#[test]
+fn a_unix_socket_works_beside_tcp_and_alone() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let beside = dir.path().join("beside");
+    let daemon = Daemon::start(&["--unix", &text_of(&beside)]);
+    let mut over_unix = Client::unix(&beside);
+    over_unix.acquire("k", 0);
+    assert_eq!(
+        daemon.connect().request("l", "k", "0"),
+        "timeout",
+        "both lead to one table"
+    );
+
+    let alone = dir.path().join("alone");
+    let _daemon = Daemon::start_unix(&alone, &[]);
+    assert_eq!(Client::unix(&alone).request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn the_socket_has_the_mode_and_the_group_asked_for() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = dir.path().join("socket");
+    let daemon = Daemon::start_unix(&path, &[]);
+    assert_eq!(mode_of(&path), 0o660, "the default");
+    drop(daemon);
+    let group = group_of_this_process();
+    let daemon = Daemon::start_unix(&path, &["--unix-mode", "0606", "--unix-group", &group]);
+    eventually(PATIENCE, "the mode is set", || mode_of(&path) == 0o606);
+    let gid = fs::metadata(&path).expect("it is there").gid();
+    assert_eq!(gid, rustix::process::getgid().as_raw());
+    drop(daemon);
+
+    let args = [
+        "--unix",
+        &text_of(&path),
+        "--unix-group",
+        "no-such-group-here",
+    ];
+    let end = run(Daemon::command().args(["--port", "off"]).args(args));
+    assert!(matches!(end.code(), Some(1 | 2)), "{end:?}");
+    assert!(end.stderr.contains("no-such-group-here"), "{end:?}");
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = dir.path().join("socket");
+    drop(UnixListener::bind(&path).expect("the directory is ours"));
+    assert!(fs::metadata(&path)
+        .expect("it is left behind")
+        .file_type()
+        .is_socket());
+    let _daemon = Daemon::start_unix(&path, &[]);
+    assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn a_socket_left_by_a_killed_server_is_replaced() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = dir.path().join("socket");
+    let daemon = Daemon::start_unix(&path, &[]);
+    daemon.signal(Signal::KILL);
+    assert!(daemon.wait_exit(PATIENCE).is_some());
+    let _daemon = Daemon::start_unix(&path, &[]);
+    assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn a_live_socket_is_left_to_its_server() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = dir.path().join("socket");
+    let _daemon = Daemon::start_unix(&path, &[]);
+    let before = fs::metadata(&path).expect("it is there").ino();
+    let line = refusal(
+        Daemon::command().args(["--port", "off", "--unix", &text_of(&path)]),
+        1,
+    );
+    assert!(line.contains(&text_of(&path)), "{line:?}");
+    assert_eq!(fs::metadata(&path).expect("it is there").ino(), before);
+    assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn a_file_in_the_place_of_the_socket_is_left_alone() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let file = dir.path().join("file");
+    fs::write(&file, "precious").expect("the directory is ours");
+    let directory = dir.path().join("directory");
+    fs::create_dir(&directory).expect("the directory is ours");
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).expect("the directory is ours");
+    for path in [&file, &directory, &link] {
+        let line = refusal(
+            Daemon::command().args(["--port", "off", "--unix", &text_of(path)]),
+            1,
+        );
+        assert!(line.contains(&text_of(path)), "{line:?}");
+    }
+    assert_eq!(
+        fs::read_to_string(&file).expect("it is still there"),
+        "precious"
+    );
+    assert!(directory.is_dir());
+    assert!(fs::symlink_metadata(&link)
+        .expect("it is still there")
+        .is_symlink());
+}
+
+#[test]
+fn a_socket_that_cannot_be_made_is_named() {
+    let dir = tempfile::tempdir().expect("there is room");
+    for path in [
+        dir.path().join("missing/socket"),
+        dir.path().join("x".repeat(200)),
+    ] {
+        let end = run(Daemon::command().args(["--port", "off", "--unix", &text_of(&path)]));
+        assert!(matches!(end.code(), Some(1 | 2)), "{end:?}");
+        assert!(end.stderr.contains(&text_of(&path)), "{end:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The log
+
+#[test]
+fn log_lines_begin_with_the_time_if_asked() {
+    for (when, expected) in [("always", true), ("never", false), ("auto", true)] {
+        let daemon = Daemon::start(&["--log-timestamps", when]);
+        assert_eq!(
+            has_timestamps(&daemon),
+            expected,
+            "--log-timestamps {when}:\n{}",
+            daemon.log()
+        );
+        let daemon = start_with(&[("LATCHD_LOG_TIMESTAMPS", when)], |_| {});
+        assert_eq!(
+            has_timestamps(&daemon),
+            expected,
+            "LATCHD_LOG_TIMESTAMPS={when}"
+        );
+    }
+}
+
+#[test]
+fn the_journal_gets_no_timestamps() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = dir.path().join("log");
+    let log = fs::File::create(&path).expect("the directory is ours");
+    let about = log.metadata().expect("it is open");
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]).stderr(log);
+    command.env("JOURNAL_STREAM", format!("{}:{}", about.dev(), about.ino()));
+    let _daemon = Daemon::from_command(command);
+    let read = || fs::read_to_string(&path).expect("it is text");
+    eventually(PATIENCE, "it says that it listens", || {
+        read().contains("listening addr=")
+    });
+    assert!(!read().lines().any(begins_with_the_time), "{}", read());
+}
+
+fn has_timestamps(daemon: &Daemon) -> bool {
+    daemon.wait_for_log("listening addr=", PATIENCE);
+    let log = daemon.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("listening addr="))
+        .expect("just seen");
+    begins_with_the_time(line)
+}
+
+/// `2026-01-31T...`, perhaps in brackets.
+fn begins_with_the_time(line: &str) -> bool {
+    let shape: String = line
+        .chars()
+        .map(|c| if c.is_ascii_digit() { '0' } else { c })
+        .collect();
+    shape
+        .trim_start_matches('[')
+        .starts_with("0000-00-00T00:00:00")
+}
+
+// ---------------------------------------------------------------------------------------------
+// Helpers
+
+/// How a command ended and what it wrote.
+#[derive(Debug)]
+struct End {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+impl End {
+    fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+}
+
+/// Runs a command that is expected to end at once.
+fn run(command: &mut Command) -> End {
+    let mut child = command.spawn().expect("latchd was built");
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().expect("it is our child").is_none() {
+        if Instant::now() > deadline {
+            child.kill().expect("it is our child");
+            let output = child.wait_with_output().expect("it is our child");
+            panic!(
+                "still running: {command:?}\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let output = child.wait_with_output().expect("it is our child");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("latchd writes UTF-8");
+    End {
+        status: output.status,
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// Runs a command that is expected to be refused with `code`, and gives its one line.
+fn refusal(command: &mut Command, code: i32) -> String {
+    // Should it start after all, then not on the port that everybody uses.
+    let args_name_it = command
+        .get_args()
+        .any(|arg| arg.as_bytes().starts_with(b"--port"));
+    let variables_name_it = command
+        .get_envs()
+        .any(|(name, _)| name.as_bytes().ends_with(b"_PORT"));
+    if !args_name_it && !variables_name_it {
+        command.env("DFLOCKD_PORT", "0");
+    }
+    let end = run(command);
+    assert_eq!(end.code(), Some(code), "{command:?}: {end:?}");
+    assert_eq!(end.stdout, "", "{command:?}");
+    let line = end
+        .stderr
+        .strip_suffix('\n')
+        .unwrap_or_else(|| panic!("no line: {command:?}: {end:?}"));
+    assert!(
+        !line.contains('\n') && line.starts_with("latchd: "),
+        "{command:?}: {end:?}"
+    );
+    line.to_owned()
+}
+
+fn start_with(variables: &[(&str, &str)], arrange: impl FnOnce(&mut Command)) -> Daemon {
+    let mut command = Daemon::command();
+    command
+        .args(["--port", "0", "--print-port"])
+        .envs(variables.iter().copied());
+    arrange(&mut command);
+    Daemon::from_command(command)
+}
+
+fn group_of_this_process() -> String {
+    let output = Command::new("id")
+        .arg("-gn")
+        .output()
+        .expect("coreutils are there");
+    String::from_utf8(output.stdout)
+        .expect("ASCII")
+        .trim()
+        .to_owned()
+}
+
+fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path)
+        .expect("the socket is there")
+        .permissions()
+        .mode()
+        & 0o7777
+}
+
+fn text_of(path: &(impl AsRef<Path> + ?Sized)) -> String {
+    PathBuf::from(path.as_ref())
+        .into_os_string()
+        .into_string()
+        .expect("the path is UTF-8")
+}

@@ -1,0 +1,492 @@
+//! The examples of README.md, of the manual pages and below examples/ do what they say.
+//!
+//! Each block runs against a daemon of its own. Two forms are known: a conversation begins with
+//! `$ nc localhost 6388`, then three typed lines and one reply take turns; everything else is a
+//! shell script followed by what it prints.
+
+mod support;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{kill_process_group, Pid};
+use support::{Daemon, Signal};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+const CONVERSATION: &str = "$ nc localhost 6388";
+const SOCKET: &str = "/run/latchd.sock";
+
+#[test]
+fn the_examples_of_the_readme_do_what_they_say() {
+    let blocks = readme_blocks(&read("README.md"));
+    assert!(
+        blocks.len() >= 6,
+        "only {} examples found in README.md",
+        blocks.len()
+    );
+    play_all(&blocks);
+}
+
+#[test]
+fn the_examples_of_the_manual_do_what_they_say() {
+    let blocks: Vec<Block> = pages()
+        .iter()
+        .flat_map(|page| manual_blocks(page, &read(page)))
+        .collect();
+    assert!(
+        blocks.len() >= 10,
+        "only {} examples found in man/",
+        blocks.len()
+    );
+    play_all(&blocks);
+}
+
+#[test]
+fn the_shell_examples_parse() {
+    for script in files_in("examples")
+        .iter()
+        .filter(|path| path.ends_with(".sh"))
+    {
+        let output = shell()
+            .args(["-n", script])
+            .output()
+            .expect("there is a sh");
+        assert!(
+            output.status.success(),
+            "{script}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn raw_nc_holds_renews_and_releases_a_lock() {
+    let daemon = Daemon::start(&[]);
+    let script = format!("exec sh examples/raw_nc.sh localhost {}", daemon.port());
+    let printed = run_script(&script, Path::new(env!("CARGO_MANIFEST_DIR")));
+    assert_eq!(
+        printed,
+        "holding raw-nc-demo\nrenewed: ok 10\nreleased: ok\n"
+    );
+}
+
+#[test]
+fn the_readme_names_the_two_commands_and_ci_runs_the_second() {
+    let (readme, ci) = (read("README.md"), read(".ci/run"));
+    for command in ["    cargo run --release\n", "    cargo test\n"] {
+        assert!(
+            readme.contains(command),
+            "README.md lacks {command:?} as a line of its own"
+        );
+    }
+    assert!(
+        ci.contains("cargo test"),
+        ".ci/run does not call `cargo test`"
+    );
+    assert!(
+        read("Cargo.toml").contains("default-run = \"latchd\""),
+        "`cargo run` starts latchd"
+    );
+}
+
+#[test]
+fn ci_installs_the_packages_that_the_readme_names() {
+    let (readme, ci) = (read("README.md"), read(".ci/run"));
+    for package in [
+        "netcat-openbsd",
+        "busybox-static",
+        "ncat",
+        "socat",
+        "inetutils-telnet",
+        "util-linux",
+        "mandoc",
+        "python3",
+    ] {
+        assert!(
+            readme.contains(package),
+            "README.md does not name {package}"
+        );
+        assert!(ci.contains(package), ".ci/run does not install {package}");
+    }
+}
+
+#[test]
+fn the_files_that_the_readme_names_exist() {
+    let readme = read("README.md");
+    let starts = ["src/", "man/", "tests/", "examples/", ".ci/"];
+    let is_end = |c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c));
+    for word in readme
+        .split(is_end)
+        .filter(|word| starts.iter().any(|s| word.starts_with(s)))
+    {
+        let path = word.trim_end_matches('.');
+        assert!(
+            root().join(path).exists(),
+            "README.md names {path}, which does not exist"
+        );
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Playing
+
+/// What the daemon of a block is started with.
+enum Server {
+    With(Vec<String>),
+    Nothing,
+}
+
+/// One example: the lines of a conversation, or a script and what it prints.
+struct Block {
+    origin: String,
+    server: Server,
+    body: Body,
+}
+
+enum Body {
+    Conversation(Vec<String>),
+    Script { script: String, prints: String },
+}
+
+fn play_all(blocks: &[Block]) {
+    thread::scope(|scope| {
+        let plays: Vec<_> = blocks
+            .iter()
+            .map(|block| (block, scope.spawn(|| play(block))))
+            .collect();
+        let failed: Vec<&str> = plays
+            .into_iter()
+            .filter_map(|(block, play)| play.join().is_err().then_some(block.origin.as_str()))
+            .collect();
+        assert!(failed.is_empty(), "failed, see above: {failed:?}");
+    });
+}
+
+fn play(block: &Block) {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let socket = dir.path().join("latchd.sock");
+    let place = |text: &str| text.replace(SOCKET, socket.to_str().expect("tempdir is ASCII"));
+    let daemon = match &block.server {
+        Server::Nothing => None,
+        Server::With(args) => {
+            let args: Vec<String> = args.iter().map(|arg| place(arg)).collect();
+            Some(Daemon::start(
+                &args.iter().map(String::as_str).collect::<Vec<_>>(),
+            ))
+        }
+    };
+    let port = daemon
+        .as_ref()
+        .map_or("6388".to_owned(), |daemon| daemon.port().to_string());
+    match &block.body {
+        Body::Conversation(lines) => converse(&block.origin, lines, &port),
+        Body::Script { script, prints } => {
+            let printed = run_script(&place(script).replace("6388", &port), dir.path());
+            assert_eq!(comparable(&printed), comparable(prints), "{}", block.origin);
+        }
+    }
+}
+
+/// Types three lines into nc and reads one, as a person would.
+fn converse(origin: &str, lines: &[String], port: &str) {
+    let command = lines[0].trim_start_matches("$ ").replace("6388", port);
+    let mut nc = Group::spawn(
+        shell()
+            .args(["-c", &command])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
+    );
+    let mut typed = nc.0.stdin.take().expect("stdin is a pipe");
+    let replies = lines_of(nc.0.stdout.take().expect("stdout is a pipe"));
+    let mut tokens: HashMap<String, String> = HashMap::new();
+    assert_eq!(
+        lines[1..].len() % 4,
+        0,
+        "{origin}: three typed lines and one reply take turns"
+    );
+    for exchange in lines[1..].chunks(4) {
+        let request: String = exchange[..3]
+            .iter()
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let request = tokens
+            .iter()
+            .fold(request, |text, (shown, real)| text.replace(shown, real));
+        typed.write_all(request.as_bytes()).expect("nc reads");
+        let reply = replies
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| panic!("{origin}: no reply to {exchange:?}"));
+        assert_eq!(
+            comparable(&reply),
+            comparable(&exchange[3]),
+            "{origin}: {exchange:?}"
+        );
+        tokens.extend(tokens_in(&exchange[3]).into_iter().zip(tokens_in(&reply)));
+    }
+}
+
+/// Runs `script` in `dir` and gives what it printed, if it ended well and in time.
+fn run_script(script: &str, dir: &Path) -> String {
+    let mut output = tempfile::tempfile().expect("there is room for a file");
+    let handle = || output.try_clone().expect("descriptors are left");
+    let mut sh = Group::spawn(
+        shell()
+            .args(["-c", script])
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(handle())
+            .stderr(handle()),
+    );
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        match sh.0.try_wait().expect("it is our child") {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => break None,
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    drop(sh);
+    output.rewind().expect("it is a file");
+    let mut printed = String::new();
+    output
+        .read_to_string(&mut printed)
+        .expect("the output is UTF-8");
+    let status = status.unwrap_or_else(|| panic!("not done in {PATIENCE:?}: {script}\n{printed}"));
+    assert!(status.success(), "{status}: {script}\n{printed}");
+    printed
+}
+
+/// A shell which finds latchd and hears nothing of the environment of the test.
+fn shell() -> Command {
+    let latchd = Path::new(env!("CARGO_BIN_EXE_latchd"));
+    let dir = latchd
+        .parent()
+        .expect("a program lies in a directory")
+        .display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new("sh");
+    command
+        .env_clear()
+        .env("PATH", format!("{dir}:{path}"))
+        .current_dir(root());
+    command
+}
+
+/// A process and all it starts, killed when dropped.
+struct Group(Child);
+
+impl Group {
+    fn spawn(command: &mut Command) -> Group {
+        Group(command.process_group(0).spawn().expect("there is a sh"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Not reaped before this, so the number is still ours. An empty group is an error, and well.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+fn lines_of(stdout: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+// ---------------------------------------------------------------------------------------------
+// Comparing
+
+/// `text` without what differs from run to run: tokens are numbered in the order in which they
+/// appear, so that two that differ still do; counts and times of `stats` are blanked.
+fn comparable(text: &str) -> String {
+    let mut text = text.trim_end().to_owned();
+    let mut seen: Vec<String> = Vec::new();
+    for token in tokens_in(&text) {
+        if !seen.contains(&token) {
+            text = text.replace(&token, &format!("<token {}>", seen.len() + 1));
+            seen.push(token);
+        }
+    }
+    for member in [
+        "connections",
+        "owner_conn_id",
+        "lease_expires_in_s",
+        "idle_s",
+    ] {
+        let name = format!("\"{member}\":");
+        let mut parts = text.split(&name);
+        let first = parts.next().unwrap_or_default().to_owned();
+        let is_number = |c: char| c.is_ascii_digit() || c == '.';
+        text = parts.fold(first, |sum, part| {
+            format!("{sum}{name}#{}", part.trim_start_matches(is_number))
+        });
+    }
+    text
+}
+
+fn tokens_in(text: &str) -> Vec<String> {
+    let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+    words
+        .filter(|word| word.len() == 32 && word.chars().all(is_digit))
+        .map(str::to_owned)
+        .collect()
+}
+
+// ---------------------------------------------------------------------------------------------
+// Finding
+
+/// Fenced `console` blocks are conversations; `sh` blocks are scripts, and the `text` block behind
+/// is what they print.
+fn readme_blocks(text: &str) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        let Some(language) = line.strip_prefix("```") else {
+            continue;
+        };
+        let inside: Vec<String> = lines
+            .by_ref()
+            .map(|(_, line)| line.to_owned())
+            .take_while(|line| line != "```")
+            .collect();
+        let origin = format!("README.md:{}", number + 1);
+        let body = match language {
+            "console" => {
+                assert_eq!(inside[0], CONVERSATION, "{origin}");
+                Body::Conversation(inside)
+            }
+            "sh" => Body::Script {
+                script: inside.join("\n"),
+                prints: String::new(),
+            },
+            "text" => {
+                let Some(Block {
+                    body: Body::Script { prints, .. },
+                    ..
+                }) = blocks.last_mut()
+                else {
+                    panic!("{origin}: no script prints this");
+                };
+                *prints = inside.join("\n");
+                continue;
+            }
+            other => panic!("{origin}: nobody checks a block of {other:?}"),
+        };
+        blocks.push(Block {
+            origin,
+            server: Server::With(Vec::new()),
+            body,
+        });
+    }
+    blocks
+}
+
+/// Literal displays whose first line begins with `$ `. A comment `runs against:` before one names
+/// the arguments of its daemon, or `nothing`.
+fn manual_blocks(page: &str, text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut server = Server::With(Vec::new());
+    let mut lines = text.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        if let Some(args) = line.strip_prefix(".\\\" runs against: ") {
+            server = match args {
+                "nothing" => Server::Nothing,
+                args => Server::With(args.split(' ').map(str::to_owned).collect()),
+            };
+        }
+        if !line.starts_with(".Bd -literal") {
+            continue;
+        }
+        let inside: Vec<String> = lines
+            .by_ref()
+            .map(|(_, line)| unescaped(line))
+            .take_while(|line| line != ".Ed")
+            .collect();
+        if inside[0].starts_with("$ ") {
+            let body = match inside[0] == CONVERSATION {
+                true => Body::Conversation(inside),
+                false => script(&inside),
+            };
+            let server = std::mem::replace(&mut server, Server::With(Vec::new()));
+            blocks.push(Block {
+                origin: format!("{page}:{}", number + 1),
+                server,
+                body,
+            });
+        }
+    }
+    blocks
+}
+
+fn script(lines: &[String]) -> Body {
+    let (commands, prints): (Vec<&String>, Vec<&String>) =
+        lines.iter().partition(|line| line.starts_with("$ "));
+    let join = |lines: Vec<&String>| {
+        lines
+            .iter()
+            .map(|l| l.trim_start_matches("$ "))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    Body::Script {
+        script: join(commands),
+        prints: join(prints),
+    }
+}
+
+fn unescaped(line: &str) -> String {
+    let escapes = [("\\(aq", "'"), ("\\(dq", "\""), ("\\-", "-"), ("\\e", "\\")];
+    escapes
+        .iter()
+        .fold(line.to_owned(), |line, (escape, means)| {
+            line.replace(escape, means)
+        })
+}
+
+fn pages() -> Vec<String> {
+    files_in("man")
+        .into_iter()
+        .filter(|path| path.ends_with(".7") || path.ends_with(".8"))
+        .collect()
+}
+
+fn files_in(dir: &str) -> Vec<String> {
+    let entries = fs::read_dir(root().join(dir)).unwrap_or_else(|error| panic!("{dir}: {error}"));
+    let mut names: Vec<String> = entries
+        .map(|entry| {
+            format!(
+                "{dir}/{}",
+                entry
+                    .expect("the directory stays")
+                    .file_name()
+                    .to_string_lossy()
+            )
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}

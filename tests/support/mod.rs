@@ -1,0 +1,653 @@
+//! A daemon to test against and a client to test it with.
+//!
+//! Everything here is bounded in time: a server that hangs fails its test, it does not hold it up.
+
+// Each test file compiles its own copy of this module and uses only a part of it.
+#![allow(dead_code, unreachable_pub)]
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use rustix::process::Signal;
+
+/// How long anything may take for which no test states a shorter time.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(3);
+
+// ---------------------------------------------------------------------------------------------
+// The daemon
+
+/// A running `latchd`, killed when dropped.
+pub struct Daemon {
+    child: Mutex<Child>,
+    pid: u32,
+    port: Option<u16>,
+    log: Arc<Log>,
+}
+
+impl Daemon {
+    /// Starts a daemon on a free port of 127.0.0.1 with `args` added, and waits until it listens.
+    pub fn start(args: &[&str]) -> Daemon {
+        let mut command = Daemon::command();
+        command.args(["--port", "0", "--print-port"]).args(args);
+        Daemon::from_command(command)
+    }
+
+    /// Starts a daemon which listens on the socket at `path` only, and waits until it does.
+    pub fn start_unix(path: &Path, args: &[&str]) -> Daemon {
+        let mut command = Daemon::command();
+        command
+            .args(["--port", "off", "--unix"])
+            .arg(path)
+            .args(args);
+        let daemon = Daemon::from_command(command);
+        eventually(PATIENCE, "the Unix socket answers", || {
+            UnixStream::connect(path).is_ok()
+        });
+        daemon
+    }
+
+    /// Gives a command which runs `latchd` without arguments, deaf to whatever the environment of
+    /// the test says. Stdin is empty, stdout and stderr are collected unless set otherwise.
+    pub fn command() -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_latchd"));
+        for (name, _) in std::env::vars_os() {
+            if is_heard_by_the_daemon(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts `command`. If `--print-port` is among its arguments, waits for the port.
+    pub fn from_command(mut command: Command) -> Daemon {
+        let prints_port = command.get_args().any(|arg| arg == "--print-port");
+        let mut child = command
+            .spawn()
+            .expect("latchd was built by cargo beside this test");
+        let log = Arc::new(Log::default());
+        match child.stderr.take() {
+            Some(stderr) => log.collect(stderr),
+            None => log.complete.store(true, Ordering::Release), // it goes elsewhere
+        }
+        let printed = child.stdout.take().map(first_line);
+        let mut daemon = Daemon {
+            pid: child.id(),
+            child: Mutex::new(child),
+            port: None,
+            log,
+        };
+        if prints_port {
+            daemon.port =
+                Some(daemon.read_port(printed.expect("stdout is needed for --print-port")));
+        }
+        daemon
+    }
+
+    fn read_port(&self, printed: mpsc::Receiver<String>) -> u16 {
+        let Ok(line) = printed.recv_timeout(PATIENCE) else {
+            self.wait_exit(Duration::from_secs(1));
+            panic!("latchd printed no port; its log:\n{}", self.log());
+        };
+        line.trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("not a port: {line:?}; log:\n{}", self.log()))
+    }
+
+    /// The TCP port. Panics for a daemon which was not asked to print it.
+    pub fn port(&self) -> u16 {
+        self.port.expect("started with --print-port")
+    }
+
+    /// Where the daemon listens, if it was left on 127.0.0.1.
+    pub fn addr(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port()))
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Opens a connection.
+    pub fn connect(&self) -> Client {
+        Client::tcp(self.addr())
+    }
+
+    /// Sends a signal; nothing happens if the daemon is already gone.
+    pub fn signal(&self, signal: Signal) {
+        let mut child = self.child.lock().unwrap();
+        // Once it is reaped, its pid may belong to a stranger.
+        if matches!(child.try_wait(), Ok(None)) {
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, signal).expect("a child of ours can be signalled");
+        }
+    }
+
+    /// Waits for the end of the process; `None` if it is still running after `limit`.
+    pub fn wait_exit(&self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Deadline::after(limit);
+        loop {
+            let status = self
+                .child
+                .lock()
+                .unwrap()
+                .try_wait()
+                .expect("it is our child");
+            if status.is_some() {
+                self.log.wait_complete(Duration::from_secs(1));
+                return status;
+            }
+            if deadline.is_over() {
+                return None;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// What the daemon has written to stderr so far.
+    pub fn log(&self) -> String {
+        self.log.text.lock().unwrap().clone()
+    }
+
+    /// Waits until `text` stands in the log; panics if it does not within `limit`.
+    pub fn wait_for_log(&self, text: &str, limit: Duration) {
+        let deadline = Deadline::after(limit);
+        while !self.log().contains(text) {
+            assert!(
+                !deadline.is_over(),
+                "no {text:?} in the log within {limit:?}:\n{}",
+                self.log()
+            );
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Asks for the statistics over a connection of its own, which they count.
+    pub fn stats(&self) -> serde_json::Value {
+        self.connect().stats()
+    }
+
+    /// Waits until `count` clients wait for `key`.
+    pub fn wait_for_waiters(&self, key: &str, count: u64) {
+        let mut client = self.connect();
+        eventually(PATIENCE, &format!("{count} waiters for {key}"), || {
+            waiter_count(&client.stats(), key) == count
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let child = self
+            .child
+            .get_mut()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Both fail only if it has ended by itself, which is as good.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// How many wait for `key` by the word of `stats`, be it a lock or a semaphore.
+pub fn waiter_count(stats: &serde_json::Value, key: &str) -> u64 {
+    let listed = ["locks", "semaphores"]
+        .iter()
+        .filter_map(|list| stats[list].as_array())
+        .flatten();
+    listed
+        .filter(|entry| entry["key"] == key)
+        .filter_map(|entry| entry["waiters"].as_u64())
+        .sum()
+}
+
+fn is_heard_by_the_daemon(variable: &str) -> bool {
+    let prefixes = ["LATCHD_", "DFLOCKD_", "LISTEN_"];
+    let names = ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET"];
+    prefixes.iter().any(|prefix| variable.starts_with(prefix)) || names.contains(&variable)
+}
+
+/// Stderr of the daemon, read by a thread so that the pipe never fills up.
+#[derive(Default)]
+struct Log {
+    text: Mutex<String>,
+    complete: AtomicBool,
+}
+
+impl Log {
+    fn collect(self: &Arc<Self>, mut stderr: impl Read + Send + 'static) {
+        let log = Arc::clone(self);
+        thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(count @ 1..) = stderr.read(&mut chunk) {
+                let text = String::from_utf8_lossy(&chunk[..count]).into_owned();
+                log.text.lock().unwrap().push_str(&text);
+            }
+            log.complete.store(true, Ordering::Release);
+        });
+    }
+
+    fn wait_complete(&self, limit: Duration) {
+        let deadline = Deadline::after(limit);
+        while !self.complete.load(Ordering::Acquire) && !deadline.is_over() {
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+/// Delivers the first line of `stdout`, if there is one, and then reads on to its end: a closed
+/// pipe would be an error for whatever the daemon prints later.
+fn first_line(stdout: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stdout = BufReader::new(stdout);
+        let mut line = String::new();
+        if matches!(stdout.read_line(&mut line), Ok(1..)) {
+            // Nobody listens if the daemon was not asked for its port.
+            let _ = sender.send(line);
+        }
+        let _ = io::copy(&mut stdout, &mut io::sink());
+    });
+    receiver
+}
+
+// ---------------------------------------------------------------------------------------------
+// The client
+
+/// A grant as the client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    pub token: String,
+    /// In seconds.
+    pub lease: u64,
+}
+
+/// What came next from the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A line, without its LF.
+    Line(Vec<u8>),
+    /// The end of the stream after a whole line, or after nothing.
+    Eof,
+    /// The end of the stream in the middle of a line.
+    Torn(Vec<u8>),
+    /// The connection was reset.
+    Reset,
+    /// Nothing within the time given.
+    Nothing,
+}
+
+/// One connection to a server.
+pub struct Client {
+    stream: Stream,
+    /// Received and not yet handed out.
+    received: Vec<u8>,
+}
+
+impl Client {
+    /// Connects over TCP.
+    pub fn tcp(addr: SocketAddr) -> Client {
+        let stream = TcpStream::connect_timeout(&addr, PATIENCE)
+            .unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"));
+        // Each write is to arrive as written, not joined with the next.
+        stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
+        Client::over(Stream::Tcp(stream))
+    }
+
+    /// Connects to a Unix socket.
+    pub fn unix(path: &Path) -> Client {
+        let stream = UnixStream::connect(path)
+            .unwrap_or_else(|error| panic!("cannot connect to {}: {error}", path.display()));
+        Client::over(Stream::Unix(stream))
+    }
+
+    fn over(stream: Stream) -> Client {
+        stream
+            .set_write_timeout(PATIENCE)
+            .expect("the timeout is not zero");
+        Client {
+            stream,
+            received: Vec::new(),
+        }
+    }
+
+    /// Writes `text` in one go.
+    pub fn send(&mut self, text: &str) {
+        self.send_bytes(text.as_bytes());
+    }
+
+    /// Writes `bytes` in one go.
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.try_send(bytes)
+            .unwrap_or_else(|error| panic!("cannot send {}: {error}", shown(bytes)));
+    }
+
+    /// Writes `bytes` in one go, to a server which may be gone.
+    pub fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// A second handle which can write while this one reads.
+    pub fn writer(&self) -> Box<dyn Write + Send> {
+        match &self.stream {
+            Stream::Tcp(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
+            Stream::Unix(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
+        }
+    }
+
+    /// Waits for a line or the end, for at most `limit`.
+    pub fn next_event(&mut self, limit: Duration) -> Event {
+        let deadline = Deadline::after(limit);
+        let mut chunk = [0; 16 * 1024];
+        loop {
+            if let Some(length) = self.received.iter().position(|&byte| byte == b'\n') {
+                let mut line: Vec<u8> = self.received.drain(..=length).collect();
+                line.pop();
+                return Event::Line(line);
+            }
+            if deadline.is_over() && limit > Duration::ZERO {
+                return Event::Nothing;
+            }
+            // A timeout of zero would mean "for ever" to the kernel.
+            let patience = deadline.remaining().max(Duration::from_millis(1));
+            self.stream
+                .set_read_timeout(patience)
+                .expect("the timeout is not zero");
+            match self.stream.read(&mut chunk) {
+                Ok(0) if self.received.is_empty() => return Event::Eof,
+                Ok(0) => return Event::Torn(std::mem::take(&mut self.received)),
+                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                        if limit == Duration::ZERO =>
+                    {
+                        return Event::Nothing;
+                    }
+                    io::ErrorKind::WouldBlock
+                    | io::ErrorKind::TimedOut
+                    | io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                        return Event::Reset
+                    }
+                    _ => panic!("cannot read from the server: {error}"),
+                },
+            }
+        }
+    }
+
+    /// The next `count` bytes, whatever they are; fewer if no more come within `limit`.
+    pub fn next_bytes(&mut self, count: usize, limit: Duration) -> Vec<u8> {
+        let deadline = Deadline::after(limit);
+        let mut chunk = [0; 1024];
+        while self.received.len() < count && !deadline.is_over() {
+            // A timeout of zero would mean "for ever" to the kernel.
+            let patience = deadline.remaining().max(Duration::from_millis(1));
+            self.stream
+                .set_read_timeout(patience)
+                .expect("the timeout is not zero");
+            match self.stream.read(&mut chunk) {
+                Ok(count @ 1..) => self.received.extend_from_slice(&chunk[..count]),
+                _ => break,
+            }
+        }
+        let count = count.min(self.received.len());
+        self.received.drain(..count).collect()
+    }
+
+    /// The next reply line without its LF; panics if none comes in ten seconds.
+    pub fn line(&mut self) -> String {
+        match self.next_event(PATIENCE) {
+            Event::Line(line) => text(line),
+            other => panic!("expected a reply line, got {}", described(&other)),
+        }
+    }
+
+    /// The next reply line if it comes within `limit`; panics if the stream ends instead.
+    pub fn try_line(&mut self, limit: Duration) -> Option<String> {
+        match self.next_event(limit) {
+            Event::Line(line) => Some(text(line)),
+            Event::Nothing => None,
+            other => panic!(
+                "expected a reply line or silence, got {}",
+                described(&other)
+            ),
+        }
+    }
+
+    /// Reads a line, which must be exactly `reply`.
+    pub fn expect(&mut self, reply: &str) {
+        let line = self.line();
+        assert_eq!(line, reply, "the server's reply is not the expected one");
+    }
+
+    /// Waits for the end of the stream; a reply or a reset before it is a failure.
+    pub fn expect_eof(&mut self) {
+        let event = self.next_event(PATIENCE);
+        assert_eq!(
+            event,
+            Event::Eof,
+            "expected the end of the stream, got {}",
+            described(&event)
+        );
+    }
+
+    /// Insists on silence for `time`, with the connection left open.
+    pub fn nothing_within(&mut self, time: Duration) {
+        let event = self.next_event(time);
+        assert_eq!(
+            event,
+            Event::Nothing,
+            "expected silence, got {}",
+            described(&event)
+        );
+    }
+
+    /// Sends one request in one write and gives its reply.
+    pub fn request(&mut self, command: &str, key: &str, argument: &str) -> String {
+        self.send(&format!("{command}\n{key}\n{argument}\n"));
+        self.line()
+    }
+
+    /// Takes the lock `key`, waiting for at most `wait_timeout` seconds; panics unless granted.
+    pub fn acquire(&mut self, key: &str, wait_timeout: u64) -> Grant {
+        let reply = self.request("l", key, &wait_timeout.to_string());
+        parse_grant(&reply, "ok").unwrap_or_else(|| panic!("no grant of {key}: {reply:?}"))
+    }
+
+    /// Takes the lock `key` with a lease of `lease` seconds; panics unless granted.
+    pub fn acquire_for(&mut self, key: &str, wait_timeout: u64, lease: u64) -> Grant {
+        let reply = self.request("l", key, &format!("{wait_timeout} {lease}"));
+        parse_grant(&reply, "ok").unwrap_or_else(|| panic!("no grant of {key}: {reply:?}"))
+    }
+
+    /// The server's statistics.
+    pub fn stats(&mut self) -> serde_json::Value {
+        let reply = self.request("stats", "_", "_");
+        let json = reply
+            .strip_prefix("ok ")
+            .unwrap_or_else(|| panic!("no statistics: {reply:?}"));
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("no JSON: {error}: {json}"))
+    }
+
+    /// Says that nothing more will be sent (a FIN), and goes on listening.
+    pub fn half_close(&mut self) {
+        // Fails only if the server has closed already, which the next read will show.
+        let _ = match &self.stream {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+        };
+    }
+
+    /// Ends the connection with an RST instead of a FIN.
+    pub fn reset(self) {
+        rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))
+            .expect("every socket knows SO_LINGER");
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Reads `<word> <token> <lease>`, to the byte as existing clients do.
+pub fn parse_grant(reply: &str, word: &str) -> Option<Grant> {
+    let (token, lease) = reply
+        .strip_prefix(word)?
+        .strip_prefix(' ')?
+        .split_once(' ')?;
+    let is_token = token.len() == 32
+        && token
+            .bytes()
+            .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let is_count = !lease.is_empty() && lease.bytes().all(|byte| byte.is_ascii_digit());
+    (is_token && is_count).then(|| Grant {
+        token: token.to_owned(),
+        lease: lease.parse().unwrap_or(u64::MAX),
+    })
+}
+
+/// The half of a token which orders grants.
+pub fn fence(token: &str) -> u64 {
+    let digits = token
+        .get(..16)
+        .unwrap_or_else(|| panic!("not a token: {token:?}"));
+    u64::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("not a token: {token:?}"))
+}
+
+/// `bytes` in one readable line: what is not printable ASCII is escaped.
+pub fn shown(bytes: &[u8]) -> String {
+    let mut shown = String::new();
+    for &byte in bytes {
+        match byte {
+            b'\n' => shown.push_str("\\n"),
+            b'\r' => shown.push_str("\\r"),
+            b'\t' => shown.push_str("\\t"),
+            b'\\' => shown.push_str("\\\\"),
+            b' '..=b'~' => shown.push(char::from(byte)),
+            _ => shown.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    shown
+}
+
+/// An event in words, for messages.
+pub fn described(event: &Event) -> String {
+    match event {
+        Event::Line(line) => format!("the line \"{}\"", shown(line)),
+        Event::Eof => "the end of the stream".to_owned(),
+        Event::Torn(bytes) => format!(
+            "the end of the stream after \"{}\" without LF",
+            shown(bytes)
+        ),
+        Event::Reset => "a connection reset".to_owned(),
+        Event::Nothing => "nothing".to_owned(),
+    }
+}
+
+fn text(line: Vec<u8>) -> String {
+    String::from_utf8(line).unwrap_or_else(|error| panic!("a reply which is not UTF-8: {error}"))
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
+            Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+        }
+    }
+
+    fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+            Stream::Unix(stream) => stream.set_write_timeout(Some(timeout)),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(()) // neither kind keeps anything back
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Time
+
+/// A point in time after which waiting ends.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    /// The deadline `limit` from now.
+    pub fn after(limit: Duration) -> Deadline {
+        Deadline(Instant::now() + limit)
+    }
+
+    /// What is left of it; zero when it is over.
+    pub fn remaining(&self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether nothing is left.
+    pub fn is_over(&self) -> bool {
+        self.remaining().is_zero()
+    }
+}
+
+/// Waits until `holds` is true, looking every few milliseconds; panics if it is not so `within` the
+/// time given. `what` finishes the sentence "it did not come true that …".
+pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Deadline::after(within);
+    while !holds() {
+        assert!(
+            !deadline.is_over(),
+            "it did not come true within {within:?} that {what}"
+        );
+        thread::sleep(POLL_INTERVAL);
+    }
+}
