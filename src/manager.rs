@@ -306,8 +306,8 @@ impl Connection {
             // the hang-up wins and the slot passes to the next waiter: nobody would release it.
             // A try does not wait, so it is answered all the same.
             if state.seats[&self.conn].is_gone && !is_a_try {
-                state.table.cancel(ticket, now);
-                break Outcome::Gone;
+                let refusal = state.table.cancel(ticket, now);
+                break refusal.map_or(Outcome::Gone, Outcome::Refused);
             }
             // A release may have granted us the key between the last look and the deadline. The
             // grant wins: answering `timeout` now would strand the slot until its lease runs out.
@@ -504,6 +504,20 @@ mod tests {
         let ticket = queued(&waiter);
         assert_eq!(waiter.wait(ticket, Duration::ZERO), Outcome::TimedOut);
         manager.hang_up(ConnId(77)); // never heard of
+    }
+
+    #[test]
+    fn a_waiter_dismissed_by_the_drain_is_told_so_even_if_it_hangs_up() {
+        let manager = manager(Holdings::Release);
+        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        granted(&holder, FOREVER);
+        let ticket = queued(&waiter);
+        manager.begin_drain();
+        manager.hang_up(ConnId(2));
+        assert_eq!(
+            waiter.wait(ticket, FOREVER),
+            Outcome::Refused(Refusal::Draining)
+        );
     }
 
     #[test]

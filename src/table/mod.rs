@@ -181,8 +181,9 @@ impl LockTable {
         }
     }
 
-    /// Gives up a place. A grant that has come meanwhile passes to the next waiter.
-    pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
+    /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal that
+    /// has come meanwhile is returned.
+    pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Refusal> {
         self.expire(now);
         let place = self.spend(ticket, now);
         match place.state {
@@ -191,8 +192,9 @@ impl LockTable {
                 self.promote(&place.key, now);
             }
             PlaceState::Granted(token) => self.vacate(&place.key, token.fence, now),
-            PlaceState::Dismissed => {}
+            PlaceState::Dismissed => return Some(Refusal::Draining),
         }
+        None
     }
 
     /// Gives back a slot.
