@@ -57,36 +57,35 @@ impl Stream {
     }
 
     /// Writes all of `bytes` by a deadline that is `timeout` away (`None`: none), in one system
-    /// call where the peer keeps up.
+    /// call where the peer keeps up. The socket's write timeout must be set to `timeout`.
     ///
     /// # Errors
     ///
     /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the
     /// bytes may have been sent then.
     pub fn write_within(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
-        let mut started = None;
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut shortened = false;
         while !bytes.is_empty() {
             match (&mut &*self).write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(len) => bytes = &bytes[len..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
+                Err(error) if is_timeout(&error) => return Err(io::ErrorKind::TimedOut.into()),
                 Err(error) => return Err(error),
             }
-            if let (false, Some(timeout)) = (bytes.is_empty(), timeout) {
+            if let (false, Some(deadline)) = (bytes.is_empty(), deadline) {
                 // Each write may block for the whole timeout: a peer that takes a little now and
                 // then must not stretch it.
-                let started = *started.get_or_insert_with(Instant::now);
-                let left = timeout.saturating_sub(started.elapsed());
+                let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 self.set_write_timeout(Some(left))?;
+                shortened = true;
             }
         }
-        if started.is_some() {
+        if shortened {
             self.set_write_timeout(timeout)?;
         }
         Ok(())

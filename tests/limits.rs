@@ -1,0 +1,360 @@
+//! Caps are exact, however many race for them, and what the system refuses is no disaster.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{eventually, parse_grant, Client, Daemon, Event, PATIENCE};
+
+// ---- caps of our own -------------------------------------------------------------------------
+
+#[test]
+fn more_keys_than_max_locks_are_never_held_however_many_race_for_them() {
+    const CAP: i64 = 8;
+    let daemon = Daemon::start(&["--max-locks", "8"]);
+    let held = AtomicI64::new(0);
+    let refused_count = race(&daemon, 16, |client, number, round| {
+        let key = format!("k{}", (number * 7 + round * 13) % 64);
+        let reply = client.request("l", &key, "0");
+        let Some(grant) = parse_grant(&reply, "ok") else {
+            assert!(
+                matches!(reply.as_str(), "timeout" | "error_max_locks"),
+                "{reply}"
+            );
+            return usize::from(reply == "error_max_locks");
+        };
+        // Counted after the grant and until before the release, so never more than there are.
+        let now_held = held.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(now_held <= CAP, "{now_held} keys are held");
+        thread::sleep(Duration::from_millis(2)); // so that many hold at a time
+        held.fetch_sub(1, Ordering::SeqCst);
+        assert_eq!(client.request("r", &key, &grant.token), "ok");
+        0
+    });
+    println!("{refused_count} were refused");
+    assert!(
+        refused_count > 0,
+        "the cap was never reached, so nothing was shown"
+    );
+}
+
+/// Idle keys count too, but go when their room is needed: while no more keys are in use than the
+/// cap allows, none may be refused.
+#[test]
+fn as_many_users_as_max_locks_are_never_refused() {
+    let daemon = Daemon::start(&[
+        "--max-locks",
+        "8",
+        "--gc-interval",
+        "1",
+        "--gc-max-idle",
+        "0",
+    ]);
+    race(&daemon, 8, |client, number, round| {
+        let key = format!("k{number}-{round}");
+        let command = if round % 2 == 0 {
+            ("l", "0")
+        } else {
+            ("sl", "0 3")
+        };
+        let reply = client.request(command.0, &key, command.1);
+        let grant =
+            parse_grant(&reply, "ok").unwrap_or_else(|| panic!("{key} was refused: {reply}"));
+        let release = if round % 2 == 0 { "r" } else { "sr" };
+        assert_eq!(client.request(release, &key, &grant.token), "ok");
+        0
+    });
+}
+
+#[test]
+fn exactly_max_waiters_of_those_that_race_for_a_place_are_queued() {
+    const RACERS: usize = 16;
+    let daemon = Daemon::start(&["--max-waiters", "3"]);
+    let mut holder = daemon.connect();
+    holder.acquire_for("k", 0, 30);
+    let mut clients: Vec<Client> = (0..RACERS).map(|_| daemon.connect()).collect();
+    for round in 0..100 {
+        let replies = at_once(&mut clients, |client| client.request("e", "k", ""));
+        let mut queued_count = 0;
+        for (client, reply) in clients.iter_mut().zip(replies) {
+            match reply.as_str() {
+                "queued" => queued_count += 1,
+                "error_max_waiters" => continue,
+                other => panic!("{other} in round {round}"),
+            }
+            assert_eq!(client.request("w", "k", "0"), "timeout"); // gives up its place
+        }
+        assert_eq!(queued_count, 3, "in round {round}");
+    }
+}
+
+#[test]
+fn exactly_max_connections_of_those_that_race_for_a_place_are_served() {
+    const RACERS: usize = 24;
+    let daemon = Daemon::start(&["--max-connections", "9"]);
+    let mut monitor = daemon.connect(); // takes one place itself
+    for round in 0..20 {
+        eventually(PATIENCE, "the last round has gone", || {
+            monitor.stats()["connections"] == 1
+        });
+        // They are kept until all have tried.
+        let mut clients: Vec<Option<Client>> = (0..RACERS).map(|_| None).collect();
+        let served = at_once(&mut clients, |place| {
+            is_served(place.insert(daemon.connect()))
+        });
+        let served_count = served.iter().filter(|&&served| served).count();
+        assert_eq!(served_count, 8, "in round {round}");
+    }
+}
+
+#[test]
+fn over_max_connections_the_stream_ends_without_a_byte_and_places_come_free_again() {
+    let daemon = Daemon::start(&["--max-connections", "3"]);
+    let mut served: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
+    assert!(served.iter_mut().all(is_served));
+    for _ in 0..10 {
+        daemon.connect().expect_eof();
+        drop(served.pop());
+        // Within 100 ms, with tenfold slack for a machine that is shared.
+        eventually(Duration::from_secs(1), "the place is free again", || {
+            let mut client = daemon.connect();
+            let fits = is_served(&mut client);
+            served.extend(fits.then_some(client));
+            fits
+        });
+    }
+    assert!(
+        served.iter_mut().all(is_served),
+        "the others were disturbed"
+    );
+}
+
+// ---- what the system refuses -----------------------------------------------------------------
+
+#[test]
+fn out_of_descriptors_the_server_serves_those_it_has_and_does_not_spin() {
+    // The cap is far beyond the descriptors: the system says no, not the server.
+    let mut command = limited(
+        &["prlimit", "--nofile=64"],
+        Path::new(env!("CARGO_BIN_EXE_latchd")),
+    );
+    command.args(["--max-connections", "1000"]);
+    survives_a_crowd(&Daemon::from_command(command));
+}
+
+#[test]
+fn the_cap_that_the_server_finds_for_itself_fits_its_descriptors() {
+    let command = limited(
+        &["prlimit", "--nofile=64"],
+        Path::new(env!("CARGO_BIN_EXE_latchd")),
+    );
+    let daemon = Daemon::from_command(command);
+    survives_a_crowd(&daemon);
+
+    // Over a cap of its own it hangs up, so nobody is left to wonder in the backlog.
+    let mut crowd: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
+    let served_count = crowd
+        .iter_mut()
+        .map(is_served)
+        .filter(|&served| served)
+        .count();
+    println!("{served_count} of 100 served with 64 descriptors");
+    assert!((16..64).contains(&served_count), "{served_count} served");
+}
+
+/// A uid of its own, because the limit counts all processes of a user.
+#[test]
+fn a_refused_thread_costs_one_client_its_connection_and_nobody_else_anything() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no user of its own to be had, nothing shown");
+        return;
+    }
+    // The daemon must lie where any user may run it.
+    let directory = tempfile::tempdir().expect("there is room");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let program = directory.path().join("latchd");
+    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let user = format!("--reuid={}", 54_321 + std::process::id() % 10_000);
+    let daemon = Daemon::from_command(limited(
+        &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=12"],
+        &program,
+    ));
+
+    let mut crowd: Vec<Client> = (0..40).map(|_| daemon.connect()).collect();
+    let mut served: Vec<Client> = Vec::new();
+    let mut refused_count = 0;
+    for mut client in crowd.drain(..) {
+        if is_served(&mut client) {
+            served.push(client);
+        } else {
+            refused_count += 1;
+        }
+    }
+    println!("{} served, {refused_count} refused", served.len());
+    assert!(!served.is_empty() && refused_count > 0);
+    assert!(
+        served.iter_mut().all(is_served),
+        "those who have a thread were disturbed"
+    );
+
+    let count_before = served.len();
+    drop(served);
+    let mut again = Vec::new();
+    eventually(PATIENCE, "as many are served as before", || {
+        let mut client = daemon.connect();
+        if is_served(&mut client) {
+            again.push(client);
+        }
+        again.len() == count_before
+    });
+    assert!(daemon.wait_exit(Duration::ZERO).is_none());
+}
+
+// ---- helpers ---------------------------------------------------------------------------------
+
+/// Lets `count` clients do `act` over and over for a second, each with its number and its round.
+/// Gives the sum of what they return.
+fn race(
+    daemon: &Daemon,
+    count: usize,
+    act: impl Fn(&mut Client, usize, usize) -> usize + Sync,
+) -> usize {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                let mut client = daemon.connect();
+                let (stop, act) = (&stop, &act);
+                scope.spawn(move || {
+                    let rounds = (0..).take_while(|_| !stop.load(Ordering::Relaxed));
+                    rounds
+                        .map(|round| act(&mut client, number, round))
+                        .sum::<usize>()
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_secs(1));
+        stop.store(true, Ordering::Relaxed);
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .sum()
+    })
+}
+
+/// Lets each of `clients` do `act` in a thread of its own, all at the same moment.
+fn at_once<C: Send, R: Send>(clients: &mut [C], act: impl Fn(&mut C) -> R + Sync) -> Vec<R> {
+    let start = Barrier::new(clients.len());
+    thread::scope(|scope| {
+        let (start, act) = (&start, &act);
+        let one = |client| {
+            scope.spawn(move || {
+                start.wait();
+                act(client)
+            })
+        };
+        let threads: Vec<_> = clients.iter_mut().map(one).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+/// Whether the server answers a ping; if not, it must have hung up without a byte.
+fn is_served(client: &mut Client) -> bool {
+    // Who was refused may hear so while it writes.
+    let _ = client.try_send(b"ping\n_\n_\n");
+    match client.next_event(PATIENCE) {
+        Event::Line(line) if line == b"ok" => true,
+        // The ping of a refused client meets a closed socket, hence perhaps a reset.
+        Event::Eof | Event::Reset => false,
+        other => panic!("neither served nor refused: {}", support::described(&other)),
+    }
+}
+
+/// A daemon started through programs that limit it first and then become it.
+fn limited(wrapper: &[&str], program: &Path) -> Command {
+    let plain = Daemon::command();
+    let mut command = Command::new(wrapper[0]);
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .args(&wrapper[1..])
+        .arg(program)
+        .args(["--port", "0", "--print-port"]);
+    command
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    command
+}
+
+/// Two hundred connect where there is room for fewer than sixty-four; then they leave.
+fn survives_a_crowd(daemon: &Daemon) {
+    let mut early: Vec<Client> = (0..10).map(|_| daemon.connect()).collect();
+    assert!(early.iter_mut().all(is_served));
+    let crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
+
+    let before = processor_time(daemon.pid());
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(1) {
+        for client in &mut early {
+            let asked = Instant::now();
+            assert!(
+                is_served(client),
+                "a client that was there before lost its connection"
+            );
+            assert!(
+                asked.elapsed() < Duration::from_millis(500),
+                "and had to wait {:?}",
+                asked.elapsed()
+            );
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let spent = processor_time(daemon.pid()) - before;
+    println!("{spent:?} of processor time in a second out of descriptors");
+    assert!(
+        spent < Duration::from_millis(200),
+        "{spent:?} of processor time in a second: it spins"
+    );
+
+    drop(crowd);
+    drop(early);
+    eventually(
+        PATIENCE,
+        "a new client is served once the others have left",
+        || is_served(&mut daemon.connect()),
+    );
+    assert!(
+        daemon.wait_exit(Duration::ZERO).is_none(),
+        "the daemon died"
+    );
+}
+
+/// What the process has used so far, in its own code and in the kernel.
+fn processor_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let after_name = stat
+        .rsplit_once(") ")
+        .expect("the name is in parentheses")
+        .1;
+    let fields: Vec<&str> = after_name.split(' ').collect();
+    let ticks: u64 = fields[11..=12]
+        .iter()
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum();
+    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
+}

@@ -1,0 +1,312 @@
+//! The server as seen by the programs that people have at hand: five kinds of netcat, and telnet.
+//!
+//! A tool which is missing fails its test and names the Debian package that brings it: a check
+//! that skips itself where it matters checks nothing.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{eventually, fence, parse_grant, Daemon, Deadline, PATIENCE};
+
+/// Programs that end their half of the connection when their stdin ends, as a pipe into them
+/// does: how they are called, and the Debian package of each.
+const PIPED: [(&[&str], &str); 5] = [
+    (&["nc.openbsd", "-N"], "netcat-openbsd"),
+    (&["nc.openbsd", "-q", "1"], "netcat-openbsd"),
+    (&["busybox", "nc"], "busybox-static"),
+    (&["ncat"], "ncat"),
+    (&["socat", "-"], "socat"),
+];
+
+#[test]
+fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
+    let daemon = Daemon::start(&[]);
+    for (program, package) in PIPED {
+        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
+
+        let grant = parse_grant(outcome.output.trim_end_matches('\n'), "ok");
+        assert!(grant.is_some(), "{program:?} printed {:?}", outcome.output);
+        eventually(PATIENCE, &format!("{program:?} left k free"), || {
+            daemon.stats()["locks"]
+                .as_array()
+                .is_some_and(Vec::is_empty)
+        });
+    }
+}
+
+#[test]
+fn a_pipe_that_would_have_to_wait_is_told_error_and_never_granted() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    for (program, package) in PIPED {
+        let held = holder.acquire("k", 0);
+        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
+
+        println!("{program:?} was told after {:?}", outcome.took);
+        assert_eq!(outcome.output, "error\n", "{program:?}");
+        assert!(
+            outcome.took < Duration::from_secs(2),
+            "{program:?} ended after {:?}",
+            outcome.took
+        );
+        assert_eq!(holder.request("r", "k", &held.token), "ok");
+        // Fences rise by one with each grant: none has been given to the pipe.
+        let next = holder.acquire("k", 0);
+        assert_eq!(fence(&next.token), fence(&held.token) + 1, "{program:?}");
+        assert_eq!(holder.request("r", "k", &next.token), "ok");
+    }
+}
+
+#[test]
+fn a_netcat_that_does_not_half_close_holds_its_lock_until_it_is_ended() {
+    let daemon = Daemon::start(&[]);
+    let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
+    session.send("l\nk\n10\n");
+    session.hang_up_stdin(); // the end of the pipe, which this program keeps to itself
+    session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
+    assert_eq!(daemon.connect().request("l", "k", "0"), "timeout");
+
+    drop(session);
+    daemon.connect().acquire("k", 5);
+}
+
+#[test]
+fn a_person_at_a_netcat_can_acquire_renew_and_release() {
+    let daemon = Daemon::start(&[]);
+    let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
+
+    session.type_slowly("l\njobs/nightly\n10\n");
+    let line = session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
+    let grant = parse_grant(&line, "ok").expect("that is what was waited for");
+    assert_eq!(grant.lease, 33);
+
+    session.type_slowly(&format!("n\njobs/nightly\n{} 60\n", grant.token));
+    session.expect_line("the renewed lease", |line| line == "ok 60");
+
+    session.type_slowly(&format!("r\njobs/nightly\n{}\n", grant.token));
+    session.expect_line("the release", |line| line == "ok");
+    daemon.connect().acquire("jobs/nightly", 0);
+}
+
+#[test]
+fn a_person_at_a_telnet_gets_a_lock_and_loses_it_with_the_session() {
+    let daemon = Daemon::start(&[]);
+    let mut session = telnet(&daemon);
+    session.type_slowly("l\nk\n10\n");
+    session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
+    assert_eq!(daemon.connect().request("l", "k", "0"), "timeout");
+
+    drop(session);
+    daemon.connect().acquire("k", 5);
+}
+
+/// On Ctrl-C telnet throws away all replies until the server has answered its timing mark: a
+/// server that does not is silent for the rest of the session.
+#[test]
+fn replies_still_appear_in_a_telnet_after_ctrl_c_in_the_middle_of_a_frame() {
+    let daemon = Daemon::start(&[]);
+    let mut session = telnet(&daemon);
+    for round in 1..=3 {
+        session.type_slowly("l\nhalf\n");
+        session.type_slowly(CTRL_C);
+        session.type_slowly("ping\n_\n_\n");
+        session.expect_line(&format!("reply {round} of 3"), |line| line == "ok");
+    }
+    // The half-typed frames were given up, not completed by what followed.
+    assert_eq!(daemon.stats()["locks"], serde_json::json!([]));
+}
+
+#[test]
+fn the_reply_of_a_wait_still_appears_in_a_telnet_after_ctrl_c() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let held = holder.acquire("k", 0);
+    let mut session = telnet(&daemon);
+    session.type_slowly("l\nk\n10\n");
+    daemon.wait_for_waiters("k", 1);
+
+    session.type_slowly(CTRL_C);
+    // Long enough for the two commands to have crossed: the server meets them while it waits.
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(holder.request("r", "k", &held.token), "ok");
+
+    session.expect_line("the grant", |line| parse_grant(line, "ok").is_some());
+}
+
+// ---- running programs ------------------------------------------------------------------------
+
+const CTRL_C: &str = "\x03";
+
+/// A program that is to talk to `daemon`; panics with the name of its package if it is missing.
+fn netcat(program: &[&str], package: &str, daemon: &Daemon) -> Command {
+    let mut command = Command::new(installed(program[0], package));
+    command.args(&program[1..]);
+    match program[0] {
+        "socat" => command.arg(format!("TCP:{}", daemon.addr())),
+        _ => command.arg("127.0.0.1").arg(daemon.port().to_string()),
+    };
+    command
+}
+
+/// A telnet at a terminal, past its greeting. Without a terminal it knows no line mode and no
+/// Ctrl-C, so Python lends it one.
+fn telnet(daemon: &Daemon) -> Session {
+    let mut command = Command::new(installed("python3", "python3"));
+    command
+        .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
+        .arg(installed("telnet", "inetutils-telnet"))
+        .args(["127.0.0.1", &daemon.port().to_string()])
+        .env("TERM", "dumb");
+    let session = Session::start(command);
+    session.expect_line("the greeting", |line| {
+        line.starts_with("Escape character is")
+    });
+    session
+}
+
+fn installed<'a>(program: &'a str, package: &str) -> &'a str {
+    let path = std::env::var_os("PATH").expect("a test has a PATH");
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    assert!(
+        found,
+        "{program} is missing: install the Debian package {package}"
+    );
+    program
+}
+
+struct Outcome {
+    output: String,
+    took: Duration,
+}
+
+/// Does `printf INPUT | command`, and insists that it ends.
+fn pipe(command: Command, input: &[u8]) -> Outcome {
+    let began = Instant::now();
+    let mut session = Session::start(command);
+    session
+        .stdin
+        .as_mut()
+        .expect("not hung up yet")
+        .write_all(input)
+        .expect("it reads its stdin");
+    session.hang_up_stdin();
+    session.wait_for_end();
+    Outcome {
+        took: began.elapsed(),
+        output: session.output(),
+    }
+}
+
+/// A program with its stdin and stdout in our hands; ended when dropped.
+struct Session {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    output: Arc<Mutex<String>>,
+    /// How much of the output has been looked at.
+    seen: std::cell::Cell<usize>,
+}
+
+impl Session {
+    fn start(mut command: Command) -> Session {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let mut stdout = child.stdout.take().expect("stdout is piped");
+        let output = Arc::new(Mutex::new(String::new()));
+        let sink = Arc::clone(&output);
+        thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(count @ 1..) = stdout.read(&mut chunk) {
+                sink.lock()
+                    .unwrap()
+                    .push_str(&String::from_utf8_lossy(&chunk[..count]));
+            }
+        });
+        Session {
+            stdin: child.stdin.take(),
+            child,
+            output,
+            seen: Default::default(),
+        }
+    }
+
+    fn send(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("not hung up yet");
+        stdin
+            .write_all(text.as_bytes())
+            .expect("it reads its stdin");
+        stdin.flush().expect("it reads its stdin");
+    }
+
+    /// Sends `text` a key at a time, so that hardly two bytes of a frame come together.
+    fn type_slowly(&mut self, text: &str) {
+        for byte in text.bytes() {
+            self.send(char::from(byte).encode_utf8(&mut [0; 4]));
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    fn hang_up_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Waits for a line that `fits`, and gives it without its end. Lines before it, such as the
+    /// echo of what was typed, are passed over.
+    fn expect_line(&self, what: &str, fits: impl Fn(&str) -> bool) -> String {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            if let Some(line) = self.next_line(&fits) {
+                return line;
+            }
+            assert!(
+                !deadline.is_over(),
+                "{what} did not appear in {:?}",
+                self.output()
+            );
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    fn next_line(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let output = self.output();
+        while let Some(length) = output[self.seen.get()..].find('\n') {
+            let line = output[self.seen.get()..][..length].trim_matches('\r');
+            self.seen.set(self.seen.get() + length + 1);
+            // The terminal shows Ctrl-C where it was typed, and stays in that line.
+            let line = line.trim_start_matches("^C");
+            if fits(line) {
+                return Some(line.to_owned());
+            }
+        }
+        None
+    }
+
+    fn output(&self) -> String {
+        self.output.lock().unwrap().clone()
+    }
+
+    fn wait_for_end(&mut self) {
+        eventually(PATIENCE, "the program ended by itself", || {
+            self.child.try_wait().expect("it is our child").is_some()
+        });
+        // Its output comes through another thread.
+        eventually(PATIENCE, "its output ended", || {
+            Arc::strong_count(&self.output) == 1
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
