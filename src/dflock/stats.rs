@@ -1,6 +1,8 @@
 //! The JSON of `stats`: latch-protocol(7), STATISTICS.
 
+use std::fmt;
 use std::io::Write;
+use std::time::Duration;
 
 use crate::table::{HolderSnapshot, KeySnapshot, Kind, Usage};
 
@@ -38,7 +40,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     out.extend(b"{\"key\":");
     write_string(snapshot.key.as_str(), out);
     match (&snapshot.usage, snapshot.kind) {
-        (Usage::Idle(idle), _) => put(out, format_args!(",\"idle_s\":{:.3}", idle.as_secs_f64())),
+        (Usage::Idle(idle), _) => put(out, format_args!(",\"idle_s\":{}", Seconds(*idle))),
         (
             Usage::Busy {
                 waiter_count,
@@ -48,12 +50,14 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
             Kind::Lock,
         ) => {
             // A lock that is waited for has a holder, except while there are no tokens to be had.
-            let about = |holder: &HolderSnapshot| (holder.conn.0, holder.expires_in.as_secs_f64());
-            let (conn, expires_in) = first_holder.as_ref().map_or((0, 0.0), about);
+            let about = |holder: &HolderSnapshot| (holder.conn.0, Seconds(holder.expires_in));
+            let (conn, expires_in) = first_holder
+                .as_ref()
+                .map_or((0, Seconds(Duration::ZERO)), about);
             put(
                 out,
                 format_args!(
-                    ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{expires_in:.3},\"waiters\":{waiter_count}"
+                    ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{expires_in},\"waiters\":{waiter_count}"
                 ),
             );
         }
@@ -73,6 +77,15 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
         ),
     }
     out.push(b'}');
+}
+
+/// Seconds with three decimals. (To print a float would cost a small host ten kilobytes.)
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0.as_secs(), self.0.subsec_millis())
+    }
 }
 
 fn write_string(text: &str, out: &mut Vec<u8>) {
@@ -95,7 +108,6 @@ fn put(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
 mod tests {
     use super::*;
     use crate::table::{ConnId, Key, Limit};
-    use std::time::Duration;
 
     fn json(keys: &[KeySnapshot]) -> String {
         let mut out = Vec::new();
