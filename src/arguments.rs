@@ -47,6 +47,8 @@ pub fn parse<T: FromArgs>(
             normal.extend([name.to_owned(), value.to_owned()]);
         } else if booleans.contains(&argument.as_str()) {
             normal.extend([argument, "true".to_owned()]);
+        } else if argument == "--" {
+            return Parsed::Usage("Unrecognized argument: --".into());
         } else if argument.starts_with("--") {
             // Its value, whatever that looks like.
             match arguments.next() {

@@ -10,7 +10,7 @@
 //!   codecs      dflock/{request,reply} text <-> values, pure
 //!   core        table/                 who holds and who waits, pure
 //!   aside       net/                   sockets; knows no protocol and no table
-//!               mint                   where tokens come from
+//!               mint, fence_file       where tokens come from
 //!               arguments, logging, escape
 //! ```
 //!
@@ -38,6 +38,7 @@
 mod arguments;
 mod dflock;
 mod escape;
+mod fence_file;
 mod latchd;
 mod logging;
 mod manager;

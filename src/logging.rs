@@ -9,15 +9,20 @@ use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
 use env_logger::{Builder, Target};
 use log::LevelFilter;
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::io::Errno;
 
 /// The lines that may wait for stderr.
 const QUEUE_LEN: usize = 1024;
+
+/// The least time between two lines about the same.
+const THROTTLE: Duration = Duration::from_secs(1);
 
 /// Whether lines begin with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,7 @@ pub struct Log {
     queue: Arc<Queue>,
 }
 
+#[derive(Default)]
 struct Queue {
     pending: Mutex<usize>,
     written: Condvar,
@@ -51,6 +57,13 @@ struct Queue {
 }
 
 impl Log {
+    /// A log that says nothing, for where standard error is a client's socket.
+    pub fn silent() -> Log {
+        Log {
+            queue: Arc::default(),
+        }
+    }
+
     /// Starts the log and its writer thread. To be called once in a process.
     ///
     /// # Errors
@@ -58,11 +71,7 @@ impl Log {
     /// If no thread can be had.
     pub fn start(rules: LogRules) -> io::Result<Log> {
         let (sender, lines) = bounded(QUEUE_LEN);
-        let queue = Arc::new(Queue {
-            pending: Mutex::new(0),
-            written: Condvar::new(),
-            dropped: AtomicUsize::new(0),
-        });
+        let queue = Arc::new(Queue::default());
         let writer = Arc::clone(&queue);
         thread::Builder::new()
             .name("log".into())
@@ -100,21 +109,69 @@ impl Log {
     }
 }
 
+/// Lets one line through each second and counts the others, so that whoever causes them cannot flood
+/// the log.
+#[derive(Debug, Default)]
+pub struct Throttle(Mutex<Throttled>);
+
+#[derive(Debug, Default)]
+struct Throttled {
+    last: Option<Instant>,
+    held_back: u64,
+}
+
+impl Throttle {
+    /// Whether a line may be logged now; then, how many have been held back since the last one.
+    pub fn admit(&self) -> Option<u64> {
+        self.admit_at(Instant::now())
+    }
+
+    fn admit_at(&self, now: Instant) -> Option<u64> {
+        let mut throttled = self.0.lock();
+        if throttled.last.is_some_and(|last| now - last < THROTTLE) {
+            throttled.held_back += 1;
+            return None;
+        }
+        throttled.last = Some(now);
+        Some(std::mem::take(&mut throttled.held_back))
+    }
+}
+
 impl Queue {
     /// The writer thread: until the process ends. What stderr does not take is lost, and that is
     /// all that a log can do about it.
     fn write_all(&self, lines: &Receiver<Vec<u8>>) {
-        let mut stderr = io::stderr();
         for line in lines {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
-                let _ = writeln!(stderr, "WARN log-lines-lost dropped={dropped}");
+                let notice = format!("WARN log-lines-lost dropped={dropped}\n");
+                if write_to_stderr(notice.as_bytes()).is_err() {
+                    self.dropped.fetch_add(dropped, Ordering::Relaxed);
+                }
             }
-            let _ = stderr.write_all(&line);
+            if write_to_stderr(&line).is_err() {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
             *self.pending.lock() -= 1;
             self.written.notify_all();
         }
     }
+}
+
+/// Writes all of it, and waits for room also where somebody has made stderr non-blocking.
+fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
+    let stderr = io::stderr();
+    while !bytes.is_empty() {
+        match rustix::io::write(&stderr, bytes) {
+            Ok(len) => bytes = &bytes[len..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Where env_logger puts its lines: one write each.
@@ -157,4 +214,24 @@ fn journald_reads_stderr() -> bool {
     };
     let stderr = std::fs::metadata("/proc/self/fd/2");
     stderr.is_ok_and(|stderr| stream == format!("{}:{}", stderr.st_dev(), stderr.st_ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_one_line_a_second_and_a_count() {
+        let throttle = Throttle::default();
+        let start = Instant::now();
+        assert_eq!(throttle.admit_at(start), Some(0));
+        for millis in 1..1000 {
+            assert_eq!(
+                throttle.admit_at(start + Duration::from_millis(millis)),
+                None
+            );
+        }
+        assert_eq!(throttle.admit_at(start + THROTTLE), Some(999));
+        assert_eq!(throttle.admit_at(start + 5 * THROTTLE), Some(0));
+    }
 }

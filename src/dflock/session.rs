@@ -8,18 +8,20 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use log::{debug, trace, warn};
+use parking_lot::{Condvar, Mutex};
 use subtle::ConstantTimeEq;
 
 use crate::escape::Escaped;
+use crate::logging::Throttle;
 use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
-use crate::table::{Claim, Grant, Kind, Progress, Refusal, Ticket, Token};
+use crate::table::{Claim, Kind, Progress, Refusal, Ticket, Token};
 
 use super::phases::{Phase, Phases};
 use super::reply::Reply;
-use super::request::{line_limit, parse, Frame, Request};
+use super::request::{line_limit, parse, Frame, ProtocolError, Request};
 
 /// How long a peer that has not given the right token is kept waiting for the close.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -29,6 +31,15 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 /// Replies are written when no request is left in the buffer, or when there are this many bytes.
 const FULL_OUT_LEN: usize = 16 * 1024;
+
+/// Longer than any deadline.
+const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
+
+/// How many statistics may be under way at a time.
+const MAX_STATS: usize = 8;
+
+/// Dead phase-one entries that are kept beside those that are alive.
+const MAX_DEAD: usize = 64;
 
 /// What all sessions are told.
 #[derive(Debug)]
@@ -41,8 +52,10 @@ pub struct SessionRules {
     pub write_timeout: Option<Duration>,
     /// What `auth` must present before anything else.
     pub auth_token: Option<Box<[u8]>>,
-    /// How many keys can be in use at once, and so how many phase-one entries can be alive.
-    pub max_locks: usize,
+    /// Limits how many large replies there are at a time.
+    pub stats_turns: Turns,
+    /// Keeps guessers from flooding the log.
+    pub auth_refusals: Throttle,
 }
 
 /// Why a conversation is over.
@@ -78,16 +91,23 @@ pub fn serve(
             rules,
             connections,
             phases: Phases::default(),
+            sweep_at: MAX_DEAD,
+            refused_count: 0,
         },
         socket_timeout: Duration::ZERO,
-        line: None,
+        awaited: None,
+        started: Instant::now(),
     };
     let ending = session.converse();
     let Session { claims, out, .. } = session;
+    let refused_count = claims.refused_count;
     // Whatever there is to say to this peer, the next waiter shall not wait for it.
     drop(claims);
     part(stream, &ending, out, rules);
-    debug!("closed conn={conn} reason={}", ending.reason());
+    debug!(
+        "closed conn={conn} reason={} refused={refused_count}",
+        ending.reason()
+    );
 }
 
 struct Session<'a> {
@@ -99,8 +119,10 @@ struct Session<'a> {
     claims: Claims<'a>,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
-    /// The line that is being received, and when it must be there.
-    line: Option<(u32, Instant)>,
+    /// What is being received, if anything, and when it must be there: a line by its number, or the
+    /// beginning of a frame. Telnet commands are neither, and so move no deadline.
+    awaited: Option<(Option<u32>, Instant)>,
+    started: Instant,
 }
 
 impl Session<'_> {
@@ -127,11 +149,19 @@ impl Session<'_> {
             self.reader.advance();
             return self.reply(&Reply::Ok);
         }
-        let step = self.claims.execute(frame);
+        let mut step = self.claims.execute(frame, self.out.is_empty());
+        if matches!(step, Step::FlushFirst) {
+            // A peer that does not read its replies must not hold a place in a queue meanwhile.
+            self.flush()?;
+            step = self.claims.execute(self.reader.frame(), true);
+        }
         self.reader.advance();
+        self.awaited = None;
         match step {
             Step::Reply(reply) => self.reply(&reply),
             Step::Wait(ticket, wait_timeout) => self.wait(ticket, wait_timeout),
+            Step::Stats => self.show_stats(),
+            Step::FlushFirst => unreachable!("there was nothing left to flush"),
         }
     }
 
@@ -140,17 +170,27 @@ impl Session<'_> {
         self.flush()?;
         let outcome = self.claims.connection.wait(ticket, wait_timeout);
         // A Ctrl-C in telnet while we waited: it discards our reply unless it is answered first.
-        self.reader.read_ready(self.stream).map_err(Ending::from)?;
+        let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
         match outcome {
-            Outcome::Granted(grant) => self.reply(&Reply::Granted(grant)),
-            Outcome::Refused(refusal) => self.reply(&Reply::Refused(refusal)),
-            Outcome::TimedOut => self.reply(&Reply::Timeout),
-            Outcome::Gone => Err(Ending::HungUpWaiting),
+            Outcome::Gone => return Err(Ending::HungUpWaiting),
+            outcome => self.reply(&reply_to(outcome))?,
         }
+        received.map_err(Ending::from)
+    }
+
+    /// Statistics can be large, and a peer need not read them: only a few are made at a time.
+    fn show_stats(&mut self) -> Result<(), Ending> {
+        let _turn = self.rules.stats_turns.take();
+        let reply = self.claims.stats();
+        self.reply(&reply)
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
+        if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
+            let conn = self.claims.connection.id();
+            trace!("granted conn={conn} fence={}", grant.token.fence);
+        }
         reply.write(&mut self.out);
         if self.out.len() >= FULL_OUT_LEN {
             self.flush()?;
@@ -170,46 +210,47 @@ impl Session<'_> {
         written.map_err(Ending::Broken)
     }
 
-    /// Blocks until there is more to look at.
+    /// Blocks until there is more to look at, or until it is time to look at the clock again.
     fn read(&mut self) -> Result<(), Ending> {
-        let read = match self.reader.line_in_progress() {
-            Some(line) => self.read_on(line),
-            None => self.read_next(),
+        let awaited = self.reader.line_in_progress();
+        let now = Instant::now();
+        let deadline = match self.awaited {
+            Some((known, deadline)) if known == awaited => deadline,
+            _ => now + self.rules.read_timeout,
+        };
+        self.awaited = Some((awaited, deadline));
+        let left = deadline
+            .min(self.latest_auth())
+            .saturating_duration_since(now);
+        if left.is_zero() {
+            return self.stay_idle(awaited);
+        }
+        let read = match self.read_for(left) {
+            Err(ReadEnd::Timeout) => Ok(()), // and found out of time when it comes back here
+            read => read.map_err(Ending::from),
         };
         self.reader.take_answers(&mut self.out);
         read
     }
 
-    /// Reads more of a line that has begun. Each line has one deadline, however its bytes drip in.
-    fn read_on(&mut self, line: u32) -> Result<(), Ending> {
-        let now = Instant::now();
-        let deadline = match self.line {
-            Some((known, deadline)) if known == line => deadline,
-            _ => now + self.rules.read_timeout,
-        };
-        self.line = Some((line, deadline));
-        let left = deadline.saturating_duration_since(now);
-        if left.is_zero() {
+    /// Time is over: a connection between two requests may stay if it has something to lose.
+    fn stay_idle(&mut self, awaited: Option<u32>) -> Result<(), Ending> {
+        if awaited.is_some() || !self.authenticated {
             return Err(Ending::ReadTimeout);
         }
-        match self.read_for(left) {
-            Err(ReadEnd::Timeout) => Ok(()), // and found out of time when it comes back here
-            read => read.map_err(Ending::from),
-        }
+        let more = self.claims.idle_time_left().ok_or(Ending::ReadTimeout)?;
+        self.awaited = Some((None, Instant::now() + more));
+        Ok(())
     }
 
-    /// Reads the beginning of the next frame, for as long as the connection may idle.
-    fn read_next(&mut self) -> Result<(), Ending> {
-        self.line = None;
-        let mut patience = self.rules.read_timeout;
-        loop {
-            match self.read_for(patience) {
-                Err(ReadEnd::Timeout) => {
-                    patience = self.claims.idle_time_left().ok_or(Ending::ReadTimeout)?
-                }
-                read => return read.map_err(Ending::from),
-            }
-        }
+    /// When `auth` must have come: three lines, each with its own deadline, cannot take longer.
+    fn latest_auth(&self) -> Instant {
+        let patience = if self.authenticated {
+            FAR_AWAY
+        } else {
+            3 * self.rules.read_timeout
+        };
+        self.started + patience
     }
 
     fn read_for(&mut self, timeout: Duration) -> Result<(), ReadEnd> {
@@ -239,7 +280,9 @@ fn part(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules
             (Reply::Error, Duration::ZERO)
         }
         Ending::AuthFailed => {
-            warn!("auth-refused peer={stream}");
+            if let Some(held_back) = rules.auth_refusals.admit() {
+                warn!("auth-refused peer={stream} held_back={held_back}");
+            }
             (Reply::AuthFailed, AUTH_COOLDOWN)
         }
     };
@@ -282,10 +325,51 @@ impl SessionRules {
     /// Whether the frame is `auth` with the right token. The comparison takes the same time wherever
     /// a wrong token differs, and whatever else is wrong with the frame.
     fn accepts(&self, frame: Frame<'_>) -> bool {
-        let [command, _, given] = frame;
+        let [command, key, given] = frame;
         let token = self.auth_token.as_deref().unwrap_or_default();
-        let is_right = bool::from(token.ct_eq(given.trim_ascii()));
-        is_right && command == b"auth"
+        let (given, is_text) = match std::str::from_utf8(given) {
+            Ok(given) => (given.trim().as_bytes(), true),
+            Err(_) => (given, false),
+        };
+        let is_right = bool::from(token.ct_eq(given));
+        is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
+    }
+}
+
+/// Lets a few in at a time.
+#[derive(Debug, Default)]
+pub struct Turns {
+    taken: Mutex<usize>,
+    one_free: Condvar,
+}
+
+/// One of the turns, until dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    /// Blocks until a turn is free.
+    fn take(&self) -> Turn<'_> {
+        let mut taken = self.taken.lock();
+        self.one_free
+            .wait_while(&mut taken, |taken| *taken >= MAX_STATS);
+        *taken += 1;
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock() -= 1;
+        self.0.one_free.notify_one();
+    }
+}
+
+fn reply_to(outcome: Outcome) -> Reply {
+    match outcome {
+        Outcome::Granted(grant) => Reply::Granted(grant),
+        Outcome::Refused(refusal) => Reply::Refused(refusal),
+        Outcome::TimedOut => Reply::Timeout,
+        Outcome::Gone => Reply::Error,
     }
 }
 
@@ -293,6 +377,9 @@ impl SessionRules {
 enum Step {
     Reply(Reply),
     Wait(Ticket, Duration),
+    Stats,
+    /// To write what is due first, and then to carry out the request again.
+    FlushFirst,
 }
 
 /// The requests of one connection, carried out.
@@ -301,23 +388,27 @@ struct Claims<'a> {
     rules: &'a SessionRules,
     connections: &'a Connections,
     phases: Phases,
+    /// With so many phase-one entries, the dead ones are swept.
+    sweep_at: usize,
+    /// How many requests were none.
+    refused_count: u32,
 }
 
 impl Claims<'_> {
-    /// Carries out a request as far as that is possible without blocking.
-    fn execute(&mut self, frame: Frame<'_>) -> Step {
+    /// Carries out a request as far as that is possible without blocking. Takes a place in a queue
+    /// only if it `may_wait`.
+    fn execute(&mut self, frame: Frame<'_>, may_wait: bool) -> Step {
         let request = match parse(frame) {
             Ok(request) => request,
             Err(error) => {
-                let (reason, code) = error.describe();
-                let command = Escaped(frame[0]);
-                debug!(
-                    "refused conn={} reason={reason} code={code} command={command}",
-                    self.connection.id()
-                );
+                self.note_refusal(error, frame[0]);
                 return Step::Reply(Reply::Error);
             }
         };
+        if let Request::Acquire { key, .. } | Request::Enqueue { key, .. } = request {
+            let conn = self.connection.id();
+            trace!("asked key={} conn={conn}", Escaped(key.as_bytes()));
+        }
         match request {
             Request::Acquire {
                 key,
@@ -327,11 +418,17 @@ impl Claims<'_> {
                 wait_timeout,
             } => {
                 let lease = lease.unwrap_or(self.rules.default_lease);
+                if wait_timeout.is_zero() || !may_wait {
+                    let tried = self.connection.try_acquire(key, kind, limit, lease);
+                    return match tried {
+                        Ok(Some(grant)) => Step::Reply(Reply::Granted(grant)),
+                        Ok(None) if wait_timeout.is_zero() => Step::Reply(Reply::Timeout),
+                        Ok(None) => Step::FlushFirst,
+                        Err(refusal) => Step::Reply(Reply::Refused(refusal)),
+                    };
+                }
                 match self.connection.enqueue(key, kind, limit, lease) {
-                    Ok(Claim::Acquired(grant)) => {
-                        self.trace_grant(key, grant);
-                        Step::Reply(Reply::Granted(grant))
-                    }
+                    Ok(Claim::Acquired(grant)) => Step::Reply(Reply::Granted(grant)),
                     Ok(Claim::Queued(ticket)) => Step::Wait(ticket, wait_timeout),
                     Err(refusal) => Step::Reply(Reply::Refused(refusal)),
                 }
@@ -344,11 +441,14 @@ impl Claims<'_> {
             } => {
                 let lease = lease.unwrap_or(self.rules.default_lease);
                 if !self.make_way(key, kind) {
-                    return Step::Reply(Reply::AlreadyEnqueued);
+                    return Step::Reply(if self.connection.manager().is_draining() {
+                        Reply::Refused(Refusal::Draining)
+                    } else {
+                        Reply::AlreadyEnqueued
+                    });
                 }
                 Step::Reply(match self.connection.enqueue(key, kind, limit, lease) {
                     Ok(Claim::Acquired(grant)) => {
-                        self.trace_grant(key, grant);
                         self.phases.insert(kind, key, Phase::Acquired(grant));
                         Reply::Acquired(grant)
                     }
@@ -375,6 +475,15 @@ impl Claims<'_> {
                 Some(Phase::Queued(ticket)) => match self.connection.collect(ticket) {
                     Progress::Granted(grant) => Step::Reply(Reply::Granted(grant)),
                     Progress::Refused(refusal) => Step::Reply(Reply::Refused(refusal)),
+                    // Its turn has come, and it keeps its place; but who knows for how long the mint
+                    // has no token.
+                    Progress::Waiting if self.connection.is_owed(ticket) => {
+                        self.phases.insert(kind, key, Phase::Queued(ticket));
+                        Step::Reply(Reply::Refused(Refusal::NoToken))
+                    }
+                    Progress::Waiting if wait_timeout.is_zero() => {
+                        Step::Reply(reply_to(self.connection.wait(ticket, wait_timeout)))
+                    }
                     Progress::Waiting => Step::Wait(ticket, wait_timeout),
                 },
             },
@@ -400,10 +509,7 @@ impl Claims<'_> {
                 })
             }
             Request::Ping => Step::Reply(Reply::Ok),
-            Request::Stats => Step::Reply(Reply::Stats {
-                connection_count: self.connections.count(),
-                keys: self.connection.manager().snapshot(),
-            }),
+            Request::Stats => Step::Stats,
             // Either none is due here, or it has been given.
             Request::Auth => Step::Reply(Reply::Error),
         }
@@ -423,10 +529,10 @@ impl Claims<'_> {
         true
     }
 
-    /// Entries that are alive are as many as there can be keys; dead ones wait for a `w` that may
-    /// never come. Sweeping when there are as many of them keeps both the memory and the cost low.
+    /// Dead entries wait for a `w` that may never come. Those that are alive are in the table, which
+    /// has its caps; sweeping when there may be as many dead ones keeps both memory and cost low.
     fn forget_the_dead(&mut self) {
-        if self.phases.len() < self.rules.max_locks.saturating_mul(2) {
+        if self.phases.len() < self.sweep_at {
             return;
         }
         let connection = &self.connection;
@@ -437,6 +543,14 @@ impl Claims<'_> {
             }
             is_alive
         });
+        self.sweep_at = 2 * self.phases.len() + MAX_DEAD;
+    }
+
+    fn stats(&self) -> Reply {
+        Reply::Stats {
+            connection_count: self.connections.count(),
+            keys: self.connection.manager().snapshot(),
+        }
     }
 
     /// A release over the connection that enqueued ends the phase, too: many clients never send `w`.
@@ -460,13 +574,17 @@ impl Claims<'_> {
         (!left.is_zero()).then_some(left)
     }
 
-    fn trace_grant(&self, key: &str, grant: Grant) {
-        trace!(
-            "granted key={} conn={} fence={}",
-            Escaped(key.as_bytes()),
-            self.connection.id(),
-            grant.token.fence
-        );
+    /// The first bad request of a connection is logged, the others are counted.
+    fn note_refusal(&mut self, error: ProtocolError, command: &[u8]) {
+        if self.refused_count == 0 {
+            let (reason, code) = error.describe();
+            debug!(
+                "refused conn={} reason={reason} code={code} command={}",
+                self.connection.id(),
+                Escaped(command)
+            );
+        }
+        self.refused_count = self.refused_count.saturating_add(1);
     }
 }
 

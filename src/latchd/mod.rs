@@ -1,40 +1,44 @@
 //! The program `latchd`: options, wiring, signals and exit codes. See latchd(8).
 
+mod notify;
 mod options;
 
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::Shutdown;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{after, never, select, unbounded, Receiver};
-use log::{debug, info, warn};
+use crossbeam_channel::{after, bounded, never, select, unbounded, Receiver};
+use log::{info, warn};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{self, Parsed};
-use crate::dflock::{self, SessionRules};
-use crate::escape::reason;
-use crate::logging::Log;
+use crate::dflock::{self, SessionRules, Turns};
+use crate::escape::{reason, Escaped};
+use crate::fence_file::{self, Reserver};
+use crate::logging::{Log, LogRules, Throttle};
 use crate::manager::{Manager, Rules};
-use crate::mint::ClockMint;
+use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
+use crate::net::inherited;
 use crate::net::listener::Listener;
-use crate::net::workers::Workers;
-use crate::table::{Caps, ConnId, Holdings};
-use options::{Auth, Flags, Options, UnixSocket};
+use crate::net::workers::{Workers, STACK_LEN};
+use crate::table::{Caps, ConnId, Holdings, Mint};
+use options::{Auth, Flags, Options, Sockets, UnixSocket};
 
 const PROGRAM: &str = "latchd";
 
 /// For how long the last replies and log lines may take to leave at the end.
-const FAREWELL: Duration = Duration::from_millis(900);
+const FAREWELL: Duration = Duration::from_millis(800);
 const LAST_LINES: Duration = Duration::from_millis(100);
 
 /// Descriptors that are not for connections.
@@ -43,6 +47,10 @@ const RESERVED_DESCRIPTORS: u64 = 64;
 /// Memory maps that are not for connections, and how many a connection's thread takes.
 const RESERVED_MAPS: u64 = 2000;
 const MAPS_PER_THREAD: u64 = 4;
+
+/// The part of the address space that is not for stacks, and what a connection takes beside its stack.
+const HEAP_SHARE: u64 = 2;
+const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
@@ -59,11 +67,19 @@ pub fn main() -> ExitCode {
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return bad_usage(format_args!("{name}: the value is not UTF-8"));
     }
-    let options = match Options::new(flags, |name| std::env::var(name).ok()) {
+    let inherited = match inherited::from_environment() {
+        Ok(inherited) => inherited,
+        Err(reason) => {
+            complain(reason);
+            return ExitCode::from(1);
+        }
+    };
+    let variable = |name: &str| std::env::var(name).ok();
+    let options = match Options::new(flags, variable, !inherited.is_empty()) {
         Ok(options) => options,
         Err(reason) => return bad_usage(reason),
     };
-    match run(options) {
+    match run(options, inherited) {
         Ok(status) => status,
         Err(reason) => {
             complain(reason);
@@ -84,20 +100,24 @@ fn bad_usage(reason: impl Display) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// Says why we cannot serve, unless a client would read it.
 fn complain(reason: impl Display) {
-    let _ = writeln!(io::stderr(), "{PROGRAM}: {reason}");
+    if !inherited::stderr_is_a_peers() {
+        let _ = writeln!(io::stderr(), "{PROGRAM}: {reason}");
+    }
 }
 
 /// Serves until told to stop. An error is one line that says what could not be had, and why.
-fn run(options: Options) -> Result<ExitCode, String> {
+fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     // Before anything can go wrong later on: a signal must find its handler from the first moment.
     let signals =
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     let auth_token = options.auth.as_ref().map(read_auth_token).transpose()?;
-    let listeners = listen(&options)?;
-    let log = Log::start(options.log)
-        .map_err(|error| format!("cannot start the log: {}", reason(&error)))?;
+    let listeners = listen(&options.sockets, inherited)?;
+    let log = start_log(options.log)?;
+    warn_about(&options);
 
+    let (mint, reserver) = open_mint(options.fence_file.as_deref())?;
     let manager = Arc::new(Manager::new(
         &Rules {
             caps: Caps {
@@ -112,21 +132,27 @@ fn run(options: Options) -> Result<ExitCode, String> {
             gc_interval: options.gc_interval,
             gc_max_idle: options.gc_max_idle,
         },
-        Box::new(ClockMint::new(SystemTime::now())),
+        mint,
     ));
-    let max_connections = options
-        .max_connections
-        .unwrap_or_else(what_the_machine_allows);
+    if let Some(reserver) = reserver {
+        let manager = Arc::clone(&manager);
+        spawn("fences", move || reserver.run(|| manager.tokens_are_back()))?;
+    }
+    let allowed = what_the_machine_allows();
+    let max_connections = options.max_connections.unwrap_or(allowed);
+    if max_connections > allowed {
+        warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
+    }
     let connections = Arc::new(Connections::new(max_connections));
     let session_rules = Arc::new(SessionRules {
         default_lease: options.default_lease,
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
-        max_locks: options.max_locks,
+        stats_turns: Turns::default(),
+        auth_refusals: Throttle::default(),
     });
 
-    warn_about(&options);
     info!(
         "starting version={} max_connections={max_connections}",
         env!("CARGO_PKG_VERSION")
@@ -140,12 +166,38 @@ fn run(options: Options) -> Result<ExitCode, String> {
         printed.map_err(|error| format!("cannot print the port: {}", reason(&error)))?;
     }
 
-    let status = wait_for_the_end(&signals, &manager, &connections, options.shutdown_timeout);
-    if let Some(UnixSocket { path, .. }) = &options.unix {
-        let _ = fs::remove_file(path);
-    }
+    notify::notify("READY=1\nSTATUS=Serving");
+
+    let status = wait_for_the_end(&signals, &manager, &connections, &options);
+    listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
+}
+
+fn start_log(rules: LogRules) -> Result<Log, String> {
+    if inherited::stderr_is_a_peers() {
+        std::panic::set_hook(Box::new(|_| {}));
+        return Ok(Log::silent());
+    }
+    Log::start(rules).map_err(|error| format!("cannot start the log: {}", reason(&error)))
+}
+
+/// The mint, and what has to run beside it, if anything.
+type TokenSource = (Box<dyn Mint>, Option<Reserver<File>>);
+
+/// Opens the fence file, if there is to be one.
+fn open_mint(fence_file: Option<&Path>) -> Result<TokenSource, String> {
+    let clock = fence_of_clock(SystemTime::now());
+    let Some(path) = fence_file else {
+        return Ok((
+            Box::new(SaltedMint::new(ClockFences::starting_at(clock))),
+            None,
+        ));
+    };
+    let opened = fence_file::open(path, clock, fence_file::RANGE);
+    let (fences, reserver) =
+        opened.map_err(|why| format!("cannot use the fence file {}: {why}", shown(path)))?;
+    Ok((Box::new(SaltedMint::new(fences)), Some(reserver)))
 }
 
 /// Starts everything that serves; each on its own thread, and none of them ends.
@@ -185,13 +237,14 @@ fn serve(
             }
         );
         spawn("accept", move || {
-            listeners[at].accept_all(|stream| {
-                let Some(admission) = connections.admit(stream) else {
-                    debug!("turned-away reason=max-connections");
-                    return;
-                };
+            let no_thread = Throttle::default();
+            listeners[at].accept_all(&connections, |admission| {
                 if let Err(error) = workers.run(admission) {
-                    warn!("turned-away reason=no-thread error=\"{error}\"");
+                    if let Some(held_back) = no_thread.admit() {
+                        warn!(
+                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
+                        );
+                    }
                 }
             })
         })?;
@@ -200,7 +253,10 @@ fn serve(
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let spawned = thread::Builder::new().name(name.into()).spawn(body);
+    let spawned = thread::Builder::new()
+        .name(name.into())
+        .stack_size(STACK_LEN)
+        .spawn(body);
     spawned
         .map(drop)
         .map_err(|error| format!("cannot start a thread: {}", reason(&error)))
@@ -216,26 +272,29 @@ fn converse(
 ) {
     let stream = admission.stream();
     let connection = manager.connect(ConnId(admission.id()));
-    let prepared = stream
-        .set_write_timeout(rules.write_timeout)
-        .and_then(|()| watch.watch(stream, admission.id()));
-    match prepared {
+    match watch.watch(stream, admission.id()) {
         Ok(()) => dflock::serve(stream, connection, rules, connections),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }
 
-/// Main's own work: wait for a signal, drain, say good-bye (latchd(8), SIGNALS).
+/// Main's own work: wait for a signal or for everybody to leave, drain, say good-bye (latchd(8),
+/// SIGNALS).
 fn wait_for_the_end(
     signals: &Receiver<i32>,
     manager: &Manager,
-    connections: &Connections,
-    shutdown_timeout: Option<Duration>,
+    connections: &Arc<Connections>,
+    options: &Options,
 ) -> ExitCode {
-    let _ = signals.recv();
+    if !wait_for_a_signal(signals, manager, connections, options.idle_exit) {
+        notify::notify("STOPPING=1\nSTATUS=Nobody is here");
+        info!("stopping reason=idle");
+        return ExitCode::SUCCESS;
+    }
     info!("draining");
+    notify::notify("STOPPING=1\nSTATUS=Draining");
     let drained = manager.begin_drain();
-    let grace_is_over = shutdown_timeout.map_or_else(never, after);
+    let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
     select! {
         recv(signals) -> _ => {
             warn!("stopping reason=second-signal");
@@ -246,8 +305,52 @@ fn wait_for_the_end(
     }
     // No more requests; the replies to those that have come still go out.
     connections.shut_down_all(Shutdown::Read);
-    connections.wait_until_none(FAREWELL);
+    let (sender, farewell) = bounded::<()>(0);
+    let closing = Arc::clone(connections);
+    let waiting = spawn("farewell", move || {
+        closing.wait_until_none(FAREWELL);
+        drop(sender);
+    });
+    if waiting.is_ok() {
+        select! {
+            recv(signals) -> _ => return ExitCode::from(1),
+            recv(farewell) -> _ => {}
+        }
+    }
     ExitCode::SUCCESS
+}
+
+/// Blocks until a signal comes (`true`), or until nobody has been connected and nothing held for
+/// `idle_exit` (`false`; then nobody is let in any more).
+fn wait_for_a_signal(
+    signals: &Receiver<i32>,
+    manager: &Manager,
+    connections: &Connections,
+    idle_exit: Option<Duration>,
+) -> bool {
+    let started = Instant::now();
+    let is_quiet = || manager.last_held().is_none_or(|last| last < Instant::now());
+    let mut look_again = idle_exit;
+    loop {
+        select! {
+            recv(signals) -> _ => return true,
+            recv(look_again.map_or_else(never, after)) -> _ => {}
+        }
+        let Some(idle_exit) = idle_exit else { continue };
+        let now = Instant::now();
+        let last_held = manager.last_held().unwrap_or(started);
+        let quiet_since = connections.empty_since().unwrap_or(now).max(last_held);
+        let idle_for = now.saturating_duration_since(quiet_since);
+        if idle_for >= idle_exit && connections.close_if_empty(is_quiet) {
+            return false;
+        }
+        // Whoever is here now keeps us for at least that long.
+        look_again = Some(
+            idle_exit
+                .saturating_sub(idle_for)
+                .max(Duration::from_millis(1)),
+        );
+    }
 }
 
 /// A channel of the signals that end us. Those that must not end us are caught and forgotten;
@@ -257,6 +360,7 @@ fn watch_signals() -> io::Result<Receiver<i32>> {
     let (sender, receiver) = unbounded();
     thread::Builder::new()
         .name("signals".into())
+        .stack_size(STACK_LEN)
         .spawn(move || {
             for signal in signals.forever() {
                 if matches!(signal, SIGTERM | SIGINT) && sender.send(signal).is_err() {
@@ -267,17 +371,31 @@ fn watch_signals() -> io::Result<Receiver<i32>> {
     Ok(receiver)
 }
 
-fn listen(options: &Options) -> Result<Arc<[Listener]>, String> {
-    let mut listeners = Vec::new();
-    if let Some(addr) = options.tcp {
-        let listener = Listener::bind_tcp(addr);
-        listeners.push(listener.map_err(|error| cannot_listen(&addr, &error))?);
+fn listen(sockets: &Sockets, inherited: Vec<Listener>) -> Result<Arc<[Listener]>, String> {
+    match sockets {
+        Sockets::Environment => Ok(inherited.into()),
+        Sockets::Stdin => match inherited::from_stdin() {
+            Ok(listener) => Ok(Arc::new([listener])),
+            Err(why) => Err(format!("cannot listen on descriptor 0: {why}")),
+        },
+        Sockets::Bound { tcp, unix } => {
+            let mut listeners = Vec::new();
+            if let Some(addr) = tcp {
+                let listener = Listener::bind_tcp(*addr);
+                listeners.push(listener.map_err(|error| cannot_listen(addr, &error))?);
+            }
+            if let Some(UnixSocket { path, mode, group }) = unix {
+                let listener = Listener::bind_unix(path, *mode, *group);
+                listeners.push(listener.map_err(|error| cannot_listen(&shown(path), &error))?);
+            }
+            Ok(listeners.into())
+        }
     }
-    if let Some(UnixSocket { path, mode, group }) = &options.unix {
-        let listener = Listener::bind_unix(path, *mode, *group);
-        listeners.push(listener.map_err(|error| cannot_listen(&path.display(), &error))?);
-    }
-    Ok(listeners.into())
+}
+
+/// A path for a message: in one line, whatever is in it.
+fn shown(path: &Path) -> Escaped<'_> {
+    Escaped(path.as_os_str().as_bytes())
 }
 
 fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
@@ -294,10 +412,7 @@ fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
         Auth::File(path) => {
             let token = read_token_file(path);
             token.map_err(|reason| {
-                format!(
-                    "cannot use the auth token file {}: {reason}",
-                    path.display()
-                )
+                format!("cannot use the auth token file {}: {reason}", shown(path))
             })
         }
     }
@@ -312,6 +427,9 @@ fn warn_about(options: &Options) {
     if matches!(options.auth, Some(Auth::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
     }
+    if options.fence_file.is_some() {
+        return;
+    }
     let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -322,8 +440,8 @@ fn warn_about(options: &Options) {
     }
 }
 
-/// How many connections descriptors and memory maps allow, after asking for as many descriptors as
-/// the process may have.
+/// How many connections descriptors, memory maps and address space allow, after asking for as many
+/// descriptors as the process may have.
 fn what_the_machine_allows() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -344,7 +462,12 @@ fn what_the_machine_allows() -> usize {
         .ok()
         .and_then(|maps| maps.trim().parse().ok())
         .unwrap_or(65_530);
-    let for_threads = (maps.saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD).max(1);
+    let for_threads = maps.saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD;
 
-    usize::try_from(for_connections.min(for_threads)).unwrap_or(usize::MAX)
+    // Were all of it taken by stacks, the next allocation would be the end of the process.
+    let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+    let for_stacks = address_space / HEAP_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION);
+
+    let allowed = for_connections.min(for_threads).min(for_stacks).max(1);
+    usize::try_from(allowed).unwrap_or(usize::MAX)
 }

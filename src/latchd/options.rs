@@ -1,8 +1,8 @@
 //! The options of `latchd`: what the command line and the environment say, made into typed values.
 //!
 //! An explicit flag comes first, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that a host can switch
-//! over from dflockd), then the default. An empty variable counts as unset; a bad value is an error
-//! wherever it stands.
+//! over from dflockd), then the default. An empty variable counts as unset; a bad value that counts is
+//! an error.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -98,29 +98,30 @@ pub(super) struct Flags {
     /// log the life of connections
     #[argh(option, arg_name = "bool")]
     debug: Option<String>,
-    // Known, but not to this build: to ignore them would lose encryption or fences unawares.
-    /// refused
-    #[argh(option, hidden_help)]
+    /// reserve fences in this file, so that they rise across crashes and clock steps
+    #[argh(option, arg_name = "path")]
     fence_state_file: Option<String>,
+    /// serve the listening socket on descriptor 0 (inetd wait, s6)
+    #[argh(option, arg_name = "bool")]
+    inetd: Option<String>,
+    /// leave when nobody has been connected and nothing held for so long, in seconds; 0: never (0)
+    #[argh(option, arg_name = "seconds")]
+    idle_exit: Option<String>,
+    // Known, but not to this build: to ignore them would lose encryption unawares.
     /// refused
     #[argh(option, hidden_help)]
     tls_cert: Option<String>,
     /// refused
     #[argh(option, hidden_help)]
     tls_key: Option<String>,
-    /// refused
-    #[argh(option, hidden_help)]
-    inetd: Option<String>,
-    /// refused
-    #[argh(option, hidden_help)]
-    idle_exit: Option<String>,
 }
 
 /// What latchd has been told.
 #[derive(Debug)]
 pub(super) struct Options {
-    pub(super) tcp: Option<SocketAddr>,
-    pub(super) unix: Option<UnixSocket>,
+    pub(super) sockets: Sockets,
+    pub(super) idle_exit: Option<Duration>,
+    pub(super) fence_file: Option<PathBuf>,
     pub(super) default_lease: Duration,
     pub(super) gc_interval: Duration,
     pub(super) gc_max_idle: Duration,
@@ -135,6 +136,20 @@ pub(super) struct Options {
     pub(super) auth: Option<Auth>,
     pub(super) print_port: bool,
     pub(super) log: LogRules,
+}
+
+/// Where connections come from.
+#[derive(Debug)]
+pub(super) enum Sockets {
+    /// We bind these, at least one of them.
+    Bound {
+        tcp: Option<SocketAddr>,
+        unix: Option<UnixSocket>,
+    },
+    /// Descriptor 0 listens already.
+    Stdin,
+    /// LISTEN_FDS names descriptors that listen already.
+    Environment,
 }
 
 /// Where and for whom the Unix socket is.
@@ -157,7 +172,8 @@ pub(super) enum Auth {
 }
 
 impl Options {
-    /// Makes sense of the flags and of the variables that `variable` looks up.
+    /// Makes sense of the flags and of the variables that `variable` looks up. `inherits` says that
+    /// LISTEN_FDS names sockets for us.
     ///
     /// # Errors
     ///
@@ -165,31 +181,43 @@ impl Options {
     pub(super) fn new(
         flags: Flags,
         variable: impl Fn(&str) -> Option<String>,
+        inherits: bool,
     ) -> Result<Options, String> {
         let sources = Sources {
             variable: &variable,
         };
         let lacking = [
-            (
-                "--fence-state-file",
-                flags.fence_state_file,
-                "FENCE_STATE_FILE",
-            ),
             ("--tls-cert", flags.tls_cert, "TLS_CERT"),
             ("--tls-key", flags.tls_key, "TLS_KEY"),
-            ("--inetd", flags.inetd, "INETD"),
-            ("--idle-exit", flags.idle_exit, "IDLE_EXIT_S"),
         ];
         for (flag, given, name) in lacking {
             if let Some(setting) = sources.find(flag, given, &[name]) {
                 return Err(format!("{}: not in this build", setting.origin));
             }
         }
-        let tcp = sources.tcp_address(flags.host, flags.port)?;
-        let unix = sources.unix_socket(flags.unix, flags.unix_mode, flags.unix_group)?;
-        if tcp.is_none() && unix.is_none() {
-            return Err("--port off: nothing to listen on without --unix".into());
+        let binding = Binding {
+            host: sources.find("--host", flags.host, &["HOST"]),
+            port: sources.find("--port", flags.port, &["PORT"]),
+            unix: sources.find("--unix", flags.unix, &["UNIX"]),
+            unix_mode: sources.find("--unix-mode", flags.unix_mode, &["UNIX_MODE"]),
+            unix_group: sources.find("--unix-group", flags.unix_group, &["UNIX_GROUP"]),
+        };
+        let is_inetd = sources.boolean("--inetd", flags.inetd, &[], false)?;
+        let sockets = match (inherits, is_inetd) {
+            (true, _) => binding.must_be_empty(Sockets::Environment)?,
+            (false, true) => binding.must_be_empty(Sockets::Stdin)?,
+            (false, false) => binding.sockets()?,
+        };
+        let print_port = sources.boolean("--print-port", flags.print_port, &[], false)?;
+        if print_port && matches!(sockets, Sockets::Bound { tcp: None, .. }) {
+            return Err("--print-port: there is no port".into());
         }
+        let fence_file = sources.find(
+            "--fence-state-file",
+            flags.fence_state_file,
+            &["FENCE_STATE_FILE"],
+        );
+        let fence_file = fence_file.map(|setting| setting.path()).transpose()?;
         let seconds = |flag, given, names, default, range| {
             let value = sources.number(flag, given, names, default, range)?;
             Ok::<_, String>(Duration::from_secs(value))
@@ -203,8 +231,15 @@ impl Options {
             1..=MAX_SECONDS,
         )?;
         Ok(Options {
-            tcp,
-            unix,
+            sockets,
+            idle_exit: unless_zero(seconds(
+                "--idle-exit",
+                flags.idle_exit,
+                &["IDLE_EXIT_S"],
+                0,
+                0..=MAX_SECONDS,
+            )?),
+            fence_file,
             default_lease: seconds(
                 "--default-lease-ttl",
                 flags.default_lease_ttl,
@@ -259,7 +294,7 @@ impl Options {
                 flags.no_auto_release_on_disconnect,
             )?,
             auth: sources.auth(flags.auth_token, flags.auth_token_file)?,
-            print_port: sources.boolean("--print-port", flags.print_port, &[], false)?,
+            print_port,
             log: LogRules {
                 debug: sources.boolean("--debug", flags.debug, &["DEBUG"], false)?,
                 timestamps: sources.timestamps(flags.log_timestamps)?,
@@ -280,6 +315,13 @@ struct Setting {
 }
 
 impl Setting {
+    fn path(&self) -> Result<PathBuf, String> {
+        if self.value.is_empty() {
+            return Err(self.bad("a path"));
+        }
+        Ok(PathBuf::from(&self.value))
+    }
+
     fn bad(&self, wanted: &str) -> String {
         format!(
             "{}: {wanted} is wanted, not {}",
@@ -391,72 +433,6 @@ impl Sources<'_> {
         }
     }
 
-    /// Addresses only: to resolve a name would need the host's resolver, which a small host may not
-    /// have and a static build cannot use.
-    fn tcp_address(
-        &self,
-        host: Option<String>,
-        port: Option<String>,
-    ) -> Result<Option<SocketAddr>, String> {
-        let ip = match self.find("--host", host, &["HOST"]) {
-            None => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            Some(setting) if setting.value == "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            Some(setting) => {
-                let text = setting.value.as_str();
-                let bare = text
-                    .strip_prefix('[')
-                    .and_then(|text| text.strip_suffix(']'));
-                let parsed = match bare {
-                    Some(bare) => bare.parse().map(IpAddr::V6),
-                    None => text.parse(),
-                };
-                parsed.map_err(|_| setting.bad("an IP address or localhost"))?
-            }
-        };
-        let port = match self.find("--port", port, &["PORT"]) {
-            None => 6388,
-            Some(setting) if setting.value == "off" => return Ok(None),
-            Some(setting) => setting
-                .value
-                .parse()
-                .ok()
-                .filter(|_| setting.value.bytes().all(|byte| byte.is_ascii_digit()))
-                .ok_or_else(|| setting.bad("a number from 0 to 65535 or off"))?,
-        };
-        Ok(Some(SocketAddr::new(ip, port)))
-    }
-
-    fn unix_socket(
-        &self,
-        path: Option<String>,
-        mode: Option<String>,
-        group: Option<String>,
-    ) -> Result<Option<UnixSocket>, String> {
-        let mode = match self.find("--unix-mode", mode, &["UNIX_MODE"]) {
-            None => 0o660,
-            Some(setting) => u32::from_str_radix(&setting.value, 8)
-                .ok()
-                .filter(|mode| *mode <= 0o777 && !setting.value.starts_with('+'))
-                .ok_or_else(|| setting.bad("an octal mode from 0 to 0777"))?,
-        };
-        let group = match self.find("--unix-group", group, &["UNIX_GROUP"]) {
-            None => None,
-            Some(setting) => {
-                let id = group_id(&setting.value);
-                Some(id.ok_or_else(|| setting.bad("a group of this host"))?)
-            }
-        };
-        match self.find("--unix", path, &["UNIX"]) {
-            None => Ok(None),
-            Some(setting) if setting.value.is_empty() => Err(setting.bad("a path")),
-            Some(setting) => Ok(Some(UnixSocket {
-                path: setting.value.into(),
-                mode,
-                group,
-            })),
-        }
-    }
-
     /// The token and its file exclude each other at each level; a flag beats every variable.
     fn auth(&self, token: Option<String>, file: Option<String>) -> Result<Option<Auth>, String> {
         const TOKEN: &str = "--auth-token";
@@ -493,8 +469,7 @@ impl Sources<'_> {
                         token.origin, file.origin
                     ));
                 }
-                (None, Some(file)) if file.value.is_empty() => return Err(file.bad("a path")),
-                (None, Some(file)) => return Ok(Some(Auth::File(file.value.into()))),
+                (None, Some(file)) => return Ok(Some(Auth::File(file.path()?))),
                 (Some(token), None) => {
                     let token = from(token);
                     let secret = usable_token(&token.value)
@@ -509,6 +484,95 @@ impl Sources<'_> {
         }
         Ok(None)
     }
+}
+
+/// What the options say about the sockets to bind.
+struct Binding {
+    host: Option<Setting>,
+    port: Option<Setting>,
+    unix: Option<Setting>,
+    unix_mode: Option<Setting>,
+    unix_group: Option<Setting>,
+}
+
+impl Binding {
+    /// Inherited sockets are bound already: whoever wants them elsewhere must not be ignored.
+    fn must_be_empty(self, sockets: Sockets) -> Result<Sockets, String> {
+        let settings = [
+            self.host,
+            self.port,
+            self.unix,
+            self.unix_mode,
+            self.unix_group,
+        ];
+        match settings.into_iter().flatten().next() {
+            Some(setting) => Err(format!("{}: the sockets are inherited", setting.origin)),
+            None => Ok(sockets),
+        }
+    }
+
+    fn sockets(self) -> Result<Sockets, String> {
+        let tcp = tcp_address(self.host, self.port)?;
+        let unix = unix_socket(self.unix, self.unix_mode, self.unix_group)?;
+        if tcp.is_none() && unix.is_none() {
+            return Err("--port off: nothing to listen on without --unix".into());
+        }
+        Ok(Sockets::Bound { tcp, unix })
+    }
+}
+
+/// Addresses only: to resolve a name would need the host's resolver, which a small host may not have and
+/// a static build cannot use.
+fn tcp_address(host: Option<Setting>, port: Option<Setting>) -> Result<Option<SocketAddr>, String> {
+    let ip = match host {
+        None => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Some(setting) if setting.value == "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Some(setting) => {
+            let text = setting.value.as_str();
+            let bare = text
+                .strip_prefix('[')
+                .and_then(|text| text.strip_suffix(']'));
+            let parsed = match bare {
+                Some(bare) => bare.parse().map(IpAddr::V6),
+                None => text.parse(),
+            };
+            parsed.map_err(|_| setting.bad("an IP address or localhost"))?
+        }
+    };
+    let port = match port {
+        None => 6388,
+        Some(setting) if setting.value == "off" => return Ok(None),
+        Some(setting) => setting
+            .value
+            .parse()
+            .ok()
+            .filter(|_| setting.value.bytes().all(|byte| byte.is_ascii_digit()))
+            .ok_or_else(|| setting.bad("a number from 0 to 65535 or off"))?,
+    };
+    Ok(Some(SocketAddr::new(ip, port)))
+}
+
+fn unix_socket(
+    path: Option<Setting>,
+    mode: Option<Setting>,
+    group: Option<Setting>,
+) -> Result<Option<UnixSocket>, String> {
+    let mode = match mode {
+        None => 0o660,
+        Some(setting) => u32::from_str_radix(&setting.value, 8)
+            .ok()
+            .filter(|mode| *mode <= 0o777 && !setting.value.starts_with('+'))
+            .ok_or_else(|| setting.bad("an octal mode from 0 to 0777"))?,
+    };
+    let group = match group {
+        None => None,
+        Some(setting) => {
+            let id = group_id(&setting.value);
+            Some(id.ok_or_else(|| setting.bad("a group of this host"))?)
+        }
+    };
+    let path = path.map(|setting| setting.path()).transpose()?;
+    Ok(path.map(|path| UnixSocket { path, mode, group }))
 }
 
 /// Checks a trimmed token: an empty one would let everybody in, and one with a line end could never be
@@ -543,7 +607,8 @@ fn parse_boolean(setting: &Setting) -> Result<bool, String> {
 /// A group's number, from the host's own list: the C library's way would not work in a static build.
 fn group_id(group: &str) -> Option<u32> {
     if let Ok(id) = group.parse() {
-        return Some(id);
+        // The highest number means "no group" to the system.
+        return Some(id).filter(|id| *id != u32::MAX);
     }
     let groups = fs::read_to_string("/etc/group").ok()?;
     groups.lines().find_map(|line| {
@@ -560,9 +625,8 @@ mod tests {
 
     fn options(flags: Flags, variables: &[(&str, &str)]) -> Result<Options, String> {
         let variables: HashMap<&str, &str> = variables.iter().copied().collect();
-        Options::new(flags, |name| {
-            variables.get(name).map(|value| (*value).to_owned())
-        })
+        let variable = |name: &str| variables.get(name).map(|value| (*value).to_owned());
+        Options::new(flags, variable, false)
     }
 
     fn lease(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<u64, String> {
@@ -659,7 +723,10 @@ mod tests {
                 host: Some(host.into()),
                 ..Flags::default()
             };
-            options(flags, &[]).map(|options| options.tcp.expect("a port").to_string())
+            options(flags, &[]).map(|options| match options.sockets {
+                Sockets::Bound { tcp, .. } => tcp.expect("a port").to_string(),
+                other => panic!("{other:?}"),
+            })
         };
         assert_eq!(tcp("::1").as_deref(), Ok("[::1]:6388"));
         assert_eq!(tcp("[::1]").as_deref(), Ok("[::1]:6388"));

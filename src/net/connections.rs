@@ -1,6 +1,7 @@
 //! The open connections: how many there may be, and how to reach them all at the end.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,10 @@ pub struct Connections {
 struct Open {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
+    /// Since when nobody has been connected; meaningless while somebody is.
+    empty_since: Instant,
+    /// Nobody is let in any more.
+    closed: bool,
 }
 
 /// A connection's place under the cap; dropping it frees the place.
@@ -39,26 +44,55 @@ impl Connections {
             open: Mutex::new(Open {
                 last_id: 0,
                 streams: HashMap::new(),
+                empty_since: Instant::now(),
+                closed: false,
             }),
             one_closed: Condvar::new(),
         }
     }
 
-    /// Gives a connection a number and a place; `None` if no place is free.
-    pub fn admit(self: &Arc<Self>, stream: Stream) -> Option<Admission> {
+    /// Accepts a connection and gives it a number and a place; one for which no place is free is
+    /// closed, and `None` returned. `accept` must not block: it is called under the mutex, so that no
+    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for good once that
+    /// has said yes.
+    ///
+    /// # Errors
+    ///
+    /// Those of `accept`.
+    pub fn admit(
+        self: &Arc<Self>,
+        accept: impl FnOnce() -> io::Result<Stream>,
+    ) -> io::Result<Option<Admission>> {
         let mut open = self.open.lock();
+        while open.closed {
+            self.one_closed.wait(&mut open);
+        }
+        let stream = Arc::new(accept()?);
         if open.streams.len() >= self.max_connections {
-            return None;
+            return Ok(None);
         }
         open.last_id += 1;
         let id = open.last_id;
-        let stream = Arc::new(stream);
         open.streams.insert(id, Arc::clone(&stream));
-        Some(Admission {
+        Ok(Some(Admission {
             connections: Arc::clone(self),
             id,
             stream,
-        })
+        }))
+    }
+
+    /// Lets nobody in any more if nobody is connected and `is_quiet` says so, too. Connections that
+    /// have not been accepted by then are left to whoever listens on the socket next.
+    pub fn close_if_empty(&self, is_quiet: impl FnOnce() -> bool) -> bool {
+        let mut open = self.open.lock();
+        open.closed |= open.streams.is_empty() && is_quiet();
+        open.closed
+    }
+
+    /// Since when nobody has been connected; `None` while somebody is.
+    pub fn empty_since(&self) -> Option<Instant> {
+        let open = self.open.lock();
+        open.streams.is_empty().then_some(open.empty_since)
     }
 
     /// How many connections are open.
@@ -99,7 +133,10 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.connections.open.lock().streams.remove(&self.id);
+        let mut open = self.connections.open.lock();
+        open.streams.remove(&self.id);
+        open.empty_since = Instant::now();
+        drop(open);
         self.connections.one_closed.notify_all();
     }
 }

@@ -1,22 +1,31 @@
 //! Listening sockets: binding them, and accepting from them through all that may go wrong.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::{debug, info, warn};
-use rustix::fs::{chown, Gid, Mode};
+use log::{debug, warn};
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::fs::{chown, flock, FlockOperation, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
-    bind, ipproto, listen, socket_with, sockopt, AddressFamily, SocketFlags, SocketType,
+    bind, connect, ipproto, listen, socket_with, sockopt, AddressFamily, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 
+use crate::escape::Escaped;
+use crate::logging::Throttle;
+
+use super::connections::{Admission, Connections};
 use super::stream::Stream;
 
 /// Connections that the kernel completes ahead of us.
@@ -42,8 +51,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub enum Listener {
     /// On an address of the network.
     Tcp(TcpListener),
-    /// On a path of this host.
-    Unix(UnixListener),
+    /// On a path of this host; with the path and its inode if we have made it.
+    Unix(UnixListener, Option<Made>),
+}
+
+/// A socket in the file system that we have made.
+#[derive(Debug)]
+pub struct Made {
+    path: PathBuf,
+    /// Device and inode: another server may have put its own in our place since.
+    identity: (u64, u64),
 }
 
 impl Listener {
@@ -64,69 +81,108 @@ impl Listener {
         if addr.is_ipv6() {
             sockopt::set_ipv6_v6only(&socket, false)?;
         }
-        // Linux hands all of these on to the accepted sockets, which saves each of them the calls.
-        sockopt::set_tcp_nodelay(&socket, true)?;
-        sockopt::set_socket_keepalive(&socket, true)?;
-        sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_PROBES)?;
-        sockopt::set_tcp_user_timeout(&socket, USER_TIMEOUT_MS)?;
-        sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_LEN)?;
         bind(&socket, &addr)?;
         listen(&socket, BACKLOG)?;
-        Ok(Listener::Tcp(socket.into()))
+        Listener::adopt_tcp(socket.into())
+    }
+
+    /// Takes over a TCP socket that listens already, and sets its options.
+    pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
+        listener.set_nonblocking(true)?;
+        // Linux hands all of these on to the accepted sockets, which saves each of them the calls.
+        sockopt::set_tcp_nodelay(&listener, true)?;
+        sockopt::set_socket_keepalive(&listener, true)?;
+        sockopt::set_tcp_keepidle(&listener, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&listener, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&listener, KEEPALIVE_PROBES)?;
+        sockopt::set_tcp_user_timeout(&listener, USER_TIMEOUT_MS)?;
+        sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
+        Ok(Listener::Tcp(listener))
+    }
+
+    /// Takes over a Unix socket that listens already.
+    pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Unix(listener, None))
     }
 
     /// Listens on `path`, for whoever `mode` and `group` let in. A socket that a dead server has
-    /// left there is replaced. Call it before there are other threads: it changes the umask.
+    /// left there is replaced. It changes the umask for a moment, so no other thread may be making files.
     ///
     /// # Errors
     ///
     /// [`io::ErrorKind::AddrInUse`] if a server listens there, [`io::ErrorKind::AlreadyExists`] if
     /// something that is no socket stands there, or whatever the system says.
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
+        // Two servers that both find a dead one's socket must not remove each other's: whoever has the
+        // directory looks, removes and listens before the other looks.
+        let directory = File::open(directory_of(path))?;
+        flock(&directory, FlockOperation::LockExclusive)?;
         clear_the_way(path)?;
         // Nobody can connect before the owner and the mode are right.
         let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
         let bound = UnixListener::bind(path);
         rustix::process::umask(umask);
         let listener = bound?;
-        if let Some(group) = group {
-            chown(path, None, Some(Gid::from_raw(group)))?;
+        let made = Made::at(path)?;
+        let opened = open_to(path, mode, group).and_then(|()| {
+            // std listens with a shorter backlog; listening again only changes that.
+            listen(&listener, BACKLOG)?;
+            listener.set_nonblocking(true)
+        });
+        match opened {
+            Ok(()) => Ok(Listener::Unix(listener, Some(made))),
+            Err(error) => {
+                made.remove();
+                Err(error)
+            }
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-        // std listens with a shorter backlog; listening again only changes that.
-        listen(&listener, BACKLOG)?;
-        Ok(Listener::Unix(listener))
+    }
+
+    /// Removes the socket that we have made, if it still is ours.
+    pub fn clean_up(&self) {
+        if let Listener::Unix(_, Some(made)) = self {
+            made.remove();
+        }
     }
 
     /// The port, if there is one.
     pub fn port(&self) -> Option<u16> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok().map(|addr| addr.port()),
-            Listener::Unix(_) => None,
+            Listener::Unix(..) => None,
         }
     }
 
-    /// Hands every connection to `serve`, for ever. Where the process or the system has run out of
-    /// descriptors or memory it pauses, longer each time, rather than spin.
-    pub fn accept_all(&self, mut serve: impl FnMut(Stream)) -> ! {
+    /// Hands every connection that is let in to `serve`, for ever. Where the process or the system has
+    /// run out of descriptors or memory it pauses, longer each time, rather than spin.
+    pub fn accept_all(
+        &self,
+        connections: &Arc<Connections>,
+        mut serve: impl FnMut(Admission),
+    ) -> ! {
         let mut pause = FIRST_PAUSE;
+        let (failures, refusals) = (Throttle::default(), Throttle::default());
         loop {
-            match self.accept() {
-                Ok(stream) => {
-                    if pause > FIRST_PAUSE {
-                        info!("accepting-again listener={self}");
-                        pause = FIRST_PAUSE;
-                    }
-                    serve(stream);
+            match connections.admit(|| self.accept()) {
+                Ok(Some(admission)) => {
+                    pause = FIRST_PAUSE;
+                    serve(admission);
                 }
+                Ok(None) => {
+                    if let Some(held_back) = refusals.admit() {
+                        warn!("turned-away reason=max-connections held_back={held_back}");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if is_the_peers_doing(&error) => {
                     debug!("accept-failed error=\"{error}\"")
                 }
                 Err(error) => {
-                    if pause == FIRST_PAUSE {
-                        warn!("cannot-accept listener={self} error=\"{error}\"");
+                    if let Some(held_back) = failures.admit() {
+                        warn!(
+                            "cannot-accept listener={self} error=\"{error}\" held_back={held_back}"
+                        );
                     }
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -135,10 +191,19 @@ impl Listener {
         }
     }
 
+    fn wait_for_a_peer(&self) {
+        let socket = match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener, _) => listener.as_fd(),
+        };
+        // Should this fail, the next accept says why.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], None);
+    }
+
     fn accept(&self) -> io::Result<Stream> {
         Ok(match self {
             Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
-            Listener::Unix(listener) => {
+            Listener::Unix(listener, _) => {
                 let stream = listener.accept()?.0;
                 sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_LEN)?;
                 Stream::Unix(stream)
@@ -155,8 +220,48 @@ impl fmt::Display for Listener {
                 Ok(addr) => addr.fmt(f),
                 Err(error) => error.fmt(f),
             },
-            Listener::Unix(_) => f.write_str("unix"),
+            Listener::Unix(listener, _) => match listener.local_addr() {
+                Ok(addr) => {
+                    let path = addr.as_pathname().map(|path| path.as_os_str().as_bytes());
+                    Escaped(path.unwrap_or(b"unnamed")).fmt(f)
+                }
+                Err(error) => error.fmt(f),
+            },
         }
+    }
+}
+
+impl Made {
+    fn at(path: &Path) -> io::Result<Made> {
+        Ok(Made {
+            path: path.to_owned(),
+            identity: identity_of(path)?,
+        })
+    }
+
+    fn remove(&self) {
+        if identity_of(&self.path).is_ok_and(|identity| identity == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
+    if let Some(group) = group {
+        chown(path, None, Some(Gid::from_raw(group)))?;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
     }
 }
 
@@ -183,8 +288,11 @@ fn clear_the_way(path: &Path) -> io::Result<()> {
             "something that is not a socket is in the way",
         ));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+    // Without blocking, since the backlog of a server that lives may be full.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&probe, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
         // A server that accepts, or one whose backlog is full, or one that we may not ask.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
@@ -201,6 +309,7 @@ mod tests {
             Listener::bind_tcp("127.0.0.1:0".parse().expect("an address")).expect("bind");
         let port = listener.port().expect("a TCP listener");
         let _peer = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+        listener.wait_for_a_peer();
         let stream = listener.accept().expect("accept");
         assert!(sockopt::tcp_nodelay(&stream).expect("nodelay"));
         assert!(sockopt::socket_keepalive(&stream).expect("keepalive"));

@@ -4,6 +4,7 @@
 
 pub mod connections;
 pub mod hangup;
+pub mod inherited;
 pub mod lines;
 pub mod listener;
 pub mod stream;

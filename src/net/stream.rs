@@ -1,14 +1,15 @@
 //! One accepted connection, over TCP or a Unix socket.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{recv, RecvFlags};
+use rustix::net::{recv, send, RecvFlags, SendFlags};
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
 /// per connection is enough.
@@ -31,15 +32,6 @@ impl Stream {
         }
     }
 
-    /// Sets for how long a write may block; `None` is for ever.
-    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
-        match self {
-            Stream::Tcp(stream) => stream.set_write_timeout(timeout),
-            Stream::Unix(stream) => stream.set_write_timeout(timeout),
-        }
-    }
-
     /// Ends one or both directions. A peer that is gone already is no error.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
@@ -57,38 +49,46 @@ impl Stream {
     }
 
     /// Writes all of `bytes` by a deadline that is `timeout` away (`None`: none), in one system
-    /// call where the peer keeps up. The socket's write timeout must be set to `timeout`.
+    /// call where the peer keeps up. A peer that takes a little now and then does not stretch it.
     ///
     /// # Errors
     ///
     /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the
     /// bytes may have been sent then.
     pub fn write_within(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut shortened = false;
+        let mut deadline = None;
         while !bytes.is_empty() {
-            match (&mut &*self).write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(len) => bytes = &bytes[len..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => return Err(io::ErrorKind::TimedOut.into()),
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let deadline = *deadline.get_or_insert_with(|| {
+                        timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+                    });
+                    self.wait_for_room(deadline)?;
+                }
+                Err(error) => return Err(error.into()),
             }
-            if let (false, Some(deadline)) = (bytes.is_empty(), deadline) {
-                // Each write may block for the whole timeout: a peer that takes a little now and
-                // then must not stretch it.
+        }
+        Ok(())
+    }
+
+    /// Blocks until the socket takes more, or until the deadline.
+    fn wait_for_room(&self, deadline: Option<Instant>) -> io::Result<()> {
+        let timeout = match deadline {
+            None => None,
+            Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                self.set_write_timeout(Some(left))?;
-                shortened = true;
+                Timespec::try_from(left).ok()
             }
+        };
+        match poll(&mut [PollFd::new(self, PollFlags::OUT)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        if shortened {
-            self.set_write_timeout(timeout)?;
-        }
-        Ok(())
     }
 
     /// Discards what the peer still sends, until it closes or `limit` is over.
@@ -119,19 +119,6 @@ impl Read for &Stream {
             Stream::Tcp(stream) => (&mut &*stream).read(buffer),
             Stream::Unix(stream) => (&mut &*stream).read(buffer),
         }
-    }
-}
-
-impl Write for &Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
-            Stream::Unix(stream) => (&mut &*stream).write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -15,8 +15,8 @@ use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
 const MAX_PARKED: usize = 16;
 const PARKED_FOR: Duration = Duration::from_secs(10);
 
-/// A session needs little; unoptimised code needs more of it.
-const STACK_LEN: usize = if cfg!(debug_assertions) {
+/// The stack of a thread, in bytes. A session needs little; unoptimised code needs more of it.
+pub const STACK_LEN: usize = if cfg!(debug_assertions) {
     512 * 1024
 } else {
     128 * 1024

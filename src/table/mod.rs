@@ -24,7 +24,7 @@ use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
 pub use token::{Fence, Mint, Salt, Token};
 pub use types::{
-    Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
+    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
 };
 
 /// All keys, with their holders and waiters.
@@ -40,6 +40,8 @@ pub struct LockTable {
     resolved: Vec<ConnId>,
     next_ticket: u64,
     draining: bool,
+    /// When a slot was last taken away from a holder.
+    last_held: Option<Instant>,
     caps: Caps,
     mint: Box<dyn Mint>,
 }
@@ -81,46 +83,79 @@ impl LockTable {
             resolved: Vec::new(),
             next_ticket: 0,
             draining: false,
+            last_held: None,
             caps,
             mint,
         }
     }
 
-    /// Asks for `key` on behalf of `conn`: it is granted now, or queued behind whoever came first.
+    /// Asks for a key: it is granted now, or the claim is queued behind whoever came first.
     ///
     /// # Errors
     ///
     /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`]
     /// (only for a key not known yet), [`Refusal::NoToken`], [`Refusal::MaxWaiters`].
-    pub fn enqueue(
-        &mut self,
-        conn: ConnId,
-        key: &str,
-        kind: Kind,
-        limit: Limit,
-        lease: Duration,
-        now: Instant,
-    ) -> Result<Claim, Refusal> {
+    pub fn enqueue(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Claim, Refusal> {
+        if let Some(grant) = self.try_acquire(ask, now)? {
+            return Ok(Claim::Acquired(grant));
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let queue = self
+            .keys
+            .get_mut(ask.key)
+            .expect("a key that is taken is known");
+        queue.join(ticket);
+        let place = Place {
+            conn: ask.conn,
+            key: queue.key().clone(),
+            lease: ask.lease,
+            state: PlaceState::Waiting,
+        };
+        self.tickets.insert(ticket, place);
+        self.belongings(ask.conn, now).tickets.insert(ticket);
+        Ok(Claim::Queued(ticket))
+    }
+
+    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockTable::enqueue`].
+    pub fn try_acquire(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Option<Grant>, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
         self.expire(now);
-        if !self.keys.contains_key(key) {
-            self.add_key(key, kind, limit, now)?;
+        if !self.keys.contains_key(ask.key) {
+            self.add_key(ask, now)?;
         }
-        let queue = self.keys.get_mut(key).expect("added above if it was new");
-        queue.agree(kind, limit)?;
-
+        let queue = self
+            .keys
+            .get_mut(ask.key)
+            .expect("added above if it was new");
+        queue.agree(ask.kind, ask.limit)?;
+        let key = queue.key().clone();
+        if queue.next_in_line().is_some() {
+            // The mint had no tokens when these waiters' turn came. If it still has none, nobody
+            // can be granted anything, and a newcomer least of all.
+            self.promote(&key, now);
+        }
+        let queue = &self.keys[&key];
+        if queue.next_in_line().is_some() {
+            return Err(Refusal::NoToken);
+        }
         if queue.admits_newcomer() {
             let token = self.mint.mint().ok_or(Refusal::NoToken)?;
             if queue.is_idle() {
-                self.idle.strike(queue.last_used, queue.key().clone());
+                self.idle.strike(queue.last_used, key.clone());
             }
-            let key = queue.key().clone();
-            self.hold(&key, conn, token, lease, now);
-            return Ok(Claim::Acquired(Grant { token, lease }));
+            self.hold(&key, ask.conn, token, ask.lease, now);
+            return Ok(Some(Grant {
+                token,
+                lease: ask.lease,
+            }));
         }
-
         if self
             .caps
             .max_waiters
@@ -128,18 +163,7 @@ impl LockTable {
         {
             return Err(Refusal::MaxWaiters);
         }
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
-        queue.join(ticket);
-        let place = Place {
-            conn,
-            key: queue.key().clone(),
-            lease,
-            state: PlaceState::Waiting,
-        };
-        self.tickets.insert(ticket, place);
-        self.belongings(conn, now).tickets.insert(ticket);
-        Ok(Claim::Queued(ticket))
+        Ok(None)
     }
 
     /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
@@ -239,16 +263,22 @@ impl LockTable {
 
     /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
     /// has not collected goes too: nobody was told the token.
+    ///
+    /// Slots to be released go by [`LockTable::release_some`], which must be called until it is done.
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
         self.expire(now);
-        let Some(belongings) = self.conns.remove(&conn) else {
+        let Some(belongings) = self.conns.get_mut(&conn) else {
             return;
         };
+        let tickets = std::mem::take(&mut belongings.tickets);
+        if holdings == Holdings::Keep {
+            self.conns.remove(&conn);
+        }
         // First out of all queues, then out of the slots: otherwise a slot could pass from the
         // connection to itself.
         let mut left = BTreeSet::new();
         let mut uncollected = Vec::new();
-        for ticket in belongings.tickets {
+        for ticket in tickets {
             let place = self
                 .tickets
                 .remove(&ticket)
@@ -268,11 +298,24 @@ impl LockTable {
         for (fence, key) in uncollected {
             self.vacate(&key, fence, now);
         }
-        if holdings == Holdings::Release {
-            for (fence, key) in belongings.held {
-                self.vacate(&key, fence, now);
-            }
+    }
+
+    /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is left.
+    /// In steps, because a million slots would hold everybody else up for too long.
+    pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
+        self.expire(now);
+        for _ in 0..at_most {
+            let held = self
+                .conns
+                .get_mut(&conn)
+                .and_then(|belongings| belongings.held.pop_first());
+            let Some((fence, key)) = held else {
+                self.conns.remove(&conn);
+                return true;
+            };
+            self.vacate(&key, fence, now);
         }
+        false
     }
 
     /// Ends every lease that has run out by `now` and passes the slots on. Calling it early, late
@@ -312,6 +355,41 @@ impl LockTable {
             let queue = self.keys.get_mut(&key).expect("a key waited for is known");
             queue.leave_all();
             self.promote(&key, now);
+        }
+    }
+
+    /// Whether the drain has begun.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Grants what waiters are owed since the mint had no tokens, over all keys in order of arrival.
+    pub fn tokens_are_back(&mut self, now: Instant) {
+        self.expire(now);
+        let owed = self.keys.values();
+        let mut owed: Vec<(Ticket, Key)> = owed
+            .filter_map(|queue| Some((queue.next_in_line()?, queue.key().clone())))
+            .collect();
+        owed.sort_unstable();
+        for (_, key) in owed {
+            self.promote(&key, now);
+        }
+    }
+
+    /// Whether it is the ticket's turn, and only a token is wanting.
+    pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
+        self.expire(now);
+        let place = self.tickets.get(&ticket);
+        place.is_some_and(|place| self.keys[&place.key].next_in_line() == Some(ticket))
+    }
+
+    /// When a key was last held: now, if one is; `None` if none ever was.
+    pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
+        self.expire(now);
+        if self.has_holders() {
+            Some(now)
+        } else {
+            self.last_held
         }
     }
 
@@ -358,20 +436,14 @@ impl LockTable {
     }
 
     /// Makes room for a key that is not known yet, and adds it as an idle one.
-    fn add_key(
-        &mut self,
-        key: &str,
-        kind: Kind,
-        limit: Limit,
-        now: Instant,
-    ) -> Result<(), Refusal> {
+    fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<(), Refusal> {
         if self.keys.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
             return Err(Refusal::MaxLocks);
         }
-        let key = Key::from(key);
+        let key = Key::from(ask.key);
         self.idle.file(now, key.clone());
         self.keys
-            .insert(key.clone(), KeyQueue::new(key, kind, limit, now));
+            .insert(key.clone(), KeyQueue::new(key, ask.kind, ask.limit, now));
         Ok(())
     }
 
@@ -475,6 +547,7 @@ impl LockTable {
     }
 
     fn forget_held(&mut self, conn: ConnId, fence: Fence, now: Instant) {
+        self.last_held = Some(now);
         // A connection that is gone may have left slots behind.
         if let Some(belongings) = self.conns.get_mut(&conn) {
             belongings.held.remove(&fence);

@@ -81,6 +81,21 @@ impl fmt::Display for ConnId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
+/// What a connection asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Who asks.
+    pub conn: ConnId,
+    /// The name.
+    pub key: &'a str,
+    /// To use it as this.
+    pub kind: Kind,
+    /// With this limit.
+    pub limit: Limit,
+    /// The length of the lease to come.
+    pub lease: Duration,
+}
+
 /// The answer to asking for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {

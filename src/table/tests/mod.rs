@@ -98,11 +98,23 @@ impl World {
         lease: u64,
     ) -> Result<Claim, Refusal> {
         let limit = Limit::new(limit).expect("a limit above zero");
-        let claim = self
-            .table
-            .enqueue(ConnId(conn), key, kind, limit, secs(lease), self.now);
+        let ask = Ask {
+            conn: ConnId(conn),
+            key,
+            kind,
+            limit,
+            lease: secs(lease),
+        };
+        let claim = self.table.enqueue(&ask, self.now);
         self.check();
         claim
+    }
+
+    /// Tries to get a lock with a lease of ten seconds.
+    fn try_lock(&mut self, conn: u64, key: &str) -> Result<Option<Grant>, Refusal> {
+        let tried = self.table.try_acquire(&lock_of(conn, key), self.now);
+        self.check();
+        tried
     }
 
     /// Asks for a lock that must be free.
@@ -151,6 +163,10 @@ impl World {
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {
         self.table.disconnect(ConnId(conn), holdings, self.now);
         self.check();
+        while !self.table.release_some(ConnId(conn), 1, self.now) {
+            self.check();
+        }
+        self.check();
     }
 
     fn expire(&mut self) {
@@ -164,6 +180,17 @@ impl World {
 
     fn check(&self) {
         check_invariants(&self.table, self.has_lacked_tokens);
+    }
+}
+
+/// Asking for a lock with a lease of ten seconds.
+fn lock_of(conn: u64, key: &str) -> Ask<'_> {
+    Ask {
+        conn: ConnId(conn),
+        key,
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        lease: secs(10),
     }
 }
 

@@ -37,6 +37,7 @@ struct ModelTicket {
 pub(super) enum ModelClaim {
     Acquired(u64),
     Queued(u64),
+    Busy,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -78,6 +79,7 @@ impl Model {
         kind: Kind,
         limit: u32,
         lease: Duration,
+        is_a_try: bool,
     ) -> Result<ModelClaim, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
@@ -108,7 +110,11 @@ impl Model {
         if (self.keys[at].kind, self.keys[at].limit) != (kind, limit) {
             return Err(Refusal::LimitMismatch);
         }
+        self.promote_owed(name);
         let key = &mut self.keys[at];
+        if !key.waiters.is_empty() && key.holders.len() < limit as usize {
+            return Err(Refusal::NoToken);
+        }
         if key.waiters.is_empty() && key.holders.len() < limit as usize {
             if self.out_of_tokens {
                 return Err(Refusal::NoToken);
@@ -127,6 +133,9 @@ impl Model {
             .is_some_and(|max| key.waiters.len() >= max)
         {
             return Err(Refusal::MaxWaiters);
+        }
+        if is_a_try {
+            return Ok(ModelClaim::Busy);
         }
         let number = self.last_ticket;
         self.last_ticket += 1;
@@ -281,6 +290,24 @@ impl Model {
         }
     }
 
+    pub(super) fn tokens_are_back(&mut self) {
+        self.expire();
+        let mut owed: Vec<(u64, String)> = Vec::new();
+        for key in &self.keys {
+            if key.holders.len() < key.limit as usize {
+                owed.extend(
+                    key.waiters
+                        .first()
+                        .map(|number| (*number, key.name.clone())),
+                );
+            }
+        }
+        owed.sort();
+        for (_, name) in owed {
+            self.promote(&name);
+        }
+    }
+
     /// Who has an interest in the connection: whether it holds or waits for anything.
     pub(super) fn is_busy(&mut self, conn: u64) -> bool {
         self.expire();
@@ -337,6 +364,13 @@ impl Model {
         }
         if key.is_idle() {
             key.last_used = self.now;
+        }
+    }
+
+    fn promote_owed(&mut self, name: &str) {
+        let at = self.find(name).expect("known");
+        if !self.keys[at].waiters.is_empty() {
+            self.promote(name);
         }
     }
 

@@ -54,12 +54,62 @@ fn a_newcomer_never_overtakes_a_waiter_even_past_a_free_slot() {
     assert_eq!(world.release("k", token), Ok(()));
     world.mint_is_out(false);
     // A slot is free, but there was no token for the waiter; it is still first.
-    let second = world
-        .table
-        .enqueue(ConnId(3), "k", Kind::Lock, Limit::ONE, secs(10), world.now);
-    let second = ticket(second);
-    world.cancel(second);
+    assert_eq!(world.try_lock(3, "k"), Ok(None));
     world.collected(first);
+}
+
+#[test]
+fn while_waiters_are_owed_a_token_newcomers_are_told_that_there_is_none() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let first = world.queued(2, "k");
+    world.mint_is_out(true);
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.lock(3, "k"), Err(Refusal::NoToken));
+    assert_eq!(world.try_lock(3, "k"), Err(Refusal::NoToken));
+    assert!(world.table.is_owed(first, world.now));
+    world.mint_is_out(false);
+    world.table.tokens_are_back(world.now);
+    assert_eq!(world.resolved(), [2]);
+    world.collected(first);
+}
+
+#[test]
+fn when_tokens_are_back_all_keys_are_served_in_order_of_arrival() {
+    let mut world = World::new();
+    let tokens: Vec<(String, Token)> = ["c", "a", "b"]
+        .map(|key| (key.to_owned(), world.held(1, key)))
+        .into();
+    let waiters: Vec<Ticket> = tokens.iter().map(|(key, _)| world.queued(2, key)).collect();
+    world.mint_is_out(true);
+    for (key, token) in &tokens {
+        assert_eq!(world.release(key, *token), Ok(()));
+    }
+    world.mint_is_out(false);
+    world.table.tokens_are_back(world.now);
+    let fences: Vec<Fence> = waiters
+        .iter()
+        .map(|waiter| world.collected(*waiter).fence)
+        .collect();
+    assert!(fences.is_sorted());
+}
+
+#[test]
+fn a_try_never_takes_a_place_in_the_queue() {
+    let mut world = World::with_caps(Caps {
+        max_locks: 8,
+        max_waiters: Some(1),
+    });
+    let token = world.held(1, "k");
+    for _ in 0..3 {
+        assert_eq!(world.try_lock(2, "k"), Ok(None));
+    }
+    let waiter = world.queued(3, "k");
+    assert_eq!(world.try_lock(2, "k"), Err(Refusal::MaxWaiters));
+    assert_eq!(world.release("k", token), Ok(()));
+    let token = world.collected(waiter);
+    assert_eq!(world.release("k", token), Ok(()));
+    assert!(matches!(world.try_lock(2, "k"), Ok(Some(_))));
 }
 
 #[test]
@@ -419,12 +469,12 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     let now = Instant::now();
     for conn in 1..=50_000 {
         let key = format!("k{conn}");
-        let claim = table.enqueue(ConnId(conn), &key, Kind::Lock, Limit::ONE, secs(10), now);
-        granted(claim);
+        granted(table.enqueue(&lock_of(conn, &key), now));
     }
     let started = Instant::now();
     for conn in 1..=50_000 {
         table.disconnect(ConnId(conn), Holdings::Release, now);
+        assert!(table.release_some(ConnId(conn), 2, now));
     }
     // Were it the table's size, this would be 2,500,000,000 steps.
     assert!(started.elapsed() < secs(20));

@@ -1,0 +1,33 @@
+//! Telling systemd how we are: sd_notify(3), without its library.
+
+use std::env;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use log::warn;
+
+/// Sends `state` (lines of `NAME=value`) to whoever NOTIFY_SOCKET names, if it names anybody.
+pub(super) fn notify(state: &str) {
+    let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
+        return;
+    };
+    let sent = address(path.as_bytes()).and_then(|address| {
+        let socket = UnixDatagram::unbound()?;
+        // A supervisor that does not listen must not hold us up.
+        socket.set_nonblocking(true)?;
+        socket.send_to_addr(state.as_bytes(), &address)
+    });
+    if let Err(error) = sent {
+        warn!("cannot-notify error=\"{error}\"");
+    }
+}
+
+/// A path, or after an `@` a name in the abstract namespace.
+fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    match name.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(name)),
+    }
+}

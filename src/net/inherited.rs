@@ -1,0 +1,135 @@
+//! Listening sockets that somebody else has bound for us: inetd and s6 on descriptor 0, systemd by
+//! LISTEN_FDS.
+
+use std::env;
+use std::fmt;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use listenfd::ListenFd;
+use rustix::fs::{fstat, FileType};
+use rustix::io::Errno;
+use rustix::net::{sockopt, AddressFamily, SocketType};
+
+use super::listener::Listener;
+
+/// Why an inherited descriptor cannot be listened on.
+#[derive(Debug)]
+pub enum NotListening {
+    /// It is no stream socket of a kind that we know.
+    NotAStreamSocket,
+    /// It is one end of a connection.
+    Connected,
+    /// The system says no.
+    Io(io::Error),
+}
+
+impl fmt::Display for NotListening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotListening::NotAStreamSocket => f.write_str("it is not a listening stream socket"),
+            NotListening::Connected => f.write_str(
+                "it is a connected socket, but all connections must reach one process: use wait, not nowait",
+            ),
+            NotListening::Io(error) => f.write_str(&crate::escape::reason(error)),
+        }
+    }
+}
+
+impl From<Errno> for NotListening {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::NOTSOCK => NotListening::NotAStreamSocket,
+            error => NotListening::Io(error.into()),
+        }
+    }
+}
+
+/// The socket on descriptor 0, as inetd (`wait`) and s6 hand it over.
+///
+/// # Errors
+///
+/// Why it is not one to listen on.
+pub fn from_stdin() -> Result<Listener, NotListening> {
+    let stdin = io::stdin();
+    // Descriptor 0 itself stays open, so that nothing else takes its number.
+    let socket = stdin
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(NotListening::Io)?;
+    into_listener(socket)
+}
+
+/// The sockets that LISTEN_FDS says are ours, in their order; none if it says nothing, or says it to
+/// another process (LISTEN_PID).
+///
+/// # Errors
+///
+/// What is wrong with the variable, or which descriptor is not one to listen on, and why.
+pub fn from_environment() -> Result<Vec<Listener>, String> {
+    const FIRST_DESCRIPTOR: usize = 3;
+    const MAX_DESCRIPTORS: usize = 1024;
+    let Ok(count) = env::var("LISTEN_FDS") else {
+        return Ok(Vec::new());
+    };
+    let is_for_us = env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
+    if !is_for_us {
+        return Ok(Vec::new());
+    }
+    let count = count.parse().ok().filter(|count| *count <= MAX_DESCRIPTORS);
+    let count = count.ok_or("LISTEN_FDS: it is not a number of descriptors")?;
+    let mut inherited = ListenFd::from_env();
+    let take = |at: usize| {
+        let tcp = inherited
+            .take_tcp_listener(at)
+            .map(|tcp| tcp.map(OwnedFd::from));
+        let any = tcp.or_else(|_| {
+            inherited
+                .take_unix_listener(at)
+                .map(|unix| unix.map(OwnedFd::from))
+        });
+        let listener = match any {
+            Ok(Some(socket)) => into_listener(socket),
+            Ok(None) | Err(_) => Err(NotListening::NotAStreamSocket),
+        };
+        let descriptor = FIRST_DESCRIPTOR + at;
+        listener
+            .map_err(|why| format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}"))
+    };
+    (0..count).map(take).collect()
+}
+
+/// Whether standard error is the very socket on descriptor 0. Then whatever is written there goes to
+/// a client, or nowhere.
+pub fn stderr_is_a_peers() -> bool {
+    match (fstat(io::stdin()), fstat(io::stderr())) {
+        (Ok(stdin), Ok(stderr)) => {
+            FileType::from_raw_mode(stdin.st_mode) == FileType::Socket
+                && (stdin.st_dev, stdin.st_ino) == (stderr.st_dev, stderr.st_ino)
+        }
+        _ => false,
+    }
+}
+
+fn into_listener(socket: OwnedFd) -> Result<Listener, NotListening> {
+    if sockopt::socket_type(&socket)? != SocketType::STREAM {
+        return Err(NotListening::NotAStreamSocket);
+    }
+    if !sockopt::socket_acceptconn(&socket)? {
+        return Err(match rustix::net::getpeername(&socket) {
+            Ok(_) => NotListening::Connected,
+            Err(_) => NotListening::NotAStreamSocket,
+        });
+    }
+    match sockopt::socket_domain(&socket)? {
+        AddressFamily::INET | AddressFamily::INET6 => {
+            Listener::adopt_tcp(TcpListener::from(socket)).map_err(NotListening::Io)
+        }
+        AddressFamily::UNIX => {
+            Listener::adopt_unix(UnixListener::from(socket)).map_err(NotListening::Io)
+        }
+        _ => Err(NotListening::NotAStreamSocket),
+    }
+}
