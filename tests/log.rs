@@ -5,7 +5,7 @@ mod support;
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -242,7 +242,214 @@ fn the_server_says_where_it_listens() {
     assert!(line.ends_with(&expected), "{line:?} says more than that");
 }
 
+// ---- it can be read, by people and by programs -------------------------------------------------
+
+#[test]
+fn no_request_and_no_connection_costs_a_line_at_the_default_level() {
+    let daemon = Daemon::start(&[]);
+    daemon.wait_for_log("listening", PATIENCE);
+    let before = daemon.log();
+    for round in 0..20 {
+        let mut client = daemon.connect();
+        let token = client.acquire("k", 1).token;
+        assert_eq!(client.request("n", "k", &token), "ok 33");
+        assert_eq!(client.request("l", "k", "0"), "timeout");
+        assert_eq!(client.request("r", "k", &token), "ok");
+        assert_eq!(client.request("r", "k", &token), "error");
+        assert_eq!(client.request("nonsense", "k", ""), "error");
+        assert_eq!(client.request("auth", "_", "x"), "error");
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+        client.stats();
+        match round % 4 {
+            0 => client.reset(),
+            1 => client.send(&format!("{}\n", "x".repeat(300))),
+            2 => client.send("l\nhalf a frame"),
+            _ => {}
+        }
+    }
+    eventually(PATIENCE, "they have left", || {
+        daemon.stats()["connections"] == 1
+    });
+    // Whatever had been logged would have to come before this.
+    daemon.signal(support::Signal::TERM);
+    daemon.wait_for_log("draining", PATIENCE);
+    let log = daemon.log();
+    let added = log.strip_prefix(&before).expect("a log only grows");
+    let first = added.lines().next().expect("just seen");
+    assert!(first.ends_with("INFO draining"), "{added}");
+}
+
+#[test]
+fn a_flood_of_bad_commands_is_one_line_and_a_count() {
+    let daemon = Daemon::start(&["--debug", "--log-timestamps", "never"]);
+    let mut client = daemon.connect();
+    let mut innocent = daemon.connect();
+    for _ in 0..20 {
+        client.send(&"nonsense\nk\n\nl\n\n0\nl\nk\nsoon\n".repeat(50));
+        for _ in 0..150 {
+            client.expect("error");
+        }
+    }
+    // One connection's noise hides nobody else's mistake.
+    assert_eq!(innocent.request("nonsense", "k", ""), "error");
+    drop(client);
+    daemon.wait_for_log("refused=3000\n", PATIENCE);
+    drop(innocent);
+    daemon.wait_for_log("refused=1\n", PATIENCE);
+
+    let log = daemon.log();
+    let refused: Vec<&str> = log
+        .lines()
+        .filter(|line| line.starts_with("DEBUG refused conn="))
+        .collect();
+    assert_eq!(refused.len(), 2, "{log}");
+    assert!(refused[0].contains("conn=1 ") && refused[1].contains("conn=2 "));
+    assert!(refused[0].contains("code=3 ") && refused[0].contains("command=nonsense"));
+    // Opened, refused and closed, of each; and that the server runs.
+    assert_eq!(log.lines().count(), 2 + 3 + 3, "{log}");
+}
+
+#[test]
+fn every_line_is_a_level_a_verb_and_values_with_names() {
+    let mut command = chatty();
+    command
+        .env("LATCHD_AUTH_TOKEN", "the-right-secret")
+        .args(["--log-timestamps", "never"]);
+    let daemon = Daemon::from_command(command);
+    daemon.connect().request("auth", "_", "a-wrong-secret");
+    let mut client = daemon.connect();
+    assert_eq!(client.request("auth", "_", "the-right-secret"), "ok");
+    for key in ["plain", "with=sign", "quote\"key", "esc\x1bkey"] {
+        client.acquire(key, 0);
+        assert_eq!(client.request(key, key, key), "error");
+    }
+    client.reset();
+    let mut overlong = daemon.connect();
+    assert_eq!(overlong.request("auth", "_", "the-right-secret"), "ok");
+    overlong.send(&format!("{}\n", "x".repeat(300)));
+    overlong.expect("error");
+    drop(overlong);
+    eventually(PATIENCE, "three have left", || {
+        daemon.log().matches(" closed conn=").count() == 3
+    });
+    daemon.signal(support::Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
+
+    let log = daemon.log();
+    for line in log.lines() {
+        let fields = fields_of(line).unwrap_or_else(|| panic!("open quotes in {line:?}"));
+        let [level, verb, values @ ..] = &fields[..] else {
+            panic!("no verb in {line:?}");
+        };
+        let levels = ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"];
+        assert!(levels.contains(&level.as_str()), "{line:?}");
+        assert!(is_name(verb), "{line:?}");
+        for value in values {
+            let name = value.split_once('=').map(|(name, _)| name);
+            assert!(name.is_some_and(is_name), "{value:?} in {line:?}");
+        }
+    }
+    for verb in [
+        "starting",
+        "listening",
+        "opened",
+        "refused",
+        "closed",
+        "draining",
+        "stopping",
+    ] {
+        assert!(log.contains(&format!(" {verb}")), "no {verb} in:\n{log}");
+    }
+}
+
+#[test]
+fn lines_have_no_timestamp_only_where_journald_reads_them() {
+    for (named, timestamps) in [
+        ("this", false),
+        ("", true),
+        ("8:12345", true),
+        ("nonsense", true),
+        ("this and more", true),
+    ] {
+        let log = log_to_file(&[], &[], named);
+        assert_eq!(has_timestamps(&log), timestamps, "{named:?}:\n{log}");
+    }
+}
+
+#[test]
+fn timestamps_can_be_had_and_be_done_without_whoever_reads_the_log() {
+    for named in ["this", "", "8:12345"] {
+        for (when, timestamps) in [("always", true), ("never", false)] {
+            let by_flag = log_to_file(&["--log-timestamps", when], &[], named);
+            assert_eq!(has_timestamps(&by_flag), timestamps, "{by_flag}");
+            let by_variable = log_to_file(&[], &[("LATCHD_LOG_TIMESTAMPS", when)], named);
+            assert_eq!(has_timestamps(&by_variable), timestamps, "{by_variable}");
+        }
+        let by_flag = log_to_file(&["--log-timestamps", "auto"], &[], named);
+        assert_eq!(has_timestamps(&by_flag), named != "this", "{by_flag}");
+    }
+}
+
 // ---- helpers ---------------------------------------------------------------------------------
+
+/// The log of a server whose stderr is a file, and whose JOURNAL_STREAM names that file (`this`),
+/// something else, or nothing.
+fn log_to_file(args: &[&str], variables: &[(&str, &str)], named: &str) -> String {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("stderr");
+    let stderr = File::create(&path).expect("there is room");
+    let metadata = stderr.metadata().expect("it is open");
+    let this = format!("{}:{}", metadata.dev(), metadata.ino());
+    let mut command = Daemon::command();
+    command
+        .args(["--port", "0", "--print-port"])
+        .args(args)
+        .envs(variables.iter().copied())
+        .stderr(stderr);
+    if !named.is_empty() {
+        command.env("JOURNAL_STREAM", named.replacen("this", &this, 1));
+    }
+    let daemon = Daemon::from_command(command);
+    daemon.signal(support::Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
+    std::fs::read_to_string(path).expect("it was written")
+}
+
+/// Whether every line has one; a mixture is a failure.
+fn has_timestamps(log: &str) -> bool {
+    let has_one = |line: &str| line.starts_with("20") && line.get(19..21) == Some("Z ");
+    let count = log.lines().filter(|line| has_one(line)).count();
+    let is_plain = |line: &str| line.starts_with("INFO ");
+    let plain_count = log.lines().filter(|line| is_plain(line)).count();
+    assert!(count + plain_count >= 3, "{log}");
+    assert!(count == 0 || plain_count == 0, "{log}");
+    count > 0
+}
+
+/// The fields of a line, split at blanks that are not within quotes; `None` if quotes stay open.
+fn fields_of(line: &str) -> Option<Vec<String>> {
+    let mut fields = vec![String::new()];
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for character in line.chars() {
+        match character {
+            ' ' if !is_quoted => {
+                fields.push(String::new());
+                continue;
+            }
+            '"' if !is_escaped => is_quoted = !is_quoted,
+            _ => {}
+        }
+        is_escaped = character == '\\' && !is_escaped;
+        fields.last_mut().expect("never empty").push(character);
+    }
+    (!is_quoted).then_some(fields)
+}
+
+/// Whether it is made as the names of verbs and values are.
+fn is_name(text: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'-' | b'_');
+    !text.is_empty() && text.bytes().all(is_fit)
+}
 
 /// A daemon which logs all that it can.
 fn chatty() -> Command {

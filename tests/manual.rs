@@ -33,6 +33,9 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--no-auto-release-on-disconnect", None),
     ("--auth-token", Some("AUTH_TOKEN")),
     ("--auth-token-file", Some("AUTH_TOKEN_FILE")),
+    ("--fence-state-file", Some("FENCE_STATE_FILE")),
+    ("--inetd", None),
+    ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
     ("--log-timestamps", Some("LOG_TIMESTAMPS")),
     ("--debug", Some("DEBUG")),
@@ -100,6 +103,61 @@ fn the_manual_names_the_variable_of_every_option() {
 }
 
 #[test]
+fn the_manual_has_the_sections_that_an_operator_looks_for() {
+    let page = page("latchd.8");
+    for name in [
+        "OPTIONS",
+        "ENVIRONMENT",
+        "FILES",
+        "SIGNALS",
+        "EXIT STATUS",
+        "LOG",
+        "EXAMPLES",
+        "SECURITY",
+        "CAVEATS",
+    ] {
+        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
+    }
+}
+
+#[test]
+fn the_manual_names_the_variables_that_are_no_options() {
+    let environment = section(&page("latchd.8"), "ENVIRONMENT");
+    let heads: Vec<&str> = environment
+        .lines()
+        .filter_map(|line| line.strip_prefix(".It Ev "))
+        .flat_map(|names| names.split(" , "))
+        .collect();
+    for variable in [
+        "DFLOCKD_GC_LOOP_SLEEP",
+        "DFLOCKD_GC_MAX_UNUSED_TIME",
+        "JOURNAL_STREAM",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "NOTIFY_SOCKET",
+        "RUST_LOG",
+    ] {
+        assert!(
+            heads.contains(&variable),
+            "{variable} is not among {heads:?}"
+        );
+    }
+}
+
+#[test]
+fn the_manual_explains_every_event_that_is_logged_by_default() {
+    let log = section(&page("latchd.8"), "LOG");
+    let explained: BTreeSet<&str> = log
+        .lines()
+        .filter_map(|line| line.strip_prefix(".It Li "))
+        .flat_map(|verbs| verbs.split(" , "))
+        .collect();
+    let logged: BTreeSet<String> = sources().iter().flat_map(|it| verbs_in(it)).collect();
+    let logged: BTreeSet<&str> = logged.iter().map(String::as_str).collect();
+    assert_eq!(explained, logged, "left: man/latchd.8, right: the sources");
+}
+
+#[test]
 fn the_protocol_page_names_every_command() {
     let page = page("latch-protocol.7");
     for command in COMMANDS {
@@ -155,6 +213,38 @@ fn mandoc_finds_nothing_wrong_with_the_manual() {
             "mandoc says:\n{findings}"
         );
     }
+}
+
+/// The first words of what is logged at the levels info, warn and error, and of the line that the
+/// log has of its own.
+fn verbs_in(source: &str) -> Vec<String> {
+    let calls = ["info!(", "warn!(", "error!(", "let notice = format!("];
+    let texts = calls
+        .iter()
+        .flat_map(|call| source.split(call).skip(1))
+        .filter_map(|rest| rest.trim_start().strip_prefix('"'));
+    let verbs = texts.filter_map(|text| {
+        let text = text.strip_prefix("WARN ").unwrap_or(text);
+        text.split([' ', '"']).next()
+    });
+    verbs.map(str::to_owned).collect()
+}
+
+/// The texts of all files below src.
+fn sources() -> Vec<String> {
+    let mut dirs = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut texts = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).expect("it is a directory") {
+            let path = entry.expect("the directory stays").path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                texts.push(fs::read_to_string(&path).expect("it is text"));
+            }
+        }
+    }
+    texts
 }
 
 /// The option words at the beginning of the lines of `latchd --help`.

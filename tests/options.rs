@@ -5,10 +5,11 @@ mod support;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::{Ipv6Addr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
@@ -30,20 +31,11 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--read-timeout", "READ_TIMEOUT_S", 1),
     ("--write-timeout", "WRITE_TIMEOUT_S", 0),
     ("--shutdown-timeout", "SHUTDOWN_TIMEOUT_S", 0),
+    ("--idle-exit", "IDLE_EXIT_S", 0),
 ];
 
-/// Options this build has not, with a value where they take one, and their variables.
-const ABSENT: &[(&str, Option<&str>, Option<&str>)] = &[
-    (
-        "--fence-state-file",
-        Some("/tmp/fences"),
-        Some("FENCE_STATE_FILE"),
-    ),
-    ("--tls-cert", Some("cert.pem"), Some("TLS_CERT")),
-    ("--tls-key", Some("key.pem"), Some("TLS_KEY")),
-    ("--inetd", None, None),
-    ("--idle-exit", Some("5"), Some("IDLE_EXIT_S")),
-];
+/// Options this build has not, and their variables.
+const ABSENT: &[(&str, &str)] = &[("--tls-cert", "TLS_CERT"), ("--tls-key", "TLS_KEY")];
 
 // ---------------------------------------------------------------------------------------------
 // Help, version and the forms of an option
@@ -80,6 +72,7 @@ fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
         let token_file = dir.path().join("token");
         fs::write(&token_file, "hunter2").expect("the directory is ours");
         let socket = dir.path().join("socket");
+        let fence_file = dir.path().join("fences");
         let group = group_of_this_process();
         let mut values: Vec<(&str, String)> = vec![
             ("--host", "127.0.0.1".to_owned()),
@@ -89,6 +82,7 @@ fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
             ("--unix-group", group),
             ("--auth-token-file", text_of(&token_file)),
             ("--log-timestamps", "never".to_owned()),
+            ("--fence-state-file", text_of(&fence_file)),
         ];
         values.extend(
             NUMBERS
@@ -103,11 +97,13 @@ fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
             };
         }
         command.args(["--print-port", "--debug", "--auto-release-on-disconnect"]);
+        command.arg("--inetd=false");
         let daemon = Daemon::from_command(command);
         let mut client = daemon.connect();
         assert_eq!(client.request("auth", "_", "hunter2"), "ok", "{form}");
         assert_eq!(client.acquire("k", 0).lease, 7, "{form}");
         assert_eq!(mode_of(&socket), 0o600, "{form}");
+        assert!(fence_file.is_file(), "{form}");
     }
 }
 
@@ -160,6 +156,9 @@ fn bad_usage_is_refused_with_one_line_that_names_the_option() {
         (&["--debug=perhaps"], "--debug"),
         (&["--debug="], "--debug"),
         (&["--debug", "false"], "false"),
+        (&["--inetd=perhaps"], "--inetd"),
+        (&["--inetd", "true"], "true"),
+        (&["--fence-state-file="], "--fence-state-file"),
         (
             &["--auto-release-on-disconnect=2"],
             "--auto-release-on-disconnect",
@@ -228,6 +227,7 @@ fn an_option_without_its_value_is_refused() {
         "--unix-group",
         "--auth-token",
         "--auth-token-file",
+        "--fence-state-file",
     ];
     for option in NUMBERS.iter().map(|(option, _, _)| *option).chain(others) {
         let line = refusal(Daemon::command().arg(option), 2);
@@ -246,25 +246,16 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 
 #[test]
 fn options_this_build_has_not_are_refused() {
-    for (option, value, variable) in ABSENT {
+    for (option, variable) in ABSENT {
         let expected = format!("latchd: {option}: not in this build");
-        let line = refusal(Daemon::command().arg(option).args(*value), 2);
+        let line = refusal(Daemon::command().args([option, "some.pem"]), 2);
         assert_eq!(line, expected);
-        if let Some(value) = value {
-            let line = refusal(Daemon::command().arg(format!("{option}={value}")), 2);
-            assert_eq!(line, expected);
-        }
-        for (prefix, variable) in ["LATCHD", "DFLOCKD"].iter().zip([variable, variable]) {
-            let (Some(variable), Some(value)) = (variable, value) else {
-                continue;
-            };
+        let line = refusal(Daemon::command().arg(format!("{option}=some.pem")), 2);
+        assert_eq!(line, expected);
+        for prefix in ["LATCHD", "DFLOCKD"] {
             let variable = format!("{prefix}_{variable}");
-            let line = refusal(Daemon::command().env(&variable, value), 2);
-            let is_named = line.contains(&variable) || line.contains(option);
-            assert!(
-                is_named && line.ends_with("not in this build"),
-                "{variable}: {line:?}"
-            );
+            let line = refusal(Daemon::command().env(&variable, "some.pem"), 2);
+            assert_eq!(line, format!("latchd: {variable}: not in this build"));
         }
     }
 }
@@ -311,6 +302,33 @@ fn host_port_and_socket_can_come_from_variables() {
     assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
     assert_eq!(Client::unix(&socket).request("ping", "_", "_"), "ok");
     assert_eq!(mode_of(&socket), 0o600);
+}
+
+#[test]
+fn the_fence_file_can_come_from_a_variable() {
+    let dir = tempfile::tempdir().expect("there is room");
+    for variable in ["LATCHD_FENCE_STATE_FILE", "DFLOCKD_FENCE_STATE_FILE"] {
+        let path = dir.path().join(variable);
+        let _daemon = start_with(&[(variable, &text_of(&path))], |_| {});
+        assert!(path.is_file(), "{variable}");
+    }
+}
+
+#[test]
+fn the_time_to_an_idle_exit_can_come_from_a_variable() {
+    for variable in ["LATCHD_IDLE_EXIT_S", "DFLOCKD_IDLE_EXIT_S"] {
+        let daemon = start_with(&[(variable, "1")], |_| {});
+        let status = daemon.wait_exit(PATIENCE).expect("nobody is there");
+        assert_eq!(status.code(), Some(0), "{variable}");
+        assert!(daemon.log().contains("stopping reason=idle"), "{variable}");
+    }
+}
+
+#[test]
+fn there_is_no_variable_for_inetd() {
+    let variables = [("LATCHD_INETD", "true"), ("DFLOCKD_INETD", "true")];
+    let daemon = start_with(&variables, |_| {});
+    assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
 }
 
 #[test]
@@ -859,6 +877,236 @@ fn a_socket_that_cannot_be_made_is_named() {
         assert!(matches!(end.code(), Some(1 | 2)), "{end:?}");
         assert!(end.stderr.contains(&text_of(&path)), "{end:?}");
     }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Sockets that somebody else listens on
+
+/// How a socket reaches the server.
+const WAYS: [Way; 3] = [
+    Way {
+        prelude: "",
+        args: &["--inetd"],
+    },
+    Way {
+        prelude: "export LISTEN_FDS=1 LISTEN_PID=$$; exec 3<&0 </dev/null;",
+        args: &[],
+    },
+    Way {
+        prelude: "export LISTEN_FDS=1 LISTEN_PID=$$; exec 3<&0 </dev/null;",
+        args: &["--inetd"],
+    },
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// What a shell does before it becomes the server.
+    prelude: &'static str,
+    args: &'static [&'static str],
+}
+
+impl Way {
+    fn command(self, socket: impl Into<Stdio>) -> Command {
+        let plain = Daemon::command();
+        let mut command = Command::new("sh");
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+            .args(["-c", &format!("{} exec \"$0\" \"$@\"", self.prelude)])
+            .arg(plain.get_program())
+            .args(self.args)
+            .stdin(socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+#[test]
+fn inherited_sockets_are_served() {
+    let dir = tempfile::tempdir().expect("there is room");
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let tcp = a_listener();
+        let addr = tcp.local_addr().expect("it is bound");
+        let _daemon = Daemon::from_command(way.command(OwnedFd::from(tcp)));
+        assert_eq!(
+            Client::tcp(addr).request("ping", "_", "_"),
+            "ok",
+            "TCP, {way:?}"
+        );
+
+        let path = dir.path().join(number.to_string());
+        let unix = UnixListener::bind(&path).expect("the directory is ours");
+        let _daemon = Daemon::from_command(way.command(OwnedFd::from(unix)));
+        assert_eq!(
+            Client::unix(&path).request("ping", "_", "_"),
+            "ok",
+            "Unix, {way:?}"
+        );
+    }
+}
+
+#[test]
+fn the_port_of_an_inherited_socket_is_printed() {
+    for way in WAYS {
+        let tcp = a_listener();
+        let addr = tcp.local_addr().expect("it is bound");
+        let mut command = way.command(OwnedFd::from(tcp));
+        command.arg("--print-port");
+        assert_eq!(Daemon::from_command(command).port(), addr.port(), "{way:?}");
+    }
+}
+
+#[test]
+fn addresses_beside_inherited_sockets_are_refused() {
+    for way in WAYS {
+        for (option, value) in [
+            ("--host", "127.0.0.1"),
+            ("--port", "0"),
+            ("--port", "off"),
+            ("--unix", "/tmp/latchd-options"),
+            ("--unix-mode", "0600"),
+            ("--unix-group", "0"),
+        ] {
+            let expected = |origin: &str| format!("latchd: {origin}: the sockets are inherited\n");
+            let command = || way.command(OwnedFd::from(a_listener()));
+            let end = run(command().args([option, value]));
+            assert_eq!(
+                (end.code(), end.stderr),
+                (Some(2), expected(option)),
+                "{way:?}"
+            );
+            let variable = option
+                .trim_start_matches('-')
+                .to_uppercase()
+                .replace('-', "_");
+            for prefix in ["LATCHD", "DFLOCKD"] {
+                let variable = format!("{prefix}_{variable}");
+                let end = run(command().env(&variable, value));
+                assert_eq!(
+                    (end.code(), end.stderr),
+                    (Some(2), expected(&variable)),
+                    "{way:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn sockets_meant_for_another_process_are_ignored() {
+    let way = Way {
+        prelude: "export LISTEN_FDS=1 LISTEN_PID=1; exec 3<&0 </dev/null;",
+        args: &["--port", "0", "--print-port"],
+    };
+    let theirs = a_listener();
+    let port = theirs.local_addr().expect("it is bound").port();
+    let daemon = Daemon::from_command(way.command(OwnedFd::from(theirs)));
+    assert_ne!(daemon.port(), port);
+    assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn what_does_not_listen_is_refused_in_one_line() {
+    let connected = || OwnedFd::from(UnixStream::pair().expect("descriptors are left").0);
+    let datagrams = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port is free");
+        OwnedFd::from(socket)
+    };
+    let file = || OwnedFd::from(fs::File::open("/dev/null").expect("it is always there"));
+    for way in WAYS {
+        let place = if way.prelude.is_empty() {
+            "cannot listen on descriptor 0"
+        } else {
+            "LISTEN_FDS: cannot listen on descriptor 3"
+        };
+        for (socket, why) in [
+            (
+                connected(),
+                "it is a connected socket, but all connections must reach one process: \
+                 use wait, not nowait",
+            ),
+            (datagrams(), "it is not a listening stream socket"),
+            (file(), "it is not a listening stream socket"),
+        ] {
+            let end = run(&mut way.command(socket));
+            assert_eq!(
+                (end.code(), end.stderr),
+                (Some(1), format!("latchd: {place}: {why}\n")),
+                "{way:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_is_written_to_stderr_where_that_is_the_socket_on_descriptor_0() {
+    for args in [&[][..], &["--nonsense"], &["--auth-token-file", "/missing"]] {
+        let (ours, theirs) = UnixStream::pair().expect("descriptors are left");
+        let stderr = theirs.try_clone().expect("descriptors are left");
+        let mut command = WAYS[0].command(OwnedFd::from(theirs));
+        command.args(args).stderr(OwnedFd::from(stderr));
+        let end = run(&mut command);
+        assert!(matches!(end.code(), Some(1 | 2)), "{args:?}: {end:?}");
+        drop(command);
+        let mut written = String::new();
+        (&ours)
+            .read_to_string(&mut written)
+            .expect("the other side is closed");
+        assert_eq!(written, "", "{args:?}");
+    }
+}
+
+fn a_listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").expect("a port is free")
+}
+
+// ---------------------------------------------------------------------------------------------
+// The fence file
+
+#[test]
+fn a_fence_file_that_cannot_be_used_is_named_in_one_line() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let path = |name: &str| dir.path().join(name);
+    let file = |name: &str, content: &[u8]| {
+        fs::write(path(name), content).expect("the directory is ours");
+        path(name)
+    };
+    let used = path("used");
+    let user = Daemon::start(&["--fence-state-file", &text_of(&used)]);
+    std::os::unix::fs::symlink("elsewhere", path("link")).expect("the directory is ours");
+    for (path, why) in [
+        (path("missing/fences"), "no such file or directory"),
+        (dir.path().to_owned(), "it is not a regular file"),
+        (PathBuf::from("/dev/null"), "it is not a regular file"),
+        (path("link"), "it is a symbolic link"),
+        (used, "another server is using it"),
+        (
+            file("foreign", b"a list of what to buy, longer than a slot"),
+            "its content is not that of a fence file",
+        ),
+        (file("magic", b"dflfnc1\n"), "it is cut short"),
+        (
+            file("torn", b"dflfnc1\n, and what follows is no record of it"),
+            "no record in it is whole",
+        ),
+        (
+            file("end", &u64::MAX.to_be_bytes()),
+            "its fences have come to their end",
+        ),
+    ] {
+        let path = text_of(&path);
+        let line = refusal(Daemon::command().args(["--fence-state-file", &path]), 1);
+        assert_eq!(
+            line,
+            format!("latchd: cannot use the fence file {path}: {why}")
+        );
+    }
+    assert_eq!(user.connect().request("ping", "_", "_"), "ok");
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,17 +1,19 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! Each block runs against a daemon of its own. Two forms are known: a conversation begins with
-//! `$ nc localhost 6388`, then three typed lines and one reply take turns; everything else is a
-//! shell script followed by what it prints.
+//! Each block runs against a daemon of its own, unless a comment `runs against: nothing` stands before
+//! it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three typed lines
+//! and one reply take turns; everything else is a shell script followed by what it prints.
 
 mod support;
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,13 +23,19 @@ use support::{Daemon, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 const CONVERSATION: &str = "$ nc localhost 6388";
-const SOCKET: &str = "/run/latchd.sock";
+
+/// Paths of the examples, and what stands for them in the directory of a run.
+const PLACES: [(&str, &str); 3] = [
+    ("/run/latchd.sock", "latchd.sock"),
+    ("/etc/latchd.token", "latchd.token"),
+    ("/var/lib/latchd/fences", "fences"),
+];
 
 #[test]
 fn the_examples_of_the_readme_do_what_they_say() {
     let blocks = readme_blocks(&read("README.md"));
     assert!(
-        blocks.len() >= 6,
+        blocks.len() >= 12,
         "only {} examples found in README.md",
         blocks.len()
     );
@@ -41,7 +49,7 @@ fn the_examples_of_the_manual_do_what_they_say() {
         .flat_map(|page| manual_blocks(page, &read(page)))
         .collect();
     assert!(
-        blocks.len() >= 10,
+        blocks.len() >= 12,
         "only {} examples found in man/",
         blocks.len()
     );
@@ -108,6 +116,11 @@ fn ci_installs_the_packages_that_the_readme_names() {
         "util-linux",
         "mandoc",
         "python3",
+        "openbsd-inetd",
+        "systemd",
+        "faketime",
+        "strace",
+        "valgrind",
     ] {
         assert!(
             readme.contains(package),
@@ -171,8 +184,12 @@ fn play_all(blocks: &[Block]) {
 
 fn play(block: &Block) {
     let dir = tempfile::tempdir().expect("there is room for a directory");
-    let socket = dir.path().join("latchd.sock");
-    let place = |text: &str| text.replace(SOCKET, socket.to_str().expect("tempdir is ASCII"));
+    let place = |text: &str| {
+        PLACES.iter().fold(text.to_owned(), |text, (path, name)| {
+            let here = dir.path().join(name);
+            text.replace(path, here.to_str().expect("tempdir is ASCII"))
+        })
+    };
     let daemon = match &block.server {
         Server::Nothing => None,
         Server::With(args) => {
@@ -182,14 +199,41 @@ fn play(block: &Block) {
             ))
         }
     };
-    let port = daemon
-        .as_ref()
-        .map_or("6388".to_owned(), |daemon| daemon.port().to_string());
+    let port = match &daemon {
+        Some(daemon) => daemon.port(),
+        None => unused_port(),
+    }
+    .to_string();
     match &block.body {
         Body::Conversation(lines) => converse(&block.origin, lines, &port),
         Body::Script { script, prints } => {
-            let printed = run_script(&place(script).replace("6388", &port), dir.path());
+            let script = with_port(&place(script), &port);
+            let printed = run_script(&script, dir.path());
             assert_eq!(comparable(&printed), comparable(prints), "{}", block.origin);
+        }
+    }
+}
+
+/// `script` with another port: for clients where it stands, for servers that name none by variable.
+fn with_port(script: &str, port: &str) -> String {
+    let names_it = script.contains("--port") || script.contains("systemd-socket-activate");
+    let variable = if names_it {
+        String::new()
+    } else {
+        format!("export LATCHD_PORT={port}\n")
+    };
+    variable + &script.replace("6388", port)
+}
+
+/// A port for a server that the script starts itself. The system hands out higher ones by itself,
+/// so nobody else gets it meanwhile.
+fn unused_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let offset = u16::try_from(std::process::id() % 150).expect("it is small") * 100;
+    loop {
+        let port = 16_000 + offset + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
         }
     }
 }
@@ -352,11 +396,16 @@ fn tokens_in(text: &str) -> Vec<String> {
 // Finding
 
 /// Fenced `console` blocks are conversations; `sh` blocks are scripts, and the `text` block behind
-/// is what they print.
+/// is what they print. A comment `runs against: nothing` before one says that it starts its daemon
+/// itself.
 fn readme_blocks(text: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
+    let mut server = Server::With(Vec::new());
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {
+        if line == "<!-- runs against: nothing -->" {
+            server = Server::Nothing;
+        }
         let Some(language) = line.strip_prefix("```") else {
             continue;
         };
@@ -388,9 +437,10 @@ fn readme_blocks(text: &str) -> Vec<Block> {
             }
             other => panic!("{origin}: nobody checks a block of {other:?}"),
         };
+        let server = std::mem::replace(&mut server, Server::With(Vec::new()));
         blocks.push(Block {
             origin,
-            server: Server::With(Vec::new()),
+            server,
             body,
         });
     }
