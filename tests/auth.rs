@@ -1,0 +1,422 @@
+//! The secret of `auth` stays one: it is not shown, its bytes do not show in the time that a guess
+//! takes, and guessing is slow for the guesser and for nobody else.
+
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{eventually, Client, Daemon, Signal, PATIENCE};
+
+const SECRET: &str = "open-sesame-3f1c";
+
+// ---- it is not shown -------------------------------------------------------------------------
+
+#[test]
+fn a_secret_from_a_file_is_neither_in_the_arguments_nor_in_the_environment() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("secret");
+    fs::write(&file, SECRET).expect("there is room");
+    let by_flag = {
+        let mut command = latchd();
+        command.arg("--auth-token-file").arg(&file);
+        command
+    };
+    let by_variable = {
+        let mut command = latchd();
+        command.env("LATCHD_AUTH_TOKEN_FILE", &file);
+        command
+    };
+    for command in [by_flag, by_variable] {
+        let daemon = Daemon::from_command(command);
+        assert_eq!(daemon.connect().request("auth", "_", SECRET), "ok");
+        for place in ["cmdline", "environ", "status", "comm"] {
+            assert!(!is_shown_in(&daemon, place), "the secret is in {place}");
+        }
+    }
+}
+
+#[test]
+fn a_secret_from_a_variable_is_not_in_the_arguments() {
+    for variable in ["LATCHD_AUTH_TOKEN", "DFLOCKD_AUTH_TOKEN"] {
+        let mut command = latchd();
+        command.env(variable, SECRET);
+        let daemon = Daemon::from_command(command);
+        assert_eq!(daemon.connect().request("auth", "_", SECRET), "ok");
+        assert!(!is_shown_in(&daemon, "cmdline"));
+        // Other users may not look into the environment; otherwise a variable would be no place.
+        let environ = fs::metadata(format!("/proc/{}/environ", daemon.pid())).expect("it runs");
+        assert_eq!(environ.permissions().mode() & 0o077, 0);
+    }
+}
+
+#[test]
+fn a_refused_guess_is_logged_with_its_peer_and_without_what_was_guessed() {
+    for level in ["error", "warn", "info", "debug", "trace"] {
+        for frame in [
+            "auth\n_\nguess-7d0e\n".to_owned(),
+            format!("auth\n_\n{SECRET}guess-7d0e\n"),
+            format!("auth\nguess-7d0e\n{}\n", &SECRET[1..]),
+            format!("guess-7d0e\nguess-7d0e\n{SECRET}\n"),
+            format!("l\n{SECRET}\nguess-7d0e\n"),
+            format!("{SECRET}\nguess-7d0e\nguess-7d0e\n"),
+        ] {
+            let mut command = latchd();
+            command
+                .env("LATCHD_AUTH_TOKEN", SECRET)
+                .env("RUST_LOG", level);
+            let daemon = Daemon::from_command(command);
+            let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
+            let peer = stream.local_addr().expect("it is connected");
+            assert_eq!(guess(&mut stream, frame.as_bytes()), "error_auth\n");
+            daemon.signal(Signal::TERM);
+            assert!(daemon.wait_exit(PATIENCE).is_some(), "it drains");
+
+            let log = daemon.log();
+            let line = format!("WARN auth-refused peer={peer} held_back=0");
+            assert_eq!(log.contains(&line), level != "error", "at {level}:\n{log}");
+            for secret in [SECRET, &SECRET[1..], "guess-7d0e"] {
+                assert!(!log.contains(secret), "{secret} in the log:\n{log}");
+            }
+        }
+    }
+}
+
+// ---- the time of a guess ---------------------------------------------------------------------
+
+/// Instructions, because time itself is too coarse to show what an attacker could average out of
+/// many guesses. Each number is exact to about ten instructions of more than a hundred thousand.
+#[test]
+fn the_cost_of_a_wrong_token_does_not_depend_on_where_it_differs() {
+    let secret = "s".repeat(3000);
+    let wrong_at = |at: usize| {
+        let mut token = secret.clone();
+        token.replace_range(at..=at, "x");
+        format!("auth\n_\n{token}\n")
+    };
+    let costs = costs_of_guesses(
+        &secret,
+        &[
+            ("in its first byte", wrong_at(0)),
+            ("in the middle", wrong_at(1500)),
+            ("in its last byte", wrong_at(2999)),
+            ("everywhere", format!("auth\n_\n{}\n", "x".repeat(3000))),
+            ("in its length", format!("auth\n_\n{}\n", &secret[1..])),
+        ],
+    );
+    let (length, places) = costs.split_last().expect("there are five");
+    assert_alike(places);
+    // The length may show; and that it does proves that the comparison is in what was measured.
+    assert!(length.1 < places[0].1 * 0.9, "{costs:?}");
+}
+
+#[test]
+fn the_cost_of_a_guess_does_not_depend_on_what_else_is_wrong_with_it() {
+    let secret = "s".repeat(250);
+    let wrong = "x".repeat(250);
+    let costs = costs_of_guesses(
+        &secret,
+        &[
+            ("nothing but the token", format!("auth\n_\n{wrong}\n")),
+            ("the command", format!("ping\n_\n{secret}\n")),
+            ("the command's case", format!("AUTH\n_\n{secret}\n")),
+            ("the key", format!("auth\n \n{wrong}\n")),
+            ("the command and the token", format!("ping\n_\n{wrong}\n")),
+            (
+                "all of it",
+                format!("\u{7f}\u{7f}\u{7f}\u{7f}\n \n{wrong}\n"),
+            ),
+            ("the length", format!("auth\n_\n{}\n", &wrong[1..])),
+        ],
+    );
+    let (length, kinds) = costs.split_last().expect("there are seven");
+    assert_alike(kinds);
+    assert!(length.1 < kinds[0].1 * 0.9, "{costs:?}");
+}
+
+// ---- brute force -----------------------------------------------------------------------------
+
+#[test]
+fn a_connection_has_one_guess() {
+    let daemon = with_secret();
+    let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
+    let frames = format!("auth\n_\nwrong\nauth\n_\n{SECRET}\nping\n_\n_\n");
+    assert_eq!(guess(&mut stream, frames.as_bytes()), "error_auth\n");
+}
+
+#[test]
+fn guessing_takes_a_tenth_of_a_second_each_and_holds_up_nobody_nor_floods_the_log() {
+    const GUESSERS: usize = 50;
+    const TIME: Duration = Duration::from_secs(3);
+    let daemon = with_secret();
+    let addr = daemon.addr();
+    let mut held = daemon.connect();
+    assert_eq!(held.request("auth", "_", SECRET), "ok");
+    let began = Instant::now();
+    let is_over = AtomicBool::new(false);
+    let (guess_count, mut delays) = thread::scope(|scope| {
+        let guessers: Vec<_> = (0..GUESSERS)
+            .map(|_| scope.spawn(|| guess_until(&is_over, addr)))
+            .collect();
+        let delays = work_for(TIME, &daemon, &mut held);
+        is_over.store(true, Ordering::Relaxed);
+        let counts = guessers.into_iter().map(|guesser| guesser.join().unwrap());
+        (counts.sum::<u64>(), delays)
+    });
+    let took = began.elapsed();
+
+    delays.sort_unstable();
+    let slow = delays[delays.len() * 99 / 100];
+    println!(
+        "{guess_count} guesses in {took:?}; of {} requests p50 {:?}, p99 {slow:?}, the slowest {:?}",
+        delays.len(),
+        delays[delays.len() / 2],
+        delays[delays.len() - 1]
+    );
+    // A tenth of a second, with tenfold slack for a machine that is shared.
+    assert!(slow < Duration::from_secs(1), "p99 is {slow:?}");
+    let most = GUESSERS as u64 * (took.as_millis() as u64 / 100 + 1);
+    assert!(guess_count <= most, "{guess_count} guesses in {took:?}");
+
+    // A second later the next one is logged, with all that were not.
+    thread::sleep(Duration::from_millis(1100));
+    let mut stream = TcpStream::connect(addr).expect("it listens");
+    let peer = stream.local_addr().expect("it is connected");
+    guess(&mut stream, b"auth\n_\nwrong\n");
+    daemon.wait_for_log(&format!("peer={peer}"), PATIENCE);
+    let log = daemon.log();
+    let lines: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("auth-refused"))
+        .collect();
+    let held_back: u64 = lines
+        .iter()
+        .map(|line| line.rsplit_once("held_back=").expect("a count").1)
+        .map(|count| count.parse::<u64>().expect("a count"))
+        .sum();
+    assert!(lines.len() as u64 <= took.as_secs() + 3, "{log}");
+    assert_eq!(lines.len() as u64 + held_back, guess_count + 1, "{log}");
+}
+
+// ---- the Unix socket -------------------------------------------------------------------------
+
+#[test]
+fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no other users to be had, nothing shown");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("there is room");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let path = directory.path().join("socket");
+    for (args, stranger_gets_in, member_gets_in) in [
+        (&["--unix-mode", "0600"][..], false, false),
+        (
+            &["--unix-mode", "0660", "--unix-group", "54321"],
+            false,
+            true,
+        ),
+        (&["--unix-group", "54321"], false, true),
+        (&["--unix-mode", "0666"], true, true),
+    ] {
+        let daemon = Daemon::start_unix(&path, args);
+        // The mode is set before anybody can connect, but let us be sure that this is ours.
+        eventually(PATIENCE, "the socket answers", || {
+            Client::unix(&path).request("ping", "_", "_") == "ok"
+        });
+        for (gid, gets_in) in [("65534", stranger_gets_in), ("54321", member_gets_in)] {
+            let output = ping_as(gid, &path);
+            let reply = String::from_utf8_lossy(&output.stdout);
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            if gets_in {
+                assert_eq!(reply, "ok\n", "{args:?}, gid {gid}: {complaint}");
+            } else {
+                assert_eq!(reply, "", "{args:?}, gid {gid}");
+                assert!(complaint.contains("ermission denied"), "{complaint}");
+            }
+        }
+        drop(daemon);
+    }
+}
+
+// ---- how -------------------------------------------------------------------------------------
+
+fn latchd() -> Command {
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    command
+}
+
+fn with_secret() -> Daemon {
+    let mut command = latchd();
+    command.env("LATCHD_AUTH_TOKEN", SECRET);
+    Daemon::from_command(command)
+}
+
+fn is_shown_in(daemon: &Daemon, place: &str) -> bool {
+    let shown = fs::read(format!("/proc/{}/{place}", daemon.pid())).expect("it runs");
+    String::from_utf8_lossy(&shown).contains(SECRET)
+}
+
+/// Sends a guess and gives all that comes until the server closes.
+fn guess(stream: &mut TcpStream, frame: &[u8]) -> String {
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .expect("it is not zero");
+    stream.write_all(frame).expect("it is connected");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("it is closed");
+    reply
+}
+
+/// Guesses, each time over a new connection, and checks what that costs. Gives the number of guesses.
+fn guess_until(is_over: &AtomicBool, addr: SocketAddr) -> u64 {
+    let mut count = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let mut stream = TcpStream::connect(addr).expect("it listens");
+        let began = Instant::now();
+        let reply = guess(&mut stream, format!("auth\n_\n{count:016}\n").as_bytes());
+        assert_eq!(reply, "error_auth\n");
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(100), "it cost only {took:?}");
+        count += 1;
+    }
+    count
+}
+
+/// Locks and unlocks, over a connection that was there before and over new ones. Gives how long each
+/// request took.
+fn work_for(time: Duration, daemon: &Daemon, held: &mut Client) -> Vec<Duration> {
+    let mut delays = Vec::new();
+    let began = Instant::now();
+    while began.elapsed() < time {
+        let asked = Instant::now();
+        let token = held.acquire("k", 0).token;
+        delays.push(asked.elapsed());
+        assert_eq!(held.request("r", "k", &token), "ok");
+        let asked = Instant::now();
+        let mut fresh = daemon.connect();
+        assert_eq!(fresh.request("auth", "_", SECRET), "ok");
+        fresh.acquire("k2", 5);
+        delays.push(asked.elapsed());
+        thread::sleep(Duration::from_millis(5));
+    }
+    delays
+}
+
+/// How many instructions a session spends on each of these guesses, by its name: a server of its own
+/// for each, all at the same time, since they mostly wait.
+fn costs_of_guesses<'a>(secret: &str, guesses: &[(&'a str, String)]) -> Vec<(&'a str, f64)> {
+    let costs = thread::scope(|scope| {
+        let runs: Vec<_> = guesses
+            .iter()
+            .map(|(name, frame)| scope.spawn(move || (*name, cost_of_guess(secret, frame))))
+            .collect();
+        runs.into_iter()
+            .map(|run| run.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    println!("instructions: {costs:?}");
+    costs
+}
+
+/// The instructions that a session takes for a guess, on average. What it takes to read, to write and
+/// to see the peer off is left out: that varies with the weather.
+fn cost_of_guess(secret: &str, frame: &str) -> f64 {
+    const GUESSERS: usize = 20;
+    const GUESSES_EACH: usize = 15;
+    let plain = latchd();
+    let mut command = Command::new(tool("valgrind", "valgrind"));
+    command
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args(
+            ["session::serve", "discard_for", "write_within"].map(|name| {
+                // Counting starts and stops where these begin and end.
+                format!("--toggle-collect=*{name}")
+            }),
+        )
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .env("LATCHD_AUTH_TOKEN", secret)
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::from_command(command);
+    let addr = daemon.addr();
+    thread::scope(|scope| {
+        for _ in 0..GUESSERS {
+            scope.spawn(|| {
+                for _ in 0..GUESSES_EACH {
+                    let mut stream = TcpStream::connect(addr).expect("it listens");
+                    assert_eq!(guess(&mut stream, frame.as_bytes()), "error_auth\n");
+                }
+            });
+        }
+    });
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some(), "it drains");
+    let log = daemon.log();
+    let total = log
+        .lines()
+        .find_map(|line| line.split_once("Collected : "))
+        .and_then(|(_, total)| total.trim().parse::<f64>().ok());
+    let total = total.unwrap_or_else(|| panic!("callgrind counts nothing:\n{log}"));
+    let cost = total / (GUESSERS * GUESSES_EACH) as f64;
+    assert!(cost > 1000.0, "nothing of a session was counted:\n{log}");
+    cost
+}
+
+/// One per cent would be enough to make an attack hopeless, but would not even show a comparison
+/// that stops at the first difference: processors compare 32 bytes at a time.
+fn assert_alike(costs: &[(&str, f64)]) {
+    let of = |choice: fn(f64, f64) -> f64| costs.iter().map(|cost| cost.1).reduce(choice);
+    let least = of(f64::min).expect("there are some");
+    let most = of(f64::max).expect("there are some");
+    assert!(most - least < 100.0 && most < 1.01 * least, "{costs:?}");
+}
+
+/// Sends a ping over the Unix socket as a user who is not root, with this group.
+fn ping_as(gid: &str, socket: &Path) -> Output {
+    let mut command = Command::new(tool("setpriv", "util-linux"));
+    command
+        .arg("--reuid=65534")
+        .arg(format!("--regid={gid}"))
+        .arg("--clear-groups")
+        .args([tool("timeout", "coreutils"), "10"])
+        .args([tool("nc.openbsd", "netcat-openbsd"), "-N", "-U"])
+        .arg(socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it is installed");
+    // Fails if it has given up already.
+    let _ = child
+        .stdin
+        .take()
+        .expect("it is a pipe")
+        .write_all(b"ping\n_\n_\n");
+    child.wait_with_output().expect("it is our child")
+}
+
+/// The name of a program that comes with a package.
+fn tool(name: &'static str, package: &str) -> &'static str {
+    let path = std::env::var_os("PATH").expect("there is a PATH");
+    let is_there = std::env::split_paths(&path).any(|directory| directory.join(name).exists());
+    assert!(is_there, "{name} is missing: install the package {package}");
+    name
+}

@@ -1,0 +1,907 @@
+//! Fences rise over every restart, crash and clock step, and whatever the disk refuses, nobody is
+//! granted anything without a fence that is certain to be new.
+
+mod support;
+
+use std::fs;
+use std::ops::Deref;
+use std::os::unix::fs::{symlink, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{prlimit, Pid, Resource, Rlimit};
+use support::{eventually, fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+
+/// The fences that a server reserves at a time.
+const RANGE: u64 = 1 << 20;
+
+const DAY: u64 = 24 * 60 * 60 * 1_000_000_000;
+
+// ---- restarts --------------------------------------------------------------------------------
+
+#[test]
+fn fences_rise_over_twenty_kills_while_clients_lock_at_full_speed_and_the_clock_goes_back() {
+    fences_rise_over_kills(20);
+}
+
+/// Half a minute long.
+#[test]
+#[ignore = "long: cargo test --test fences -- --ignored"]
+fn fences_rise_over_three_hundred_kills_while_clients_lock_at_full_speed() {
+    fences_rise_over_kills(300);
+}
+
+#[test]
+fn without_a_file_fences_follow_the_clock_and_with_one_they_do_not_go_back() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+
+    let without = |clock| first_fence(&OtherClock::start(clock, &latchd(None)));
+    let with = |clock| first_fence(&OtherClock::start(clock, &latchd(Some(&path))));
+
+    let now = with("+0");
+    // This is also how we know that the clock is really another one.
+    let yesterday = without("-1d");
+    assert!(
+        yesterday + DAY - DAY / 24 < now && now < yesterday + DAY + DAY / 24,
+        "a day lies between {yesterday} and {now}"
+    );
+    let after_setback = with("-1d");
+    assert!(now < after_setback, "{after_setback} after {now}");
+    assert!(
+        after_setback <= now + RANGE + 1,
+        "more than a range was skipped"
+    );
+    let tomorrow = with("+1d");
+    assert!(tomorrow > now + DAY - DAY / 24, "the clock is not ignored");
+    assert!(with("+0") > tomorrow);
+}
+
+// ---- the file --------------------------------------------------------------------------------
+
+#[test]
+fn the_checksum_of_this_test_is_crc_64_go_iso() {
+    assert_eq!(crc_64_go_iso(b"123456789"), 0xb909_56c7_75a4_1001);
+}
+
+#[test]
+fn the_file_is_as_documented_and_ahead_of_every_fence() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    let mut last = 0;
+    for seq in 1..=5 {
+        let began = now();
+        let daemon = Daemon::from_command(latchd(Some(&path)));
+        let fence = first_fence(&daemon);
+        assert!(fence > last && fence >= began);
+
+        let content = fs::read(&path).expect("it was made");
+        let slots: Vec<&[u8]> = content.chunks(32).collect();
+        assert_eq!(slots.len(), if seq == 1 { 1 } else { 2 });
+        let newest = record_in(slots[usize::from(seq % 2 == 0)]).expect("a whole record");
+        assert_eq!(newest.seq, seq);
+        assert!(newest.ceiling > fence, "in use before it is on the disk");
+        assert!(newest.ceiling <= fence + RANGE, "more than a range");
+        if seq > 1 {
+            let older = record_in(slots[usize::from(seq % 2 == 1)]).expect("a whole record");
+            assert_eq!(older.seq, seq - 1);
+            assert!(fence > older.ceiling);
+        }
+        let mode = fs::metadata(&path).expect("it is there").permissions();
+        assert_eq!(mode.mode() & 0o7777, 0o600);
+        last = newest.ceiling;
+        daemon.signal(Signal::KILL);
+    }
+}
+
+#[test]
+fn fences_go_on_right_after_what_a_file_has_reserved() {
+    let ahead = now() + 365 * DAY; // so that the clock has no say
+    let older = ahead - 5 * RANGE;
+    for (content, seq) in [
+        (ahead.to_be_bytes().to_vec(), 2), // the format before this one
+        (record(1, ahead).to_vec(), 2),
+        ([record(1, older), record(2, ahead)].concat(), 3),
+        ([record(3, ahead), record(2, older)].concat(), 4),
+        (
+            [record(u64::MAX - 2, ahead), record(u64::MAX - 3, older)].concat(),
+            u64::MAX - 1,
+        ),
+    ] {
+        let (_directory, path) = file_of(&content);
+        let daemon = Daemon::from_command(latchd(Some(&path)));
+        assert_eq!(first_fence(&daemon), ahead + 1, "{content:x?}");
+        let content = fs::read(&path).expect("it is there");
+        let slot = &content[if seq % 2 == 0 { 32..64 } else { 0..32 }];
+        let extended = record_in(slot).expect("a whole record");
+        assert_eq!((extended.seq, extended.ceiling), (seq, ahead + 1 + RANGE));
+    }
+}
+
+#[test]
+fn a_torn_slot_costs_a_warning_and_no_order() {
+    let ahead = now() + 365 * DAY;
+    let (older, newer) = (record(6, ahead), record(7, ahead + RANGE));
+    // Slot 0 holds the newer one. Wherever the tear is, what is left decides.
+    for (torn_slot, survivor) in [(0, ahead), (1, ahead + RANGE)] {
+        for torn_at in [0, 9, 20, 31] {
+            let mut content = [newer, older].concat();
+            content[torn_slot * 32 + torn_at] ^= 0x10;
+            let (_directory, path) = file_of(&content);
+            let daemon = Daemon::from_command(latchd(Some(&path)));
+            assert_eq!(first_fence(&daemon), survivor + 1);
+            daemon.wait_for_log("WARN fence-file-torn path=", PATIENCE);
+            assert_eq!(daemon.log().matches("fence-file-torn").count(), 1);
+
+            // The torn slot is the one that is written next, and then all is well again.
+            daemon.signal(Signal::KILL);
+            daemon.wait_exit(PATIENCE);
+            let daemon = Daemon::from_command(latchd(Some(&path)));
+            assert_eq!(first_fence(&daemon), survivor + 1 + RANGE + 1);
+            assert!(!daemon.log().contains("fence-file-torn"));
+        }
+    }
+    // Cut in the second slot.
+    let content = [&record(1, ahead)[..], &record(2, ahead + RANGE)[..20]].concat();
+    let (_directory, path) = file_of(&content);
+    let daemon = Daemon::from_command(latchd(Some(&path)));
+    assert_eq!(first_fence(&daemon), ahead + 1);
+    daemon.wait_for_log("WARN fence-file-torn path=", PATIENCE);
+}
+
+#[test]
+fn the_newest_record_torn_falls_back_to_the_clock() {
+    let (_directory, path) = file_of(&[record(1, 5), [0x55; 32]].concat());
+    let began = now();
+    let fence = first_fence(&Daemon::from_command(latchd(Some(&path))));
+    assert!(began <= fence && fence <= now());
+}
+
+#[test]
+fn what_is_no_usable_fence_file_is_refused_in_one_line_and_left_as_it_is() {
+    let whole = [record(1, 7), record(2, 9)].concat();
+    let mut both_torn = whole.clone();
+    both_torn[17] ^= 1;
+    both_torn[60] ^= 1;
+    let cases: [(&[u8], &str); 12] = [
+        (b"x", "its content is not that of a fence file"),
+        (b"123456789", "its content is not that of a fence file"),
+        (&[0; 31], "its content is not that of a fence file"),
+        (&[0; 32], "its content is not that of a fence file"),
+        (&[0; 64], "its content is not that of a fence file"),
+        (&[b'x'; 65], "its content is not that of a fence file"),
+        (
+            &[&whole[..], b"\n"].concat(),
+            "its content is not that of a fence file",
+        ),
+        (&[b'x'; 100_000], "its content is not that of a fence file"),
+        (b"dflfnc1\n", "it is cut short"),
+        (&whole[..31], "it is cut short"),
+        (&both_torn, "no record in it is whole"),
+        // Whole records, but each in the other's place.
+        (
+            &[record(2, 9), record(1, 7)].concat(),
+            "no record in it is whole",
+        ),
+    ];
+    for (content, why) in cases {
+        let (_directory, path) = file_of(content);
+        refuses(latchd(Some(&path)), &path, why);
+        assert_eq!(fs::read(&path).expect("still there"), content);
+    }
+}
+
+#[test]
+fn what_is_no_file_is_refused_in_one_line() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("file");
+    fs::write(&file, [record(1, 7), record(2, 9)].concat()).expect("there is room");
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("directory")).expect("there is room");
+    symlink(&file, at("link")).expect("there is room");
+    symlink("nowhere", at("dangling")).expect("there is room");
+    mkfifo(&at("fifo"));
+
+    for (name, why) in [
+        ("directory", "it is not a regular file"),
+        ("link", "it is a symbolic link"),
+        ("dangling", "it is a symbolic link"),
+        ("fifo", "it is not a regular file"),
+        ("missing/fences", "no such file or directory"),
+        ("file/fences", "not a directory"),
+    ] {
+        refuses(latchd(Some(&at(name))), &at(name), why);
+    }
+    refuses(
+        latchd(Some(Path::new("/dev/null"))),
+        Path::new("/dev/null"),
+        "it is not a regular file",
+    );
+    assert!(!at("nowhere").exists(), "a link was followed");
+}
+
+#[test]
+fn what_permissions_forbid_is_refused_in_one_line() {
+    let directory = tempfile::tempdir().expect("there is room");
+    open_to_all(directory.path(), 0o755);
+    let program = directory.path().join("latchd");
+    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let file = directory.path().join("fences");
+    fs::write(&file, record(1, 7)).expect("there is room");
+
+    for mode in [0o000, 0o400, 0o200] {
+        open_to_all(&file, mode);
+        refuses(as_nobody(&program, &file), &file, "permission denied");
+    }
+    // A new file in a directory where nothing may be made.
+    let locked = directory.path().join("locked");
+    fs::create_dir(&locked).expect("there is room");
+    open_to_all(&locked, 0o555);
+    let missing = locked.join("fences");
+    refuses(as_nobody(&program, &missing), &missing, "permission denied");
+}
+
+/// Nothing is made there and nothing is renamed, so the file is all that a server needs.
+#[test]
+fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
+    let directory = tempfile::tempdir().expect("there is room");
+    open_to_all(directory.path(), 0o755);
+    let program = directory.path().join("latchd");
+    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let ahead = now() + DAY;
+    let file = directory.path().join("fences");
+    fs::write(&file, record(1, ahead)).expect("there is room");
+    open_to_all(&file, 0o666);
+    open_to_all(directory.path(), 0o555);
+    let daemon = Daemon::from_command(as_nobody(&program, &file));
+    assert_eq!(first_fence(&daemon), ahead + 1);
+    open_to_all(directory.path(), 0o755); // so that it can be removed
+}
+
+#[test]
+fn two_servers_never_share_a_file() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    let first = Daemon::from_command(latchd(Some(&path)));
+    let before = fs::read(&path).expect("it was made");
+    refuses(latchd(Some(&path)), &path, "another server is using it");
+    let hard_link = directory.path().join("link");
+    fs::hard_link(&path, &hard_link).expect("there is room");
+    refuses(
+        latchd(Some(&hard_link)),
+        &hard_link,
+        "another server is using it",
+    );
+    assert_eq!(fs::read(&path).expect("still there"), before);
+
+    let fence = first_fence(&first);
+    first.signal(Signal::KILL);
+    first.wait_exit(PATIENCE);
+    assert!(first_fence(&Daemon::from_command(latchd(Some(&path)))) > fence);
+}
+
+#[test]
+fn at_the_end_of_the_numbers_nothing_wraps() {
+    let last_start = u64::MAX - RANGE - 1;
+    let (_directory, path) = file_of(&record(1, last_start));
+    let daemon = Daemon::from_command(latchd(Some(&path)));
+    assert_eq!(first_fence(&daemon), last_start + 1);
+    daemon.signal(Signal::KILL);
+    daemon.wait_exit(PATIENCE);
+    refuses(
+        latchd(Some(&path)),
+        &path,
+        "its fences have come to their end",
+    );
+
+    for content in [
+        record(1, last_start + 1).to_vec(),
+        record(1, u64::MAX).to_vec(),
+        u64::MAX.to_be_bytes().to_vec(),
+        record(u64::MAX, 7).to_vec(),
+    ] {
+        let (_directory, path) = file_of(&content);
+        refuses(
+            latchd(Some(&path)),
+            &path,
+            "its fences have come to their end",
+        );
+        assert_eq!(fs::read(&path).expect("still there"), content);
+    }
+}
+
+// ---- a disk that refuses ---------------------------------------------------------------------
+
+#[test]
+fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
+    for (calls, injected, why) in [
+        ("fsync,fdatasync", "error=EIO:when=1", "input/output error"),
+        ("fsync,fdatasync", "error=EIO:when=2", "input/output error"), // the directory's
+        ("fsync,fdatasync", "error=ENOSPC", "no space left on device"),
+        ("pwrite64", "error=ENOSPC", "no space left on device"),
+        ("pwrite64", "error=EIO", "input/output error"),
+        ("pwrite64", "error=EROFS", "read-only file system"),
+        ("flock", "error=ENOLCK", "no locks available"),
+    ] {
+        let (directory, path) = file_of(&record(1, 7));
+        refuses(
+            under_strace(directory.path(), calls, injected, &latchd(Some(&path))),
+            &path,
+            why,
+        );
+        // And nothing keeps the next one from starting once the disk is well.
+        assert!(first_fence(&Daemon::from_command(latchd(Some(&path)))) > 7 + RANGE);
+    }
+}
+
+/// The kernel refuses to write beyond a file size of nothing, and does so no longer when the limit
+/// is lifted.
+#[test]
+fn out_of_fences_nothing_is_granted_nobody_is_lost_and_all_is_well_again_by_itself() {
+    refusing_disk(|daemon| {
+        let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a pid")).expect("a pid");
+        let limit = move |current| {
+            let limit = Rlimit {
+                current,
+                maximum: None,
+            };
+            prlimit(Some(pid), Resource::Fsize, limit).expect("it is our child");
+        };
+        limit(Some(0));
+        Box::new(move || limit(None))
+    });
+}
+
+#[test]
+fn out_of_fences_on_a_full_disk_nobody_is_lost() {
+    if may_attach() {
+        refusing_disk(|daemon| inject(daemon, "pwrite64:error=ENOSPC"));
+    }
+}
+
+#[test]
+fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
+    if may_attach() {
+        refusing_disk(|daemon| inject(daemon, "fsync,fdatasync:error=EIO"));
+    }
+}
+
+// ---- how ------------------------------------------------------------------------------------
+
+fn fences_rise_over_kills(count: u32) {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    let mut last = 0;
+    let mut total = 0;
+    for restart in 0..count {
+        // Forward too: only then is the way back a real one.
+        let clock = ["+0", "-1d", "+2h", "-1d", "+0"][restart as usize % 5];
+        let command = latchd(Some(&path));
+        if restart % 4 == 3 {
+            kill_while_starting(
+                clock,
+                &command,
+                Duration::from_millis(u64::from(restart % 13)),
+            );
+        }
+        let daemon = OtherClock::start(clock, &command);
+        let addr = daemon.addr();
+        let fences = thread::scope(|scope| {
+            let clients: Vec<_> = (0..4)
+                .map(|number| scope.spawn(move || lock_until_the_end(Client::tcp(addr), number)))
+                .collect();
+            thread::sleep(Duration::from_millis(30 + u64::from(restart * 37 % 70)));
+            daemon.signal(Signal::KILL);
+            let join = |client: thread::ScopedJoinHandle<'_, Vec<u64>>| client.join().unwrap();
+            clients.into_iter().map(join).collect::<Vec<_>>()
+        });
+        daemon.wait_exit(PATIENCE);
+        for fences in &fences {
+            assert!(fences.windows(2).all(|pair| pair[0] < pair[1]));
+        }
+        let mut fences: Vec<u64> = fences.concat();
+        fences.sort_unstable();
+        assert!(!fences.is_empty(), "nothing was granted, so nothing shown");
+        assert!(
+            fences.windows(2).all(|pair| pair[0] < pair[1]),
+            "a fence was granted twice"
+        );
+        assert!(
+            last < fences[0],
+            "restart {restart}, clock {clock}: {:x} after {last:x}",
+            fences[0]
+        );
+        last = fences[fences.len() - 1];
+        total += fences.len();
+    }
+    println!("{total} fences over {count} restarts");
+}
+
+/// Locks and unlocks until the server is gone; gives the fences.
+fn lock_until_the_end(mut client: Client, number: usize) -> Vec<u64> {
+    let mut fences = Vec::new();
+    let mut token: Option<String> = None;
+    loop {
+        let request = match &token {
+            Some(token) => format!("r\nk{number}\n{token}\n"),
+            None => format!("l\nk{number}\n0\n"),
+        };
+        if client.try_send(request.as_bytes()).is_err() {
+            return fences;
+        }
+        match client.next_event(PATIENCE) {
+            Event::Line(line) => {
+                let line = String::from_utf8(line).expect("replies are ASCII");
+                token = match token {
+                    Some(_) => {
+                        assert_eq!(line, "ok");
+                        None
+                    }
+                    None => {
+                        let grant = parse_grant(&line, "ok").expect("the key is free");
+                        fences.push(fence(&grant.token));
+                        Some(grant.token)
+                    }
+                };
+            }
+            Event::Eof | Event::Torn(_) | Event::Reset => return fences,
+            Event::Nothing => panic!("the server neither answers nor ends"),
+        }
+    }
+}
+
+fn kill_while_starting(clock: &str, command: &Command, after: Duration) {
+    let mut child = OtherClock::set(clock, command)
+        .spawn()
+        .expect("it was built");
+    thread::sleep(after);
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    OtherClock::clear_up_after(child.id());
+}
+
+/// Uses up all the fences of a server whose disk `refuse` makes refuse. What that gives back lets the
+/// disk recover.
+fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
+    const SECONDS: &str = "120";
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    let mut command = latchd(Some(&path));
+    command.args(["--read-timeout", SECONDS, "--default-lease-ttl", SECONDS]);
+    let daemon = Daemon::from_command(command);
+
+    // Somebody holds a lock, a semaphore's two slots, a key with a phase-one place behind it, and
+    // one that will only be renewed; others wait.
+    let mut holder = daemon.connect();
+    let lock = holder.acquire("lock", 0).token;
+    let slots = [(); 2].map(|()| {
+        let reply = holder.request("sl", "slots", "0 2");
+        parse_grant(&reply, "ok").expect("a free slot").token
+    });
+    let place = holder.acquire("place", 0).token;
+    let renewed = holder.acquire("renewed", 0).token;
+    let queue_up = |request: &str, key: &str, count| {
+        let waiting = (1..=count).map(|at| {
+            let mut client = daemon.connect();
+            client.send(request);
+            daemon.wait_for_waiters(key, at);
+            client
+        });
+        waiting.collect::<Vec<Client>>()
+    };
+    let mut for_lock = queue_up("l\nlock\n100\n", "lock", 3);
+    let mut for_slots = queue_up("sl\nslots\n100 2\n", "slots", 4);
+    let mut enqueued = daemon.connect();
+    assert_eq!(enqueued.request("e", "place", ""), "queued");
+
+    let recover = refuse(&daemon);
+    let began = Instant::now();
+    let (granted, highest) = use_up_the_fences(&daemon);
+    println!(
+        "{granted} grants in {:?} until the fences were used up",
+        began.elapsed()
+    );
+    assert!(granted < RANGE, "more than were reserved");
+    daemon.wait_for_log("ERROR cannot-reserve-fences error=", PATIENCE);
+
+    // Nothing new is granted, and nothing is left behind by the attempt.
+    let mut client = daemon.connect();
+    for request in [
+        ("l", "0"),
+        ("l", "5"),
+        ("sl", "5 3"),
+        ("e", ""),
+        ("se", "3"),
+    ] {
+        assert_eq!(
+            client.request(request.0, "new", request.1),
+            "error",
+            "{request:?}"
+        );
+    }
+    assert_eq!(client.request("w", "new", "0"), "error_not_enqueued");
+    let stats = client.stats();
+    for list in ["locks", "semaphores"] {
+        let is_listed = stats[list].to_string().contains("\"new\"");
+        assert!(!is_listed, "held or waited for: {stats}");
+    }
+
+    // Holders go on; what they release goes to nobody yet, and nobody loses his place.
+    assert_eq!(holder.request("n", "renewed", &renewed), "ok 120");
+    assert_eq!(holder.request("r", "lock", &lock), "ok");
+    for slot in &slots {
+        assert_eq!(holder.request("sr", "slots", slot), "ok");
+    }
+    assert_eq!(holder.request("r", "place", &place), "ok");
+    assert_eq!(enqueued.request("w", "place", "100"), "error");
+    let reply = client.request("l", "lock", "0");
+    assert!(matches!(reply.as_str(), "error" | "timeout"), "{reply}");
+    for waiter in for_lock.iter_mut().chain(&mut for_slots) {
+        waiter.nothing_within(Duration::from_millis(100));
+    }
+    daemon.wait_for_waiters("lock", 3);
+    daemon.wait_for_waiters("slots", 4);
+    daemon.wait_for_waiters("place", 1);
+    // One of them leaves, and is not missed.
+    drop(for_lock.remove(1));
+    daemon.wait_for_waiters("lock", 2);
+    // The disk is tried four times a second, which costs nothing, and is complained about once.
+    let before = processor_time(daemon.pid());
+    thread::sleep(Duration::from_secs(1));
+    let spent = processor_time(daemon.pid()) - before;
+    assert!(
+        spent < Duration::from_millis(200),
+        "{spent:?} spent on waiting"
+    );
+    assert_eq!(daemon.log().matches("cannot-reserve-fences").count(), 1);
+
+    recover();
+    let mut fences = vec![highest];
+    // Every 250 ms, with tenfold slack for a machine that is shared.
+    let soon = Duration::from_millis(2500);
+    let mut grant_of = |client: &mut Client| {
+        let reply = client.try_line(soon).expect("it is granted by itself");
+        let token = parse_grant(&reply, "ok").expect("a grant").token;
+        fences.push(fence(&token));
+        token
+    };
+    let first = grant_of(&mut for_lock[0]);
+    grant_of(&mut for_slots[0]);
+    grant_of(&mut for_slots[1]);
+    for waiter in for_lock[1..].iter_mut().chain(&mut for_slots[2..]) {
+        waiter.nothing_within(Duration::from_millis(50));
+    }
+    assert_eq!(for_lock[0].request("r", "lock", &first), "ok");
+    grant_of(&mut for_lock[1]);
+    // They pass on what they hold by leaving.
+    for_slots.remove(0);
+    grant_of(&mut for_slots[1]);
+    enqueued.send("w\nplace\n100\n");
+    grant_of(&mut enqueued);
+    daemon.wait_for_log("INFO reserved-fences-again", PATIENCE);
+    assert!(fences[1..].iter().all(|fence| *fence > highest));
+
+    // And the next server is above all that, whatever its clock says.
+    let highest = *fences.iter().max().expect("there are some");
+    daemon.signal(Signal::KILL);
+    daemon.wait_exit(PATIENCE);
+    let next = OtherClock::start("-1d", &latchd(Some(&path)));
+    assert!(first_fence(&next) > highest);
+}
+
+/// Takes semaphore slots at full speed until there are no fences left. Gives how many were granted
+/// and the highest fence.
+fn use_up_the_fences(daemon: &Daemon) -> (u64, u64) {
+    const BATCH: usize = 256;
+    const BATCHES: usize = 64;
+    let deadline = Instant::now() + Duration::from_secs(100);
+    let (granted, highest) = (AtomicU64::new(0), AtomicU64::new(0));
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for number in 0..4 {
+            let (granted, highest, is_over) = (&granted, &highest, &is_over);
+            let requests = format!("sl\nuse-up-{number}\n0 1048576\n").repeat(BATCH);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    // The slots are released by leaving.
+                    let mut client = daemon.connect();
+                    for _ in 0..BATCHES {
+                        client.send(&requests);
+                        for _ in 0..BATCH {
+                            let reply = client.line();
+                            if reply == "error" {
+                                is_over.store(true, Ordering::Relaxed);
+                                continue;
+                            }
+                            let grant = parse_grant(&reply, "ok").expect("a free slot");
+                            granted.fetch_add(1, Ordering::Relaxed);
+                            highest.fetch_max(fence(&grant.token), Ordering::Relaxed);
+                        }
+                        assert!(Instant::now() < deadline, "there is no end of the fences");
+                    }
+                }
+            });
+        }
+    });
+    (granted.into_inner(), highest.into_inner())
+}
+
+/// Makes system calls of a running server fail, until what is given back is called.
+fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
+    let calls = what.split(':').next().expect("the first part");
+    let mut strace = Command::new(tool("strace", "strace"));
+    strace
+        .args(["-f", "-q", "-o", "/dev/null", "-e"])
+        .arg(format!("trace={calls}"))
+        .arg(format!("--inject={what}"))
+        .arg("-p")
+        .arg(daemon.pid().to_string());
+    let strace = strace.spawn().expect("it is installed");
+    let tracers = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("it runs");
+        tasks
+            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok())
+            .map(|status| !status.contains("TracerPid:\t0\n"))
+            .collect::<Vec<bool>>()
+    };
+    eventually(PATIENCE, "strace may attach to our child", || {
+        tracers().iter().all(|traced| *traced)
+    });
+    Box::new(move || end(strace))
+}
+
+/// Whether strace may attach to a process that it has not started.
+fn may_attach() -> bool {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let is_free = scope.map_or(true, |scope| scope.trim() == "0");
+    if !is_free && !rustix::process::geteuid().is_root() {
+        println!("not root, and ptrace_scope is set: nothing shown");
+        return false;
+    }
+    true
+}
+
+/// Ends a strace so that it lets go of the process it is attached to.
+fn end(mut child: Child) {
+    let pid = Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::TERM).expect("it is our child");
+    child.wait().expect("it is our child");
+}
+
+/// A server on a free port with this fence file.
+fn latchd(fence_file: Option<&Path>) -> Command {
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    if let Some(path) = fence_file {
+        command.arg("--fence-state-file").arg(path);
+    }
+    command
+}
+
+/// The fence of the next grant.
+fn first_fence(daemon: &Daemon) -> u64 {
+    fence(&daemon.connect().acquire("first", 0).token)
+}
+
+/// Runs a server that must refuse to start because of its fence file, and say so in one line.
+fn refuses(command: Command, path: &Path, why: &str) {
+    let mut command = command;
+    let mut child = command.spawn().expect("it was built");
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().expect("it is our child").is_none() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            break;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output().expect("it is our child");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        stderr,
+        format!(
+            "latchd: cannot use the fence file {}: {why}\n",
+            path.display()
+        )
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.stdout, b"", "it said that it listens");
+}
+
+/// The same, as a user who is not root.
+fn as_nobody(program: &Path, fence_file: &Path) -> Command {
+    let plain = latchd(Some(fence_file));
+    if !rustix::process::geteuid().is_root() {
+        return plain;
+    }
+    let mut wrapper = Command::new(tool("setpriv", "util-linux"));
+    wrapper.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    wrapped(wrapper, program, &plain)
+}
+
+/// A server whose wall clock shows another time (`-1d`) while time itself runs on as ever.
+struct OtherClock {
+    daemon: Daemon,
+}
+
+impl OtherClock {
+    fn start(clock: &str, plain: &Command) -> OtherClock {
+        let daemon = Daemon::from_command(OtherClock::set(clock, plain));
+        OtherClock { daemon }
+    }
+
+    fn set(clock: &str, plain: &Command) -> Command {
+        let mut command = copy_of(plain);
+        command
+            .env("LD_PRELOAD", faketime_library())
+            .env("FAKETIME", clock)
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .env("DONT_FAKE_MONOTONIC", "1");
+        command
+    }
+
+    /// Removes what libfaketime cannot when its process is killed.
+    fn clear_up_after(pid: u32) {
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = fs::remove_file(format!("/dev/shm/{name}{pid}"));
+        }
+    }
+}
+
+impl Deref for OtherClock {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl Drop for OtherClock {
+    fn drop(&mut self) {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.wait_exit(PATIENCE);
+        OtherClock::clear_up_after(self.daemon.pid());
+    }
+}
+
+fn faketime_library() -> PathBuf {
+    let directories = fs::read_dir("/usr/lib").expect("every host has it");
+    let mut candidates = directories.filter_map(|entry| {
+        let library = entry.ok()?.path().join("faketime/libfaketimeMT.so.1");
+        library.exists().then_some(library)
+    });
+    candidates
+        .next()
+        .expect("libfaketime is missing: install the package faketime")
+}
+
+/// The same, with system calls of it failing as `injected` says.
+fn under_strace(directory: &Path, calls: &str, injected: &str, plain: &Command) -> Command {
+    let mut wrapper = Command::new(tool("strace", "strace"));
+    wrapper
+        .args(["-f", "-q", "-o"])
+        .arg(directory.join("trace"))
+        .arg("-e")
+        .arg(format!("trace={calls}"))
+        .arg(format!("--inject={calls}:{injected}"));
+    wrapped(wrapper, Path::new(plain.get_program()), plain)
+}
+
+/// `wrapper` with `program` and the arguments, the environment and the pipes of `plain`.
+fn wrapped(mut wrapper: Command, program: &Path, plain: &Command) -> Command {
+    wrapper.arg(program).args(plain.get_args());
+    with_surroundings_of(plain, wrapper)
+}
+
+fn copy_of(plain: &Command) -> Command {
+    let mut command = Command::new(plain.get_program());
+    command.args(plain.get_args());
+    with_surroundings_of(plain, command)
+}
+
+fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// The name of a program that comes with a package.
+fn tool(name: &'static str, package: &str) -> &'static str {
+    let path = std::env::var_os("PATH").expect("there is a PATH");
+    let is_there = std::env::split_paths(&path).any(|directory| directory.join(name).exists());
+    assert!(is_there, "{name} is missing: install the package {package}");
+    name
+}
+
+fn mkfifo(path: &Path) {
+    use rustix::fs::{mknodat, FileType, Mode, CWD};
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("there is room");
+}
+
+fn open_to_all(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+}
+
+/// A file with this content, and the directory that goes with it.
+fn file_of(content: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    fs::write(&path, content).expect("there is room");
+    (directory, path)
+}
+
+/// The fence that belongs to this moment.
+fn now() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since_epoch.expect("after 1970").as_nanos()).expect("before 2554")
+}
+
+// ---- the format, read from its description alone ---------------------------------------------
+
+struct Record {
+    seq: u64,
+    ceiling: u64,
+}
+
+fn record_in(slot: &[u8]) -> Option<Record> {
+    let number = |at: usize| Some(u64::from_be_bytes(slot.get(at..at + 8)?.try_into().ok()?));
+    let is_whole = slot.len() == 32
+        && slot.starts_with(b"dflfnc1\n")
+        && number(24)? == crc_64_go_iso(&slot[..24]);
+    is_whole.then_some(Record {
+        seq: number(8)?,
+        ceiling: number(16)?,
+    })
+}
+
+fn record(seq: u64, ceiling: u64) -> [u8; 32] {
+    let mut record = Vec::from(*b"dflfnc1\n");
+    record.extend(seq.to_be_bytes());
+    record.extend(ceiling.to_be_bytes());
+    record.extend(crc_64_go_iso(&record).to_be_bytes());
+    record.try_into().expect("four times eight bytes")
+}
+
+/// By long division, most significant bit first: x^64 + x^4 + x^3 + x + 1 divides the message with its
+/// bytes mirrored, and the remainder is mirrored at the end.
+fn crc_64_go_iso(message: &[u8]) -> u64 {
+    const DIVISOR: u64 = 0x1b;
+    let mut remainder = u64::MAX;
+    for byte in message {
+        remainder ^= u64::from(byte.reverse_bits()) << 56;
+        for _ in 0..8 {
+            let carry = remainder >> 63 == 1;
+            remainder <<= 1;
+            if carry {
+                remainder ^= DIVISOR;
+            }
+        }
+    }
+    !remainder.reverse_bits()
+}
+
+/// What the process has used so far, in its own code and in the kernel.
+fn processor_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let after_name = stat
+        .rsplit_once(") ")
+        .expect("the name is in parentheses")
+        .1;
+    let fields: Vec<&str> = after_name.split(' ').collect();
+    let ticks: u64 = fields[11..=12]
+        .iter()
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum();
+    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
+}

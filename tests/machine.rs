@@ -1,0 +1,425 @@
+//! What a small machine refuses is no disaster: whoever is served stays served, the rest is refused,
+//! and afterwards all is as it was. And no lease cares for what is done to the wall clock.
+
+mod support;
+
+use std::fs;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use support::{eventually, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+
+// ---- storms ----------------------------------------------------------------------------------
+
+#[test]
+fn after_a_storm_of_five_thousand_connects_a_capped_server_is_as_it_was() {
+    let daemon = Daemon::start(&["--max-connections", "100"]);
+    let storm = weather(&daemon, 5000);
+    assert!(storm.served >= 95, "places were free: {storm:?}");
+    assert!(storm.refused > 0, "the cap was never reached: {storm:?}");
+}
+
+#[test]
+fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
+    let daemon = Daemon::from_command(limited(&["prlimit", "--nofile=64"]));
+    let storm = weather(&daemon, 2000);
+    assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
+}
+
+/// A user of its own, because the limit counts all processes of a user.
+#[test]
+fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no user of its own to be had, nothing shown");
+        return;
+    }
+    // The server must lie where any user may run it.
+    let directory = tempfile::tempdir().expect("there is room");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let program = directory.path().join("latchd");
+    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let user = format!("--reuid={}", 70_000 + std::process::id() % 10_000);
+    let daemon = Daemon::from_command(limited_program(
+        &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=20"],
+        &program,
+    ));
+    let storm = weather(&daemon, 2000);
+    assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
+}
+
+/// Room for a hundred stacks or so.
+#[test]
+fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
+    let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
+    let storm = weather(&daemon, 2000);
+    assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
+}
+
+/// Those who are served may need more memory than they did so far, when there is none left.
+#[test]
+fn out_of_memory_for_threads_the_server_still_serves_those_it_has() {
+    let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
+    let mut crowd: Vec<Client> = (0..400).map(|_| daemon.connect()).collect();
+    crowd.retain_mut(is_served);
+    assert!(!crowd.is_empty() && crowd.len() < 400, "{}", crowd.len());
+    for (number, client) in crowd.iter_mut().enumerate() {
+        let key = format!("{number:0200}");
+        assert!(
+            parse_grant(&client.request("l", &key, "0"), "ok").is_some(),
+            "{} clients, of which number {number} was not granted a free key",
+            daemon.stats()["connections"]
+        );
+    }
+    assert!(crowd.iter_mut().all(is_served));
+    assert!(daemon.wait_exit(Duration::ZERO).is_none());
+}
+
+// ---- clocks ----------------------------------------------------------------------------------
+
+#[test]
+fn a_clock_set_forward_by_an_hour_changes_no_lease() {
+    leases_last_while_the_clock_goes(&["+1h"]);
+}
+
+#[test]
+fn a_clock_set_back_by_an_hour_changes_no_lease() {
+    leases_last_while_the_clock_goes(&["-1h"]);
+}
+
+#[test]
+fn a_clock_that_is_set_to_and_fro_changes_no_lease() {
+    leases_last_while_the_clock_goes(&["+1h", "-1h", "+1h", "+0"]);
+}
+
+// ---- how: storms -----------------------------------------------------------------------------
+
+#[derive(Debug)]
+struct Storm {
+    served: usize,
+    refused: usize,
+}
+
+/// Lets `count` clients connect, hundreds of them at a time, and looks whether all is as it was when
+/// they have left.
+fn weather(daemon: &Daemon, count: usize) -> Storm {
+    raise_our_own_limit();
+    let mut early: Vec<Client> = (0..4).map(|_| daemon.connect()).collect();
+    assert!(early.iter_mut().all(is_served));
+    let mut waiting = daemon.connect();
+    let held = early[0].acquire("held", 0).token;
+    waiting.send("l\nheld\n60\n");
+    daemon.wait_for_waiters("held", 1);
+    eventually(PATIENCE, "only those are there", || {
+        early[0].stats()["connections"] == 5
+    });
+    let calm = Footprint::of(daemon);
+
+    let storm = thread::scope(|scope| {
+        let storm = scope.spawn(|| storm(daemon, count));
+        while !storm.is_finished() {
+            for client in &mut early {
+                let asked = Instant::now();
+                assert!(is_served(client), "one who was there before was dropped");
+                assert!(asked.elapsed() < Duration::from_secs(1), "and had to wait");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        storm.join().unwrap()
+    });
+    println!("{storm:?} of {count}");
+
+    // A waiter has not lost its place, nor is it left behind.
+    assert_eq!(early[0].request("r", "held", &held), "ok");
+    let passed_on = parse_grant(&waiting.line(), "ok").expect("its turn").token;
+    assert_eq!(waiting.request("r", "held", &passed_on), "ok");
+    assert!(is_served(&mut daemon.connect()), "nobody new is served");
+    // Threads are kept for the next client for ten seconds; everything else goes at once.
+    eventually(PATIENCE, "the descriptors are closed", || {
+        Footprint::of(daemon).descriptors <= calm.descriptors
+    });
+    eventually(2 * PATIENCE, "the threads have ended", || {
+        Footprint::of(daemon).threads <= calm.threads
+    });
+    let before = processor_time(daemon.pid());
+    thread::sleep(Duration::from_secs(1));
+    let spent = processor_time(daemon.pid()) - before;
+    assert!(
+        spent < Duration::from_millis(200),
+        "{spent:?} a second: it spins"
+    );
+    assert!(early.iter_mut().all(is_served));
+    assert!(daemon.wait_exit(Duration::ZERO).is_none(), "it died");
+    storm
+}
+
+/// From four threads, each of which keeps its last sixty connections open.
+fn storm(daemon: &Daemon, count: usize) -> Storm {
+    const THREADS: usize = 4;
+    const KEPT: usize = 60;
+    let (served, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..count / THREADS / KEPT + 1 {
+                    let mut batch: Vec<Client> = (0..KEPT).map(|_| daemon.connect()).collect();
+                    for client in &mut batch {
+                        let counter = if is_served(client) { &served } else { &refused };
+                        counter.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    Storm {
+        served: served.into_inner(),
+        refused: refused.into_inner(),
+    }
+}
+
+/// Whether the server answers a ping; if not, it must have hung up without a byte.
+fn is_served(client: &mut Client) -> bool {
+    // Who was refused may hear so while it writes.
+    let _ = client.try_send(b"ping\n_\n_\n");
+    match client.next_event(PATIENCE) {
+        Event::Line(line) if line == b"ok" => true,
+        // The ping of a refused client meets a closed socket, hence perhaps a reset.
+        Event::Eof | Event::Reset => false,
+        other => panic!("neither served nor refused: {}", support::described(&other)),
+    }
+}
+
+/// What a server takes of its machine.
+#[derive(Debug)]
+struct Footprint {
+    descriptors: usize,
+    threads: usize,
+}
+
+impl Footprint {
+    fn of(daemon: &Daemon) -> Footprint {
+        let count = |what: &str| {
+            let entries = fs::read_dir(format!("/proc/{}/{what}", daemon.pid()));
+            entries.expect("it runs, and we may look").count()
+        };
+        Footprint {
+            descriptors: count("fd"),
+            threads: count("task"),
+        }
+    }
+}
+
+/// The storms are clients of this process, all at the same time.
+fn raise_our_own_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
+}
+
+fn limited(wrapper: &[&str]) -> Command {
+    limited_program(wrapper, Path::new(env!("CARGO_BIN_EXE_latchd")))
+}
+
+/// A server started through programs that limit it first and then become it.
+fn limited_program(wrapper: &[&str], program: &Path) -> Command {
+    let mut command = Command::new(wrapper[0]);
+    command
+        .args(&wrapper[1..])
+        .arg(program)
+        .args(["--port", "0", "--print-port"]);
+    with_surroundings_of(&Daemon::command(), command)
+}
+
+fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What the process has used so far, in its own code and in the kernel.
+fn processor_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let after_name = stat
+        .rsplit_once(") ")
+        .expect("the name is in parentheses")
+        .1;
+    let fields: Vec<&str> = after_name.split(' ').collect();
+    let ticks: u64 = fields[11..=12]
+        .iter()
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum();
+    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
+}
+
+// ---- how: clocks -----------------------------------------------------------------------------
+
+/// Half a second for a machine that is shared; the steps are two thousand times as long.
+const SLACK: Duration = Duration::from_millis(500);
+
+fn leases_last_while_the_clock_goes(steps: &[&str]) {
+    let clock = WallClock::new();
+    let daemon = &clock.daemon;
+    let lease = Duration::from_secs(2);
+    let began = Instant::now();
+
+    // One lease that ends, with somebody who waits for it; one that is renewed; one that is long; a
+    // wait that comes to nothing; and a granted place that was not collected yet.
+    let mut clients: Vec<Client> = (0..6).map(|_| daemon.connect()).collect();
+    let [ending, successor, renewed, long, hopeless, placed] = &mut clients[..] else {
+        unreachable!("there are six");
+    };
+    let dead = ending.acquire_for("ending", 0, 2).token;
+    let renewed_token = renewed.acquire_for("renewed", 0, 2).token;
+    let long_token = long.acquire_for("long", 0, 3600).token;
+    let reply = placed.request("e", "placed", "60");
+    let placed_token = parse_grant(&reply, "acquired").expect("a free key").token;
+    let asked = Instant::now();
+    successor.send("l\nending\n30 60\n");
+    hopeless.send("l\nlong\n2\n");
+    daemon.wait_for_waiters("ending", 1);
+
+    for step in steps {
+        clock.set(step);
+        let list = daemon.stats();
+        let left = list["locks"]
+            .as_array()
+            .and_then(|locks| locks.iter().find(|lock| lock["key"] == "long"))
+            .and_then(|lock| lock["lease_expires_in_s"].as_f64())
+            .expect("it is held");
+        let passed = began.elapsed().as_secs_f64();
+        assert!((3599.0 - passed..=3600.0).contains(&left), "{step}: {left}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    successor.nothing_within(Duration::from_secs(1).saturating_sub(began.elapsed()));
+    assert_eq!(renewed.request("n", "renewed", &renewed_token), "ok 33");
+
+    assert!(parse_grant(&successor.line(), "ok").is_some());
+    is_about(began.elapsed(), lease, "the lease");
+    hopeless.expect("timeout");
+    is_about(asked.elapsed(), lease, "the wait");
+    assert_eq!(ending.request("r", "ending", &dead), "error");
+    assert_eq!(
+        renewed.request("n", "renewed", &format!("{renewed_token} 1")),
+        "ok 1"
+    );
+    assert_eq!(long.request("n", "long", &long_token), "ok 33");
+    let collected = placed.request("w", "placed", "0");
+    assert_eq!(
+        parse_grant(&collected, "ok").expect("it was granted").token,
+        placed_token
+    );
+    // Renewed for a second just now: once more the end comes in time.
+    let renewed_at = Instant::now();
+    let mut heir = daemon.connect();
+    heir.acquire("renewed", 10);
+    is_about(renewed_at.elapsed(), Duration::from_secs(1), "the renewal");
+    assert_eq!(renewed.request("n", "renewed", &renewed_token), "error");
+}
+
+fn is_about(took: Duration, expected: Duration, what: &str) {
+    let early = Duration::from_millis(100); // some requests lie between the clocks
+    assert!(
+        expected - early <= took && took <= expected + SLACK,
+        "{what} took {took:?} instead of {expected:?}"
+    );
+}
+
+/// A server with a wall clock that can be set.
+struct WallClock {
+    daemon: Daemon,
+    directory: tempfile::TempDir,
+}
+
+impl WallClock {
+    fn new() -> WallClock {
+        let directory = tempfile::tempdir().expect("there is room");
+        fs::write(directory.path().join("clock"), "+0\n").expect("there is room");
+        let mut command = Daemon::command();
+        command
+            .args(["--port", "0", "--print-port", "--debug"])
+            .args(["--log-timestamps", "always"])
+            .env("LD_PRELOAD", faketime_library())
+            .env("FAKETIME_TIMESTAMP_FILE", directory.path().join("clock"))
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .env("DONT_FAKE_MONOTONIC", "1");
+        WallClock {
+            daemon: Daemon::from_command(command),
+            directory,
+        }
+    }
+
+    /// Sets the clock, in one step, and looks whether the server's log says so.
+    fn set(&self, offset: &str) {
+        let file = self.directory.path().join("clock");
+        let new = self.directory.path().join("new");
+        fs::write(&new, format!("{offset}\n")).expect("there is room");
+        fs::rename(&new, &file).expect("it is ours");
+        let stream = TcpStream::connect(self.daemon.addr()).expect("it listens");
+        let peer = stream.local_addr().expect("it is connected");
+        let opened = format!("peer={peer}\n");
+        self.daemon.wait_for_log(&opened, PATIENCE);
+        let log = self.daemon.log();
+        let line = log.lines().find(|line| line.ends_with(opened.trim()));
+        let line = line.expect("just seen");
+        let hours = offset.trim_end_matches('h').parse::<i64>().expect("hours");
+        let off =
+            (seconds_of_day(line) - now_in_seconds_of_day() - hours * 3600).rem_euclid(86_400);
+        assert!(
+            !(30..=86_370).contains(&off),
+            "the clock is not set: {line}"
+        );
+    }
+}
+
+impl Drop for WallClock {
+    fn drop(&mut self) {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.wait_exit(PATIENCE);
+        // What libfaketime cannot remove when its process is killed.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = fs::remove_file(format!("/dev/shm/{name}{}", self.daemon.pid()));
+        }
+    }
+}
+
+/// The time in a log line that begins like `2026-01-31T23:59:59Z`.
+fn seconds_of_day(line: &str) -> i64 {
+    let time = line.get(11..19).expect("a timestamp");
+    let parts = time
+        .split(':')
+        .map(|part| part.parse::<i64>().expect("digits"));
+    parts.fold(0, |sum, part| sum * 60 + part)
+}
+
+fn now_in_seconds_of_day() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    i64::try_from(since_epoch.expect("after 1970").as_secs() % 86_400).expect("a day is short")
+}
+
+fn faketime_library() -> PathBuf {
+    let directories = fs::read_dir("/usr/lib").expect("every host has it");
+    let mut candidates = directories.filter_map(|entry| {
+        let library = entry.ok()?.path().join("faketime/libfaketimeMT.so.1");
+        library.exists().then_some(library)
+    });
+    candidates
+        .next()
+        .expect("libfaketime is missing: install the package faketime")
+}
