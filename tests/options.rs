@@ -164,6 +164,26 @@ fn bad_usage_is_refused_with_one_line_that_names_the_option() {
             "--auto-release-on-disconnect",
         ),
         (&["--auto-release-on-disconnect", "false"], "false"),
+        (&["--"], "--"),
+        (
+            &[
+                "--print-port",
+                "--port",
+                "off",
+                "--unix",
+                "/tmp/latchd-options",
+            ],
+            "--print-port",
+        ),
+        (
+            &[
+                "--unix",
+                "/tmp/latchd-options",
+                "--unix-group",
+                "4294967295",
+            ],
+            "--unix-group",
+        ),
     ] {
         let line = refusal(Daemon::command().args(args), 2);
         assert!(

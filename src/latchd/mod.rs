@@ -8,8 +8,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -58,6 +59,7 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns what
 /// the process shall exit with (latchd(8), EXIT STATUS).
 pub fn main() -> ExitCode {
+    start_over_with_one_heap();
     let flags: Flags =
         match arguments::parse(PROGRAM, &options::BOOLEANS, std::env::args_os().skip(1)) {
             Parsed::Run(flags) => flags,
@@ -113,11 +115,10 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     let signals =
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     let auth_token = options.auth.as_ref().map(read_auth_token).transpose()?;
-    let listeners = listen(&options.sockets, inherited)?;
     let log = start_log(options.log)?;
-    warn_about(&options);
-
     let (mint, reserver) = open_mint(options.fence_file.as_deref())?;
+    let listeners = listen(&options.sockets, inherited)?;
+    warn_about(&options);
     let manager = Arc::new(Manager::new(
         &Rules {
             caps: Caps {
@@ -139,8 +140,14 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         spawn("fences", move || reserver.run(|| manager.tokens_are_back()))?;
     }
     let allowed = what_the_machine_allows();
-    let max_connections = options.max_connections.unwrap_or(allowed);
-    if max_connections > allowed {
+    let max_connections = options
+        .max_connections
+        .unwrap_or(allowed)
+        .min(what_memory_allows());
+    if options
+        .max_connections
+        .is_some_and(|wanted| wanted > allowed)
+    {
         warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
     }
     let connections = Arc::new(Connections::new(max_connections));
@@ -166,7 +173,9 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         printed.map_err(|error| format!("cannot print the port: {}", reason(&error)))?;
     }
 
-    notify::notify("READY=1\nSTATUS=Serving");
+    if let Err(error) = notify::notify("READY=1\nSTATUS=Serving") {
+        warn!("cannot-notify error=\"{error}\"");
+    }
 
     let status = wait_for_the_end(&signals, &manager, &connections, &options);
     listeners.iter().for_each(Listener::clean_up);
@@ -287,12 +296,13 @@ fn wait_for_the_end(
     options: &Options,
 ) -> ExitCode {
     if !wait_for_a_signal(signals, manager, connections, options.idle_exit) {
-        notify::notify("STOPPING=1\nSTATUS=Nobody is here");
+        // Whoever has heard READY may have stopped listening since.
+        let _ = notify::notify("STOPPING=1\nSTATUS=Nobody is here");
         info!("stopping reason=idle");
         return ExitCode::SUCCESS;
     }
     info!("draining");
-    notify::notify("STOPPING=1\nSTATUS=Draining");
+    let _ = notify::notify("STOPPING=1\nSTATUS=Draining");
     let drained = manager.begin_drain();
     let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
     select! {
@@ -303,7 +313,9 @@ fn wait_for_the_end(
         recv(drained) -> _ => info!("stopping reason=drained"),
         recv(grace_is_over) -> _ => warn!("stopping reason=shutdown-timeout"),
     }
-    // No more requests; the replies to those that have come still go out.
+    // No more requests; the replies to those that have come still go out. Whoever comes only now waits
+    // in the backlog for our successor, if the socket is inherited.
+    connections.close();
     connections.shut_down_all(Shutdown::Read);
     let (sender, farewell) = bounded::<()>(0);
     let closing = Arc::clone(connections);
@@ -464,10 +476,33 @@ fn what_the_machine_allows() -> usize {
         .unwrap_or(65_530);
     let for_threads = maps.saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD;
 
-    // Were all of it taken by stacks, the next allocation would be the end of the process.
+    let allowed = usize::try_from(for_connections.min(for_threads)).unwrap_or(usize::MAX);
+    allowed.min(what_memory_allows()).max(1)
+}
+
+/// How many connections a limited address space allows. Were all of it taken by stacks, the next
+/// allocation would be the end of the process.
+fn what_memory_allows() -> usize {
     let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
     let for_stacks = address_space / HEAP_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION);
+    usize::try_from(for_stacks).unwrap_or(usize::MAX).max(1)
+}
 
-    let allowed = for_connections.min(for_threads).min(for_stacks).max(1);
-    usize::try_from(allowed).unwrap_or(usize::MAX)
+/// Starts the program over with a single heap where the address space is limited: the C library would
+/// give many threads a heap of their own, and reserve 64 MB for each. Returns if that is not needed, or
+/// cannot be done.
+fn start_over_with_one_heap() {
+    const HEAPS: &str = "MALLOC_ARENA_MAX";
+    if getrlimit(Resource::As).current.is_none() || std::env::var_os(HEAPS).is_some() {
+        return;
+    }
+    if let Ok(program) = std::env::current_exe() {
+        let mut arguments = std::env::args_os();
+        let name = arguments.next().unwrap_or_else(|| PROGRAM.into());
+        let _ = Command::new(program)
+            .arg0(name)
+            .args(arguments)
+            .env(HEAPS, "1")
+            .exec();
+    }
 }

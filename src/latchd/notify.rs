@@ -6,22 +6,20 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use log::warn;
-
 /// Sends `state` (lines of `NAME=value`) to whoever NOTIFY_SOCKET names, if it names anybody.
-pub(super) fn notify(state: &str) {
+///
+/// # Errors
+///
+/// If it cannot be sent.
+pub(super) fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
-        return;
+        return Ok(());
     };
-    let sent = address(path.as_bytes()).and_then(|address| {
-        let socket = UnixDatagram::unbound()?;
-        // A supervisor that does not listen must not hold us up.
-        socket.set_nonblocking(true)?;
-        socket.send_to_addr(state.as_bytes(), &address)
-    });
-    if let Err(error) = sent {
-        warn!("cannot-notify error=\"{error}\"");
-    }
+    let address = address(path.as_bytes())?;
+    let socket = UnixDatagram::unbound()?;
+    // A supervisor that does not listen must not hold us up.
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
 /// A path, or after an `@` a name in the abstract namespace.

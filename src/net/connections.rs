@@ -89,6 +89,11 @@ impl Connections {
         open.closed
     }
 
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.open.lock().closed = true;
+    }
+
     /// Since when nobody has been connected; `None` while somebody is.
     pub fn empty_since(&self) -> Option<Instant> {
         let open = self.open.lock();

@@ -1,0 +1,467 @@
+//! Clients that do what they can to be a nuisance: nobody else waits for them, and nothing of what
+//! they leave behind stays.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{
+    connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
+use support::{
+    described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
+};
+
+// ---- those that do not read ------------------------------------------------------------------
+
+#[test]
+fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue() {
+    let daemon = Daemon::start(&["--write-timeout", "5"]);
+    let (mut holder, mut monitor) = (daemon.connect(), daemon.connect());
+    let grant = holder.acquire_for("k", 0, 60);
+    let deaf = daemon.connect();
+    let mut writer = deaf.writer();
+    let tries = thread::spawn(move || {
+        // Ends when the daemon has had enough of it.
+        let request = "l\nk\n0\n".repeat(1000);
+        (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok())
+    });
+    for _ in 0..100 {
+        assert_eq!(waiter_count(&monitor.stats(), "k"), 0, "a try is no waiter");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut next = daemon.connect();
+    next.send("l\nk\n20\n");
+    daemon.wait_for_waiters("k", 1);
+    let released = Instant::now();
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert!(parse_grant(&next.line(), "ok").is_some());
+    let waited = released.elapsed();
+    assert!(
+        waited < Duration::from_secs(2),
+        "{waited:?} until the grant"
+    );
+    deaf.reset();
+    drop(daemon);
+    let _ = tries.join();
+}
+
+/// The clients send ever more pings before they ask, so that for one of them there is just no room
+/// for the last replies when its turn to wait comes.
+#[test]
+fn whoever_has_a_place_in_the_queue_has_read_its_replies_or_could_have() {
+    const CLIENTS: usize = 30;
+    const PINGS_IN_A_READ: usize = 455;
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let daemon = Daemon::start_unix(&path, &["--write-timeout", "2"]);
+    let mut holder = Client::unix(&path);
+    let deaf: Vec<UnixStream> = (0..CLIENTS)
+        .map(|number| {
+            holder.acquire_for(&format!("k{number}"), 0, 60);
+            let mut stream = UnixStream::connect(&path).expect("it listens");
+            let mut text = "ping\n_\n_\n".repeat(number * PINGS_IN_A_READ + 200);
+            text.push_str(&format!("l\nk{number}\n20\n"));
+            // Those that do not get rid of it have filled their sockets long before.
+            let patience = Some(Duration::from_millis(50));
+            stream.set_write_timeout(patience).expect("it is not zero");
+            let _ = stream.write_all(text.as_bytes());
+            stream
+        })
+        .collect();
+    let mut waiting = || -> Vec<usize> {
+        let stats = holder.stats();
+        let waits = |number: &usize| waiter_count(&stats, &format!("k{number}")) > 0;
+        (0..CLIENTS).filter(waits).collect()
+    };
+    thread::sleep(Duration::from_millis(100));
+    let before = waiting();
+    thread::sleep(Duration::from_millis(2800));
+    let after = waiting();
+    println!("{before:?} have a place");
+    assert!(
+        !before.is_empty() && before.len() < CLIENTS,
+        "the sockets were never full, or always"
+    );
+    assert_eq!(
+        before, after,
+        "one with a place was dropped for not reading"
+    );
+    drop(deaf);
+    drop(daemon);
+}
+
+#[test]
+fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let path_text = path.to_str().expect("a temporary path is UTF-8");
+    let daemon = Daemon::start(&["--write-timeout", "1", "--unix", path_text]);
+    let mut holder = daemon.connect();
+    let request: String = (0..1024)
+        .map(|number| format!("l\n{number:0>250}\n0 60\n"))
+        .collect();
+    holder.send(&request);
+    for _ in 0..1024 {
+        assert!(parse_grant(&holder.line(), "ok").is_some());
+    }
+    let asked = "stats\n_\n_\n".repeat(8);
+    let mut slow = [daemon.connect(), Client::unix(&path)];
+    slow.iter_mut().for_each(|client| client.send(&asked));
+    let began = Instant::now();
+    loop {
+        for client in &mut slow {
+            client.next_bytes(1024, Duration::from_millis(1));
+        }
+        if holder.stats()["connections"] == 1 {
+            break;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(3),
+            "a slow reader is still connected"
+        );
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(
+        began.elapsed() > Duration::from_millis(900),
+        "it had its time"
+    );
+}
+
+#[test]
+fn a_second_signal_ends_the_farewell_to_a_peer_that_does_not_read() {
+    let daemon = Daemon::start(&["--write-timeout", "5"]);
+    let deaf = daemon.connect();
+    let mut writer = deaf.writer();
+    let pings = thread::spawn(move || {
+        let request = "ping\n_\n_\n".repeat(1000);
+        (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok())
+    });
+    thread::sleep(Duration::from_millis(500)); // until the socket is full
+    let began = Instant::now();
+    daemon.signal(Signal::TERM);
+    thread::sleep(Duration::from_millis(200));
+    daemon.signal(Signal::TERM);
+    let signalled = began.elapsed();
+    let status = daemon.wait_exit(Duration::from_secs(3)).expect("it ends");
+    // The farewell takes most of a second; on a busy machine it may be over first.
+    let was_in_time = signalled < Duration::from_millis(500);
+    assert!(
+        status.code() == Some(1) || (!was_in_time && status.code() == Some(0)),
+        "{status} after {signalled:?}"
+    );
+    drop(deaf);
+    let _ = pings.join();
+}
+
+// ---- those that ask and ask ------------------------------------------------------------------
+
+#[test]
+fn tries_never_take_the_last_place_of_a_queue() {
+    let daemon = Daemon::start(&["--max-waiters", "1"]);
+    let mut holder = daemon.connect();
+    holder.acquire_for("k", 0, 60);
+    let stop = AtomicBool::new(false);
+    let replies: Vec<String> = thread::scope(|scope| {
+        for _ in 0..3 {
+            let (stop, mut client) = (&stop, daemon.connect());
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let reply = client.request("l", "k", "0");
+                    assert!(
+                        matches!(reply.as_str(), "timeout" | "error_max_waiters"),
+                        "{reply}"
+                    );
+                }
+            });
+        }
+        let mut client = daemon.connect();
+        let ask = |_| {
+            let reply = client.request("e", "k", "");
+            client.request("w", "k", "0"); // gives up the place
+            reply
+        };
+        let replies = (0..3000).map(ask).collect();
+        stop.store(true, Ordering::Relaxed);
+        replies
+    });
+    for (round, reply) in replies.iter().enumerate() {
+        assert_eq!(reply, "queued", "in round {round}");
+    }
+}
+
+#[test]
+fn dead_phase_one_entries_are_forgotten() {
+    const KEYS: usize = 3000;
+    let daemon = Daemon::start(&["--gc-max-idle", "0", "--gc-interval", "1"]);
+    let (mut client, mut other) = (daemon.connect(), daemon.connect());
+    let mut cycle = |client: &mut Client, key: &str| {
+        let reply = client.request("e", key, "");
+        let grant = parse_grant(&reply, "acquired").unwrap_or_else(|| panic!("{key}: {reply}"));
+        assert_eq!(other.request("r", key, &grant.token), "ok");
+    };
+    let key = |number: usize| format!("{number:0>250}");
+    // What each connection and the table need anyway.
+    let mut warm = daemon.connect();
+    (0..1500).for_each(|number| cycle(&mut warm, &format!("warm{number:0>240}")));
+    let before = resident_kib(daemon.pid());
+    (0..KEYS).for_each(|number| cycle(&mut client, &key(number)));
+    let grown = resident_kib(daemon.pid()).saturating_sub(before);
+    println!("grew by {grown} KiB");
+    assert!(grown < 3 * 1024, "grew by {grown} KiB");
+    assert_eq!(client.request("w", &key(0), "0"), "error_not_enqueued");
+    let last = key(KEYS - 1);
+    assert_eq!(client.request("w", &last, "0"), "error_lease_expired");
+}
+
+#[test]
+fn a_close_that_frees_very_many_slots_holds_up_nobody() {
+    const SLOTS: usize = 100_000;
+    let daemon = Daemon::start(&[]);
+    let mut greedy = daemon.connect();
+    let mut writer = greedy.writer();
+    let asking = thread::spawn(move || {
+        let request = "sl\nk\n0 1048576\n".repeat(1000);
+        for _ in 0..SLOTS / 1000 {
+            writer
+                .write_all(request.as_bytes())
+                .expect("it is being read");
+        }
+    });
+    let reply_len = "ok 0123456789abcdef0123456789abcdef 33\n".len();
+    for _ in 0..SLOTS / 1000 {
+        let replies = greedy.next_bytes(1000 * reply_len, PATIENCE);
+        assert_eq!(replies.len(), 1000 * reply_len);
+    }
+    asking.join().expect("everything was asked");
+
+    let (mut witness, mut monitor) = (daemon.connect(), daemon.connect());
+    let holders = |stats: &serde_json::Value| stats["semaphores"][0]["holders"].as_u64();
+    assert_eq!(holders(&monitor.stats()), Some(SLOTS as u64));
+    drop(greedy);
+    let mut longest = Duration::ZERO;
+    eventually(PATIENCE, "all slots are free", || {
+        let asked = Instant::now();
+        assert_eq!(witness.request("ping", "_", "_"), "ok");
+        longest = longest.max(asked.elapsed());
+        holders(&monitor.stats()).is_none()
+    });
+    println!("the longest ping took {longest:?}");
+    assert!(
+        longest < Duration::from_millis(500),
+        "a ping took {longest:?}"
+    );
+}
+
+// ---- those that come in crowds, and those that say nothing -----------------------------------
+
+#[test]
+fn max_connections_raises_the_limit_of_descriptors_that_it_needs() {
+    let plain = Daemon::command();
+    let mut command = Command::new("prlimit");
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .arg("--nofile=100:4000")
+        .arg(env!("CARGO_BIN_EXE_latchd"))
+        .args(["--port", "0", "--print-port", "--max-connections", "500"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::from_command(command);
+    let mut crowd: Vec<Client> = (0..300).map(|_| daemon.connect()).collect();
+    for client in &mut crowd {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+}
+
+#[test]
+fn after_a_crowd_has_left_few_threads_remain() {
+    let daemon = Daemon::start(&["--max-connections", "500"]);
+    let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
+    for client in &mut crowd {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+    assert!(session_threads(daemon.pid()) >= 200);
+    drop(crowd);
+    eventually(Duration::from_secs(2), "at most 16 threads remain", || {
+        session_threads(daemon.pid()) <= 16
+    });
+    let mut client = daemon.connect();
+    assert_eq!(client.request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn telnet_commands_alone_do_not_keep_a_connection_open() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let token_file = directory.path().join("token");
+    fs::write(&token_file, "s3cret").expect("there is room");
+    let token_file = token_file.to_str().expect("a temporary path is UTF-8");
+    let open = Daemon::start(&["--read-timeout", "1"]);
+    let guarded = Daemon::start(&["--read-timeout", "1", "--auth-token-file", token_file]);
+    // Two seconds of slack on each, since the machine is shared.
+    let cases: [(&Daemon, &[u8], &str, u64); 4] = [
+        (&open, b"\xff\xf1", "error", 3),
+        (&guarded, b"\xff\xf1", "error_auth", 3),
+        (&guarded, b"x\xff\xf4", "error_auth", 5),
+        (&guarded, b"auth\n\xff\xf4", "error_auth", 5),
+    ];
+    thread::scope(|scope| {
+        for (daemon, bytes, farewell, limit) in cases {
+            scope.spawn(move || {
+                let shown = support::shown(bytes);
+                let mut client = daemon.connect();
+                let began = Instant::now();
+                let event = loop {
+                    // It may have closed already.
+                    let _ = client.try_send(bytes);
+                    match client.next_event(Duration::from_millis(50)) {
+                        Event::Nothing => {}
+                        event => break event,
+                    }
+                    assert!(
+                        began.elapsed() < Duration::from_secs(limit),
+                        "{shown} keeps it open"
+                    );
+                };
+                let expected = Event::Line(farewell.as_bytes().to_vec());
+                assert_eq!(event, expected, "{shown}: {}", described(&event));
+                assert!(
+                    began.elapsed() > Duration::from_millis(900),
+                    "{shown}: too early"
+                );
+                let end = client.next_event(PATIENCE);
+                assert!(matches!(end, Event::Eof | Event::Reset), "{shown}: {end:?}");
+            });
+        }
+    });
+}
+
+// ---- those that want the same socket ---------------------------------------------------------
+
+#[test]
+fn a_server_that_ends_leaves_the_socket_of_its_successor_alone() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let first = Daemon::start_unix(&path, &[]);
+    fs::remove_file(&path).expect("it is there");
+    let _second = Daemon::start_unix(&path, &[]);
+    first.signal(Signal::TERM);
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn a_living_server_with_a_full_backlog_is_neither_waited_for_nor_replaced() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let busy = UnixListener::bind(&path).expect("nobody is there");
+    listen(&busy, 0).expect("it listens already");
+    let mut pending: Vec<OwnedFd> = Vec::new();
+    let addr = SocketAddrUnix::new(&path).expect("a short path");
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .expect("descriptors are left");
+        match connect(&socket, &addr) {
+            Ok(()) => pending.push(socket),
+            Err(Errno::AGAIN) => break,
+            Err(error) => panic!("cannot fill the backlog: {error}"),
+        }
+        assert!(pending.len() < 100, "the backlog never fills");
+    }
+    let late = start_on(&path);
+    let status = late.wait_exit(Duration::from_secs(3));
+    let status = status.expect("it does not wait for room in the backlog");
+    assert_eq!(status.code(), Some(1), "{}", late.log());
+    assert!(late.log().contains("in use"), "{}", late.log());
+    busy.accept()
+        .expect("the path still leads to the first server");
+    UnixStream::connect(&path).expect("the path still leads to the first server");
+}
+
+#[test]
+fn of_many_that_start_on_a_dead_servers_socket_one_listens() {
+    for round in 0..100 {
+        let directory = tempfile::tempdir().expect("there is room");
+        let path = directory.path().join("socket");
+        drop(UnixListener::bind(&path).expect("nobody is there"));
+        let start = Barrier::new(4);
+        let servers: Vec<Daemon> = thread::scope(|scope| {
+            let one = |_| {
+                scope.spawn(|| {
+                    start.wait();
+                    start_on(&path)
+                })
+            };
+            let threads: Vec<_> = (0..4).map(one).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("it starts"))
+                .collect()
+        });
+        let ended = |server: &&Daemon| server.wait_exit(Duration::ZERO).is_some();
+        eventually(PATIENCE, "all but one have given up", || {
+            servers.iter().filter(ended).count() >= 3
+        });
+        eventually(PATIENCE, "one listens", || {
+            UnixStream::connect(&path).is_ok()
+        });
+        assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
+        let statuses: Vec<_> = servers
+            .iter()
+            .filter_map(|server| server.wait_exit(Duration::ZERO))
+            .collect();
+        assert_eq!(statuses.len(), 3, "in round {round}");
+        for status in statuses {
+            assert_eq!(status.code(), Some(1), "in round {round}");
+        }
+    }
+}
+
+// ---- helpers ---------------------------------------------------------------------------------
+
+/// A daemon that may find that it cannot have `path`.
+fn start_on(path: &Path) -> Daemon {
+    let mut command = Daemon::command();
+    command.args(["--port", "off", "--unix"]).arg(path);
+    Daemon::from_command(command)
+}
+
+/// How many threads of the process serve connections or wait for one.
+fn session_threads(pid: u32) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there");
+    tasks
+        .flatten()
+        .filter(|task| {
+            // One that ends while we look is none.
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "session")
+        })
+        .count()
+}
+
+/// What the process has in memory.
+fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .expect("every process has some");
+    let count = line.trim().trim_end_matches(" kB");
+    count.parse().expect("a number")
+}

@@ -1,0 +1,1061 @@
+//! The server under those who start it for us (inetd, systemd, s6, init scripts): what it takes
+//! over from them, what it tells them, and that the examples for them work.
+//!
+//! A tool which is missing fails its test and names the Debian package that brings it: a check
+//! that skips itself where it matters checks nothing.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{self as unix, UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
+use rustix::process::{kill_process, Pid};
+use support::{
+    described, eventually, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
+};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_latchd");
+
+/// Where the examples have it.
+const INSTALLED: &str = "/usr/sbin/latchd";
+
+/// What the tests let it be idle for: the least that it knows.
+const IDLE: Duration = Duration::from_secs(1);
+
+// ---- inetd -----------------------------------------------------------------------------------
+
+#[test]
+fn inetd_starts_one_server_for_all_clients_and_they_wait_for_one_another() {
+    let inetd = Inetd::start(1, |line| line);
+    assert_eq!(inetd.servers(), [], "nobody has connected");
+
+    let mut holder = Client::tcp(inetd.addrs[0]);
+    let held = holder.acquire("k", 0);
+    let mut waiter = Client::tcp(inetd.addrs[0]);
+    waiter.send("l\nk\n10\n");
+    waiter.nothing_within(Duration::from_millis(100));
+    assert_eq!(holder.request("r", "k", &held.token), "ok");
+
+    let next = parse_grant(&waiter.line(), "ok").expect("it is its turn");
+    assert_eq!(fence(&next.token), fence(&held.token) + 1);
+    assert_eq!(inetd.servers().len(), 1);
+}
+
+/// Two clients connect close to the moment at which the server leaves, now before it, now after
+/// it: half the distance each time that the other of the two is met.
+#[test]
+fn clients_that_come_while_an_idle_server_leaves_are_served_by_the_next_and_fences_rise() {
+    const SERVICES: usize = 20;
+    const MOMENTS: u32 = 6;
+    let inetd = Inetd::start(SERVICES, |line| line);
+
+    let restart_counts: Vec<u32> = thread::scope(|scope| {
+        let hammers: Vec<_> = inetd
+            .addrs
+            .iter()
+            .map(|&addr| scope.spawn(move || hammer(addr, MOMENTS)))
+            .collect();
+        hammers
+            .into_iter()
+            .map(|hammer| hammer.join().unwrap())
+            .collect()
+    });
+
+    let restart_count: u32 = restart_counts.iter().sum();
+    let moment_count = u32::try_from(SERVICES).unwrap() * MOMENTS;
+    println!("at {moment_count} moments the server had left {restart_count} times");
+    assert!(restart_count >= 20, "only {restart_count} restarts");
+}
+
+#[test]
+fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
+    let inetd = Inetd::start(1, |line| line.replace("wait.10000", "nowait"));
+    for _ in 0..3 {
+        Client::tcp(inetd.addrs[0]).expect_eof();
+    }
+    let mut eager = Client::tcp(inetd.addrs[0]);
+    eager.send("l\nk\n10\n");
+    let event = eager.next_event(PATIENCE);
+    // What it sent is never read, so the kernel may reset the connection.
+    let is_the_end = matches!(event, Event::Eof | Event::Reset);
+    assert!(is_the_end, "got {}", described(&event));
+    eventually(PATIENCE, "no server is left", || inetd.servers().is_empty());
+}
+
+// ---- descriptor 0 ----------------------------------------------------------------------------
+
+#[test]
+fn a_connected_socket_is_refused_with_one_line_that_says_to_use_wait() {
+    let (tcp, _peer) = tcp_pair();
+    let (unix, _unix_peer) = UnixStream::pair().expect("descriptors are left");
+    for connected in [OwnedFd::from(tcp), OwnedFd::from(unix)] {
+        let mut command = Daemon::command();
+        command.arg("--inetd").stdin(connected);
+        assert_eq!(
+            refusal(&mut command),
+            "latchd: cannot listen on descriptor 0: it is a connected socket, but all connections \
+             must reach one process: use wait, not nowait\n"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_listen_on_descriptor_0_is_refused_with_one_line() {
+    for (what, descriptor) in deaf_descriptors() {
+        let mut command = Daemon::command();
+        command.arg("--inetd").stdin(descriptor);
+        assert_eq!(
+            refusal(&mut command),
+            "latchd: cannot listen on descriptor 0: it is not a listening stream socket\n",
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn nothing_that_goes_wrong_at_start_is_said_to_a_client() {
+    for (args, status) in [
+        (&["--inetd"][..], 1),
+        (&["--inetd", "--port", "0"], 2),
+        (&["--inetd", "--no-such-option"], 2),
+        (&["--inetd", "--auth-token-file", "/nowhere"], 1),
+        (&["--inetd", "--fence-state-file", "/nowhere/fences"], 1),
+    ] {
+        let (socket, peer) = UnixStream::pair().expect("descriptors are left");
+        let mut command = Daemon::command();
+        let again = || OwnedFd::from(socket.try_clone().expect("descriptors are left"));
+        command
+            .args(args)
+            .stdin(again())
+            .stdout(again())
+            .stderr(again());
+        let mut daemon = command.spawn().expect("latchd was built by cargo");
+        drop((command, socket));
+        let ended = wait_for(&mut daemon, PATIENCE);
+        assert_eq!(ended.code(), Some(status), "{args:?}");
+        assert_eq!(all_that_comes(peer), "", "{args:?}");
+    }
+}
+
+/// As inetd has it: standard output and error are the listening socket, too.
+#[test]
+fn a_log_that_has_only_the_listening_socket_to_go_to_harms_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let again = || OwnedFd::from(listener.try_clone().expect("descriptors are left"));
+    let mut command = Daemon::command();
+    command.args(["--inetd", "--debug"]);
+    command.stdin(again()).stdout(again()).stderr(again());
+    let daemon = Daemon::from_command(command);
+    let mut client = Client::tcp(addr);
+    assert_eq!(client.request("no-such-command", "k", ""), "error");
+    client.acquire("k", 0);
+    client.nothing_within(Duration::from_millis(100));
+    assert!(daemon.wait_exit(Duration::ZERO).is_none());
+}
+
+#[test]
+fn inherited_sockets_serve_without_spinning_whether_or_not_they_block() {
+    let directory = world_readable_directory();
+    let mut servers = Vec::new();
+    for is_nonblocking in [false, true] {
+        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        tcp.set_nonblocking(is_nonblocking).expect("a socket");
+        let client = Client::tcp(tcp.local_addr().expect("it is bound"));
+        servers.push((Daemon::from_command(on_stdin(tcp)), client));
+
+        let path = directory.path().join(format!("socket-{is_nonblocking}"));
+        let unix = UnixListener::bind(&path).expect("there is room");
+        unix.set_nonblocking(is_nonblocking).expect("a socket");
+        let client = Client::unix(&path);
+        servers.push((Daemon::from_command(on_stdin(unix)), client));
+
+        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        tcp.set_nonblocking(is_nonblocking).expect("a socket");
+        let client = Client::tcp(tcp.local_addr().expect("it is bound"));
+        servers.push((Daemon::from_command(as_systemd_does(tcp, "$$")), client));
+    }
+
+    // All of them are up, hold a key and have somebody waiting for it.
+    for (_, client) in &mut servers {
+        client.acquire("k", 0);
+        client.send("l\nk\n30\n");
+    }
+    thread::sleep(Duration::from_millis(200));
+    let pids = servers.iter().map(|(daemon, _)| daemon.pid());
+    let before: Vec<Duration> = pids.map(processor_time).collect();
+    thread::sleep(Duration::from_secs(1));
+    for ((daemon, _), before) in servers.iter().zip(before) {
+        let spent = processor_time(daemon.pid()) - before;
+        assert!(
+            spent <= Duration::from_millis(50),
+            "{spent:?} of processor time in a second of silence: it spins"
+        );
+    }
+}
+
+/// A log that nobody reads holds the server up a little between its decision and its end, so that
+/// there is time to come too late.
+#[test]
+fn a_client_that_comes_after_the_decision_to_leave_is_served_by_the_next_server() {
+    let directory = world_readable_directory();
+    let notify_socket = directory.path().join("notify");
+    let supervisor = UnixDatagram::bind(&notify_socket).expect("there is room");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let server = || on_stdin(listener.try_clone().expect("descriptors are left"));
+
+    let (stderr, _unread) = full_stream();
+    let mut command = server();
+    command.args(["--idle-exit", "1"]).stderr(stderr);
+    command.env("NOTIFY_SOCKET", &notify_socket);
+    let leaving = Daemon::from_command(command);
+    assert!(told(&supervisor).starts_with("READY=1\n"));
+    Client::tcp(addr).acquire("k", 0);
+    assert!(told(&supervisor).starts_with("STOPPING=1\n"));
+
+    let mut late = Client::tcp(addr);
+    late.send("l\nk\n10\n");
+    assert!(leaving.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+    late.nothing_within(Duration::from_millis(50));
+
+    let _next = Daemon::from_command(server());
+    assert!(parse_grant(&late.line(), "ok").is_some());
+}
+
+#[test]
+fn a_lease_that_outlives_its_connection_keeps_the_server_until_it_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let mut command = on_stdin(listener);
+    command.args(["--idle-exit", "1", "--no-auto-release-on-disconnect"]);
+    let daemon = Daemon::from_command(command);
+
+    let asked_at = Instant::now();
+    Client::tcp(addr).acquire_for("k", 0, 2);
+
+    let ended = daemon.wait_exit(PATIENCE).expect("it leaves");
+    assert!(ended.success(), "{ended}");
+    let took = asked_at.elapsed();
+    assert!(took >= Duration::from_secs(2) + IDLE, "left after {took:?}");
+}
+
+// ---- systemd ---------------------------------------------------------------------------------
+
+/// With the very command of the unit, except for its paths and its patience.
+#[test]
+fn the_units_command_serves_a_tcp_socket_of_systemd() {
+    let directory = world_readable_directory();
+    let unit = example("latchd.service");
+    let command = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
+    let command = command.expect("the unit has a command");
+    let command = edited(command, INSTALLED, PROGRAM);
+    let command = edited(&command, "--idle-exit 300", "--idle-exit 1");
+    let state = directory.path().to_str().expect("UTF-8");
+    let command = edited(&command, "%S/latchd", state);
+    let words: Vec<&str> = command.split(' ').collect();
+
+    let addr = free_addr();
+    let daemon = activated(&[&addr.to_string()], &words);
+    Client::tcp(addr).acquire("k", 0);
+    assert!(directory.path().join("fences").exists());
+    leaves_when_idle(&daemon);
+}
+
+#[test]
+fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
+    let directory = world_readable_directory();
+    let path = directory.path().join("socket");
+    let place = path.to_str().expect("UTF-8");
+    let daemon = activated(&[place], &[PROGRAM, "--idle-exit", "1"]);
+    Client::unix(&path).acquire("k", 0);
+    leaves_when_idle(&daemon);
+    assert!(path.exists(), "it belongs to systemd");
+}
+
+#[test]
+fn all_sockets_of_systemd_lead_to_the_same_locks() {
+    let directory = world_readable_directory();
+    let path = directory.path().join("socket");
+    let (first, second) = (free_addr(), free_addr());
+    let places = [
+        first.to_string(),
+        path.to_str().expect("UTF-8").to_owned(),
+        second.to_string(),
+    ];
+    let places: Vec<&str> = places.iter().map(String::as_str).collect();
+    let daemon = activated(&places, &[PROGRAM, "--idle-exit", "1"]);
+
+    let mut holder = Client::tcp(second);
+    holder.acquire("k", 0);
+    for other in [&mut Client::unix(&path), &mut Client::tcp(first)] {
+        assert_eq!(other.request("l", "k", "0"), "timeout");
+    }
+    drop(holder);
+    leaves_when_idle(&daemon);
+}
+
+#[test]
+fn listen_fds_meant_for_another_process_are_ignored() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let inherited = listener.local_addr().expect("it is bound");
+    let mut command = as_systemd_does(listener, "1");
+    command.args(["--port", "0", "--print-port"]);
+    let daemon = Daemon::from_command(command);
+    assert_ne!(daemon.addr(), inherited);
+    daemon.connect().acquire("k", 0);
+}
+
+#[test]
+fn what_does_not_listen_among_listen_fds_is_refused_with_one_line() {
+    let (connected, _peer) = tcp_pair();
+    let deaf = "it is not a listening stream socket";
+    let wrong = "it is a connected socket, but all connections must reach one process: use wait, \
+                 not nowait";
+    let mut descriptors: Vec<(&str, OwnedFd, &str)> = deaf_descriptors()
+        .into_iter()
+        .map(|(what, descriptor)| (what, descriptor, deaf))
+        .collect();
+    descriptors.push(("connected", connected.into(), wrong));
+    for (what, descriptor, why) in descriptors {
+        let mut command = as_systemd_does(descriptor, "$$");
+        assert_eq!(
+            refusal(&mut command),
+            format!("latchd: LISTEN_FDS: cannot listen on descriptor 3: {why}\n"),
+            "{what}"
+        );
+    }
+}
+
+// ---- readiness -------------------------------------------------------------------------------
+
+#[test]
+fn a_supervisor_is_told_when_clients_can_connect_and_when_the_drain_begins() {
+    let directory = world_readable_directory();
+    let path = directory.path().join("notify");
+    let name = format!("latchd-supervision-{}", std::process::id());
+    let by_name = unix::SocketAddr::from_abstract_name(&name).expect("a short name");
+    for (supervisor, notify_socket) in [
+        (UnixDatagram::bind(&path), path.to_str().expect("UTF-8")),
+        (UnixDatagram::bind_addr(&by_name), &format!("@{name}")),
+    ] {
+        let supervisor = supervisor.expect("nobody else has the name");
+        let addr = free_addr();
+        let daemon = notifying(notify_socket, addr, &[]);
+
+        let ready = told(&supervisor);
+        // Had it said so too early, this would be refused.
+        let mut holder = Client::tcp(addr);
+        assert!(ready.lines().any(|line| line == "READY=1"), "{ready:?}");
+        let has_status = ready.lines().any(|line| line.starts_with("STATUS="));
+        assert!(has_status, "{ready:?}");
+
+        let held = holder.acquire("k", 0);
+        daemon.signal(Signal::TERM);
+        let stopping = told(&supervisor);
+        let is_stopping = stopping.lines().any(|line| line == "STOPPING=1");
+        assert!(is_stopping, "{stopping:?}");
+        assert!(daemon.wait_exit(Duration::ZERO).is_none(), "a key is held");
+        assert_eq!(holder.request("r", "k", &held.token), "ok");
+        assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+
+        supervisor.set_nonblocking(true).expect("a socket");
+        assert!(supervisor.recv(&mut [0; 64]).is_err(), "it said more");
+    }
+}
+
+#[test]
+fn a_supervisor_is_told_that_an_idle_server_leaves() {
+    let directory = world_readable_directory();
+    let path = directory.path().join("notify");
+    let supervisor = UnixDatagram::bind(&path).expect("there is room");
+    let args = ["--idle-exit", "1"];
+    let daemon = notifying(path.to_str().expect("UTF-8"), free_addr(), &args);
+    assert!(told(&supervisor).starts_with("READY=1\n"));
+    assert!(told(&supervisor).starts_with("STOPPING=1\n"));
+    assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+}
+
+#[test]
+fn a_supervisor_that_is_gone_or_deaf_or_absurd_harms_nothing() {
+    let directory = world_readable_directory();
+    let full = directory.path().join("full");
+    let _deaf = full_of_datagrams(&full);
+    let file = directory.path().join("file");
+    File::create(&file).expect("there is room");
+    let long = "/".repeat(200);
+    let long_name = format!("@{}", "x".repeat(200));
+    for notify_socket in [
+        full.to_str().expect("UTF-8"),
+        file.to_str().expect("UTF-8"),
+        "/nowhere/notify",
+        "@latchd-supervision-nobody",
+        "@",
+        "relative",
+        &long,
+        &long_name,
+    ] {
+        let began = Instant::now();
+        let addr = free_addr();
+        let daemon = notifying(notify_socket, addr, &[]);
+        daemon.wait_for_log("listening", PATIENCE);
+        Client::tcp(addr).acquire("k", 0);
+        daemon.signal(Signal::TERM);
+        let ended = daemon.wait_exit(PATIENCE).expect("it ends");
+        assert!(ended.success(), "{notify_socket}: {ended}");
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(5), "{notify_socket}: {took:?}");
+    }
+}
+
+// ---- the examples ----------------------------------------------------------------------------
+
+#[test]
+fn the_units_pass_systemds_own_check_without_a_word() {
+    let units = units_of_this_build();
+    let mut verify = Command::new(installed("systemd-analyze", "systemd"));
+    // Whether its manual pages are installed is not the unit's business.
+    verify.args(["verify", "--man=no"]);
+    verify.args(["latchd.service", "latchd.socket"].map(|unit| units.path().join(unit)));
+    let (status, said) = finished(&mut verify);
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
+}
+
+#[test]
+fn the_service_is_exposed_by_no_more_than_2_0() {
+    let units = units_of_this_build();
+    let mut security = Command::new(installed("systemd-analyze", "systemd"));
+    security.args(["security", "--offline=true", "--no-pager"]);
+    security.arg(units.path().join("latchd.service"));
+    let (status, said) = finished(&mut security);
+    assert!(status.success(), "{status}: {said}");
+
+    let exposure = said.rsplit_once("Overall exposure level for latchd.service: ");
+    let exposure = exposure.and_then(|(_, rest)| rest.split(' ').next()?.parse::<f32>().ok());
+    let exposure = exposure.unwrap_or_else(|| panic!("no exposure: {said}"));
+    println!("exposure {exposure}");
+    assert!(exposure <= 2.0, "{said}");
+}
+
+#[test]
+fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
+    for script in [
+        "latchd.init",
+        "latchd.openrc",
+        "latchd.busybox",
+        "s6-latchd-run",
+    ] {
+        let path = examples().join(script);
+        let mut busybox = Command::new(installed("busybox", "busybox-static"));
+        busybox.arg("sh");
+        for mut shell in [Command::new("sh"), busybox] {
+            let (status, said) = finished(shell.arg("-n").arg(&path));
+            assert!(status.success() && said.is_empty(), "{script}: {said}");
+        }
+        let mode = fs::metadata(&path)
+            .expect("it is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o111, 0o111, "{script} is to be executed");
+    }
+}
+
+#[test]
+fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
+    let host = Host::new();
+    let mut script = Command::new(examples().join("latchd.init"));
+    installed("start-stop-daemon", "dpkg");
+    host.direct(&mut script);
+    host.runs(script);
+}
+
+#[test]
+fn the_busybox_script_starts_restarts_reports_and_stops_a_server() {
+    let host = Host::new();
+    // On such a host all of these are busybox.
+    let applets = host.directory.path().join("bin");
+    fs::create_dir(&applets).expect("there is room");
+    let busybox = installed("busybox", "busybox-static");
+    for applet in "chmod chown mkdir rm setsid sh sleep start-stop-daemon".split(' ') {
+        std::os::unix::fs::symlink(&busybox, applets.join(applet)).expect("there is room");
+    }
+    let mut script = Command::new(applets.join("sh"));
+    script.arg(examples().join("latchd.busybox"));
+    script.env("PATH", applets);
+    host.direct(&mut script);
+    if !is_root() {
+        script.env("RUN_AS", ""); // its start-stop-daemon wants to be root for any change of user
+    }
+    host.runs(script);
+}
+
+#[test]
+fn the_s6_script_becomes_the_server_and_tells_s6_when_it_is_ready() {
+    let directory = world_readable_directory();
+    for (fd_3, is_told) in [("exec 3>\"$1\"", true), ("exec 3>&-", false)] {
+        let [ready, log] = ["ready", "log"].map(|name| directory.path().join(name));
+        fs::write(&ready, "").expect("there is room");
+        let addr = free_addr();
+        let mut command = quiet_command("sh");
+        command.args(["-c", &format!("{fd_3}; exec sh \"$0\"")]);
+        command.arg(examples().join("s6-latchd-run")).arg(&ready);
+        command.env("DAEMON", PROGRAM).env("RUN_AS", "");
+        command.env("OPTIONS", format!("--port {}", addr.port()));
+        command.stdout(File::create(&log).expect("there is room"));
+        let daemon = Daemon::from_command(command);
+
+        let read = |path: &Path| fs::read_to_string(path).expect("it is there");
+        eventually(PATIENCE, "it is ready", || match is_told {
+            true => read(&ready).ends_with('\n'),
+            false => is_listened_on(addr),
+        });
+        Client::tcp(addr).acquire("k", 0);
+        let told = if is_told {
+            format!("{}\n", addr.port())
+        } else {
+            String::new()
+        };
+        assert_eq!(read(&ready), told);
+        // What s6 has started is the server itself, and not a shell that waits for it.
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+        assert!(read(&log).starts_with("INFO starting "), "{}", read(&log));
+    }
+}
+
+// ---- inetd, as the example has it ------------------------------------------------------------
+
+/// A real inetd of our own, ended when dropped together with all that it has started.
+struct Inetd {
+    inetd: Child,
+    addrs: Vec<SocketAddr>,
+    _directory: TempDir,
+}
+
+impl Inetd {
+    /// Starts inetd with as many services, each by the example's line, except for its paths and its
+    /// patience, after `edit`. Returns when it listens.
+    fn start(service_count: usize, edit: impl Fn(String) -> String) -> Inetd {
+        let directory = world_readable_directory();
+        let addrs: Vec<SocketAddr> = (0..service_count).map(|_| free_addr()).collect();
+        let program = copy_for_all(directory.path());
+        let line = |addr: &SocketAddr| {
+            let state = directory.path().join(addr.port().to_string());
+            edit(inetd_line(addr, &program, state.to_str().expect("UTF-8")))
+        };
+        let lines: Vec<String> = addrs.iter().map(line).collect();
+        let config = directory.path().join("inetd.conf");
+        fs::write(&config, lines.concat()).expect("there is room");
+
+        let inetd = installed("inetd", "openbsd-inetd");
+        let mut command = unprivileged(&inetd, directory.path());
+        command.arg("-d").arg(&config);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let inetd = Inetd {
+            inetd: command.spawn().expect("it is installed"),
+            addrs,
+            _directory: directory,
+        };
+        eventually(PATIENCE, "inetd listens", || {
+            inetd.addrs.iter().all(|&addr| is_listened_on(addr))
+        });
+        inetd
+    }
+
+    /// The processes that it has started and that are still running.
+    fn servers(&self) -> Vec<Pid> {
+        let children = self.children().into_iter();
+        children.filter(|&child| is_running(child)).collect()
+    }
+
+    /// The processes that it has started and not reaped yet.
+    fn children(&self) -> Vec<Pid> {
+        let parent = self.inetd.id().to_string();
+        let processes = fs::read_dir("/proc").expect("it is Linux").flatten();
+        processes
+            .filter_map(|process| process.file_name().to_str()?.parse().ok())
+            .filter(|&pid| stat(pid).is_some_and(|fields| fields[1] == parent))
+            .filter_map(Pid::from_raw)
+            .collect()
+    }
+}
+
+impl Drop for Inetd {
+    fn drop(&mut self) {
+        let inetd = Pid::from_child(&self.inetd);
+        // While inetd is stopped it reaps nobody, so every number still means the same process.
+        let _ = kill_process(inetd, Signal::STOP);
+        for server in self.servers() {
+            let _ = kill_process(server, Signal::KILL);
+        }
+        let _ = kill_process(inetd, Signal::CONT);
+        // Those that inetd does not reap would be left to the host.
+        let deadline = Deadline::after(Duration::from_secs(1));
+        while !self.children().is_empty() && !deadline.is_over() {
+            thread::sleep(Duration::from_millis(3));
+        }
+        let _ = self.inetd.kill();
+        let _ = self.inetd.wait();
+    }
+}
+
+fn inetd_line(addr: &SocketAddr, program: &Path, state: &str) -> String {
+    let example = example("inetd.conf");
+    let mut lines = example.lines().filter(|line| !line.starts_with('#'));
+    let line = lines.next().expect("the example has a line");
+    assert_eq!(lines.next(), None, "the example has one line");
+    let line = edited(line, "127.0.0.1:6388", &addr.to_string());
+    let line = edited(&line, " latchd /", &format!(" {} /", account()));
+    let line = edited(&line, INSTALLED, program.to_str().expect("UTF-8"));
+    let line = edited(&line, "--idle-exit 60", "--idle-exit 1");
+    edited(&line, "/var/lib/latchd/fences", state) + "\n"
+}
+
+/// Meets the moment at which the server behind `addr` leaves, over and over. Gives how often it had
+/// left already. Every request must be answered, and fences must rise all the time.
+fn hammer(addr: SocketAddr, moment_count: u32) -> u32 {
+    let mut last_fence = 0;
+    let mut restart_count = 0;
+    // Against the client's idea of the moment, in microseconds: the server's is a bit later.
+    let (mut offset, mut step) = (0i64, 2000i64);
+    let mut had_left_before = None;
+    visit(addr, &mut last_fence);
+    for _ in 0..moment_count {
+        let idle = i64::try_from(IDLE.as_micros()).expect("a second") + offset;
+        thread::sleep(Duration::from_micros(idle.max(0).unsigned_abs()));
+
+        let had_left = visit(addr, &mut last_fence);
+        restart_count += u32::from(had_left);
+        match had_left_before.replace(had_left) {
+            Some(before) if before == had_left => step *= 2,
+            _ => step = (step / 2).max(50),
+        }
+        offset += if had_left { -step } else { step };
+    }
+    restart_count
+}
+
+/// Two clients at once, one after the other holding the same key. Whether they are the first of
+/// their server.
+fn visit(addr: SocketAddr, last_fence: &mut u64) -> bool {
+    let mut first = Client::tcp(addr);
+    let mut second = Client::tcp(addr);
+    let held = first.acquire("k", 0);
+    second.send("l\nk\n10\n");
+    let owner = first.stats()["locks"][0]["owner_conn_id"].clone();
+    assert_eq!(first.request("r", "k", &held.token), "ok");
+    let next = parse_grant(&second.line(), "ok").expect("it is its turn");
+    assert!(fence(&held.token) > *last_fence, "the fence fell");
+    assert!(fence(&next.token) > fence(&held.token), "the fence fell");
+    *last_fence = fence(&next.token);
+    owner == 1
+}
+
+// ---- a host with an init script --------------------------------------------------------------
+
+/// The places that the init scripts are pointed to.
+struct Host {
+    directory: TempDir,
+    program: PathBuf,
+    addr: SocketAddr,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = world_readable_directory();
+        Host {
+            program: copy_for_all(directory.path()),
+            addr: free_addr(),
+            directory,
+        }
+    }
+
+    fn direct(&self, script: &mut Command) {
+        let within = |name: &str| self.directory.path().join(name);
+        script
+            .env("DAEMON", &self.program)
+            .env("OPTIONS", format!("--port {}", self.addr.port()))
+            .env("RUN_AS", account())
+            .env("STATE_DIR", within("state"))
+            .env("LOG_FILE", within("log"))
+            .env("PID_FILE", within("pid"))
+            .env("DEFAULTS", within("defaults"));
+    }
+
+    /// What every init script must do.
+    fn runs(&self, script: Command) {
+        let call = |action: &str| {
+            let mut command = quiet_command(script.get_program());
+            command.args(script.get_args()).arg(action);
+            for (name, value) in script.get_envs() {
+                command.env(name, value.expect("none is removed"));
+            }
+            let (status, said) = finished(&mut command);
+            (status.code().unwrap_or(-1), said)
+        };
+        let is_up = (0, "latchd is running\n".to_owned());
+        let is_down = (3, "latchd is not running\n".to_owned());
+        let started = (0, "latchd started\n".to_owned());
+        let stopped = (0, "latchd stopped\n".to_owned());
+
+        assert_eq!(call("status"), is_down);
+        assert_eq!(call("start"), started, "{}", self.log());
+        Client::tcp(self.addr).acquire("k", 0);
+        assert_eq!(call("status"), is_up);
+        let pid = self.pid();
+        assert_eq!(call("start"), is_up, "a second start does nothing");
+        assert_eq!(self.pid(), pid);
+
+        let both = (0, stopped.1.clone() + &started.1);
+        assert_eq!(call("restart"), both, "{}", self.log());
+        assert_ne!(self.pid(), pid);
+        Client::tcp(self.addr).acquire("k", 0);
+
+        let killed = self.pid().expect("it was started");
+        kill_process(killed, Signal::KILL).expect("it is ours");
+        eventually(PATIENCE, "it is gone", || !is_running(killed));
+        assert_ne!(call("status").0, 0, "it was killed");
+        assert_eq!(call("start"), started, "{}", self.log());
+
+        assert_eq!(call("stop"), stopped);
+        assert!(!is_listened_on(self.addr));
+        assert_eq!(call("status"), is_down);
+        assert_eq!(call("stop"), stopped, "a second stop does nothing");
+        assert_eq!(call("bogus").0, 2);
+        let log = self.log();
+        assert_eq!(log.matches(" listening ").count(), 3, "{log}");
+        assert_eq!(log.matches("reason=drained").count(), 2, "{log}");
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        let pid = fs::read_to_string(self.directory.path().join("pid")).ok()?;
+        Pid::from_raw(pid.trim().parse().ok()?)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let Some(pid) = self.pid() else { return };
+        // Nobody else runs that copy.
+        let running = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
+        if running.is_ok_and(|running| running == self.program) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+// ---- what a supervisor does ------------------------------------------------------------------
+
+/// A server whose descriptor 0 is `listener`.
+fn on_stdin(listener: impl Into<OwnedFd>) -> Command {
+    let mut command = Daemon::command();
+    command.arg("--inetd").stdin(listener.into());
+    command
+}
+
+/// A server whose descriptor 3 is `descriptor`, announced to the process `listen_pid`; `$$` is its
+/// own.
+fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command {
+    let script = format!(
+        "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID={listen_pid}; exec \"$0\" \"$@\""
+    );
+    let mut command = quiet_command("sh");
+    command.args(["-c", &script, PROGRAM]);
+    command.stdin(descriptor.into());
+    command
+}
+
+/// What becomes a server, of the words in `command`, once somebody connects to one of `places`.
+fn activated(places: &[&str], command: &[&str]) -> Daemon {
+    let mut activate = quiet_command(installed("systemd-socket-activate", "systemd"));
+    for place in places {
+        activate.args(["-l", place]);
+    }
+    activate.args(command);
+    let daemon = Daemon::from_command(activate);
+    for place in places {
+        daemon.wait_for_log(&format!("Listening on {place}"), PATIENCE);
+    }
+    daemon
+}
+
+fn leaves_when_idle(daemon: &Daemon) {
+    let ended = daemon.wait_exit(PATIENCE).expect("it leaves");
+    assert!(ended.success(), "{ended}:\n{}", daemon.log());
+    let log = daemon.log();
+    assert!(log.contains("reason=idle"), "{log}");
+}
+
+/// A server on `addr` that has been told to notify `notify_socket`.
+fn notifying(notify_socket: &str, addr: SocketAddr, args: &[&str]) -> Daemon {
+    let mut command = Daemon::command();
+    command
+        .args(["--port", &addr.port().to_string()])
+        .args(args);
+    command.env("NOTIFY_SOCKET", notify_socket);
+    Daemon::from_command(command)
+}
+
+/// The next datagram.
+fn told(supervisor: &UnixDatagram) -> String {
+    supervisor
+        .set_read_timeout(Some(PATIENCE))
+        .expect("the timeout is not zero");
+    let mut datagram = [0; 1024];
+    let length = supervisor.recv(&mut datagram).expect("it says something");
+    String::from_utf8_lossy(&datagram[..length]).into_owned()
+}
+
+fn full_of_datagrams(path: &Path) -> UnixDatagram {
+    let receiver = UnixDatagram::bind(path).expect("there is room");
+    let sender = UnixDatagram::unbound().expect("descriptors are left");
+    sender.set_nonblocking(true).expect("a socket");
+    let is_full = (0..100_000).any(|_| sender.send_to(b"x", path).is_err());
+    assert!(is_full, "the queue has an end");
+    receiver
+}
+
+/// A stream that takes nothing more, and its other end.
+fn full_stream() -> (OwnedFd, UnixStream) {
+    let (stream, other) = UnixStream::pair().expect("descriptors are left");
+    stream.set_nonblocking(true).expect("a socket");
+    while (&stream).write(&[0; 4096]).is_ok() {}
+    stream.set_nonblocking(false).expect("a socket");
+    (stream.into(), other)
+}
+
+/// Descriptors of all sorts on which nobody can listen for streams.
+fn deaf_descriptors() -> Vec<(&'static str, OwnedFd)> {
+    let unbound = socket(AddressFamily::INET, SocketType::STREAM, None);
+    let packets = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
+    let (unbound, packets) = (unbound.expect("a socket"), packets.expect("a socket"));
+    let nameless = rustix::net::SocketAddrUnix::new_unnamed();
+    // Binding to no name lets the kernel pick one.
+    bind(&packets, &nameless).expect("a name is free");
+    listen(&packets, 1).expect("it is bound");
+    let open = |path| OwnedFd::from(File::open(path).expect("Linux has it"));
+    vec![
+        ("/dev/null", open("/dev/null")),
+        ("a terminal", open("/dev/ptmx")),
+        ("a file", open("/proc/self/stat")),
+        ("a directory", open("/")),
+        (
+            "UDP",
+            UdpSocket::bind("127.0.0.1:0").expect("a port").into(),
+        ),
+        (
+            "datagrams",
+            UnixDatagram::unbound().expect("a socket").into(),
+        ),
+        ("an unbound socket", unbound),
+        ("a socket for packets", packets),
+    ]
+}
+
+fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let peer = TcpStream::connect(addr).expect("it listens");
+    (listener.accept().expect("somebody has connected").0, peer)
+}
+
+/// The one line that a server says which exits with 1.
+fn refusal(command: &mut Command) -> String {
+    let (status, said) = finished(command);
+    assert_eq!(status.code(), Some(1), "{status}: {said}");
+    said
+}
+
+// ---- the machine -----------------------------------------------------------------------------
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
+}
+
+fn example(name: &str) -> String {
+    fs::read_to_string(examples().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// `text` with `new` for `old`, which must be there.
+fn edited(text: &str, old: &str, new: &str) -> String {
+    assert!(text.contains(old), "no {old:?} in {text:?}");
+    text.replace(old, new)
+}
+
+/// The units with the path of the program that is tested.
+fn units_of_this_build() -> TempDir {
+    let directory = world_readable_directory();
+    let service = edited(&example("latchd.service"), INSTALLED, PROGRAM);
+    for (name, unit) in [
+        ("latchd.service", service),
+        ("latchd.socket", example("latchd.socket")),
+    ] {
+        fs::write(directory.path().join(name), unit).expect("there is room");
+    }
+    directory
+}
+
+/// The path of `program`; panics with the name of its package if it is missing.
+fn installed(program: &str, package: &str) -> PathBuf {
+    let path = std::env::var("PATH").unwrap_or_default();
+    // Where a user's PATH does not lead.
+    let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    let mut paths = places.map(|place| Path::new(place).join(program));
+    paths
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
+}
+
+/// A command that leaves the server it becomes as deaf to the environment as [`Daemon::command`].
+fn quiet_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in Daemon::command().get_envs() {
+        command.env_remove(name);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs `command` to its end, which must come in time. Gives its status and all that it has said.
+fn finished(command: &mut Command) -> (ExitStatus, String) {
+    // A file, because what it leaves running would keep a pipe open.
+    let mut said = tempfile::tempfile().expect("there is room");
+    let again = || said.try_clone().expect("descriptors are left");
+    command.stdout(again()).stderr(again());
+    let mut child = command
+        .spawn()
+        .unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()));
+    let status = wait_for(&mut child, 2 * PATIENCE);
+    said.rewind().expect("a file");
+    let mut text = String::new();
+    said.read_to_string(&mut text).expect("it is text");
+    (status, text)
+}
+
+fn wait_for(child: &mut Child, limit: Duration) -> ExitStatus {
+    let deadline = Deadline::after(limit);
+    loop {
+        if let Some(status) = child.try_wait().expect("it is our child") {
+            return status;
+        }
+        if deadline.is_over() {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("still running after {limit:?}");
+        }
+        thread::sleep(Duration::from_millis(3));
+    }
+}
+
+/// Everything up to the end of the stream.
+fn all_that_comes(mut peer: UnixStream) -> String {
+    peer.set_read_timeout(Some(PATIENCE))
+        .expect("the timeout is not zero");
+    let mut text = String::new();
+    peer.read_to_string(&mut text).expect("the stream ends");
+    text
+}
+
+/// An address that nobody listens on, nor will before we do: the kernel picks ports above.
+fn free_addr() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = u16::try_from(std::process::id() % 150 * 100).expect("below 15 000");
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+    let port = ports
+        .map(|number| 15_000 + (first + number) % 15_000)
+        .take(15_000)
+        .find(is_free);
+    SocketAddr::from(([127, 0, 0, 1], port.expect("a port is free")))
+}
+
+/// Whether somebody listens on `addr`, found out without connecting.
+fn is_listened_on(addr: SocketAddr) -> bool {
+    let sockets = fs::read_to_string("/proc/net/tcp").expect("it is Linux");
+    // In state 0A, which is LISTEN, on 127.0.0.1, which is written backwards.
+    let listens = format!(" 0100007F:{:04X} 00000000:0000 0A ", addr.port());
+    sockets.contains(&listens)
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A name for who shall run the server: not root.
+fn account() -> String {
+    if is_root() {
+        return "nobody".to_owned();
+    }
+    let (_, name) = finished(Command::new("id").arg("-un"));
+    name.trim().to_owned()
+}
+
+/// A command that runs `program` as [`account`], who may write to `directory`. A root's inetd would
+/// put its number where that of the host's own inetd stands.
+fn unprivileged(program: &Path, directory: &Path) -> Command {
+    const NOBODY: u32 = 65_534;
+    if !is_root() {
+        return quiet_command(program);
+    }
+    std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    let mut command = quiet_command(installed("setpriv", "util-linux"));
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(program);
+    command
+}
+
+fn world_readable_directory() -> TempDir {
+    let directory = tempfile::tempdir().expect("there is room");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(directory.path(), mode).expect("it is ours");
+    directory
+}
+
+/// A copy of the program in a place where any user may run it.
+fn copy_for_all(directory: &Path) -> PathBuf {
+    let program = directory.join("latchd");
+    fs::copy(PROGRAM, &program).expect("there is room");
+    program
+}
+
+/// The fields of /proc/PID/stat from the state on, unless the process is gone.
+fn stat(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    Some(after_name.split(' ').map(str::to_owned).collect())
+}
+
+fn is_running(pid: Pid) -> bool {
+    stat(pid.as_raw_nonzero().get()).is_some_and(|fields| fields[0] != "Z")
+}
+
+/// What the process has used so far, in its own code and in the kernel.
+fn processor_time(pid: u32) -> Duration {
+    let fields = stat(i32::try_from(pid).expect("a process id")).expect("it runs");
+    let ticks = |at: usize| fields[at].parse::<u64>().expect("a number");
+    Duration::from_millis((ticks(11) + ticks(12)) * 10) // a tick is 10 ms wherever Linux runs
+}
