@@ -15,7 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, Sender};
 use log::{error, info, warn};
@@ -31,6 +32,10 @@ pub const RANGE: u64 = 1 << 20;
 
 /// After a failure the file is tried again so soon.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+/// For how long another server may still be on its way out, and how often we look.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_POLL: Duration = Duration::from_millis(10);
 
 const MAGIC: [u8; 8] = *b"dflfnc1\n";
 const SLOT_LEN: usize = 32;
@@ -201,10 +206,21 @@ fn open_file(path: &Path) -> Result<File, Unusable> {
     if !file.metadata()?.is_file() {
         return Err(Unusable::NotAFile);
     }
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(Unusable::InUse),
-        Err(error) => Err(error.into()),
+    lock(&file)?;
+    Ok(file)
+}
+
+/// Makes the file ours. A server that was killed has it until the last of its threads is gone, so whoever
+/// is started in its place must have a little patience.
+fn lock(file: &File) -> Result<(), Unusable> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOCK_POLL),
+            Err(Errno::WOULDBLOCK) => return Err(Unusable::InUse),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -374,7 +390,7 @@ impl<D: Disk> Reserver<D> {
                     error!("cannot-reserve-fences error=\"{why}\"");
                     has_failed = true;
                 }
-                std::thread::sleep(RETRY_AFTER);
+                thread::sleep(RETRY_AFTER);
             }
             if has_failed {
                 info!("reserved-fences-again");
@@ -407,8 +423,6 @@ mod tests {
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-    use std::time::Instant;
 
     const CLOCK: u64 = 1_000_000;
 
