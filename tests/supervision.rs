@@ -7,7 +7,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -823,7 +823,13 @@ fn told(supervisor: &UnixDatagram) -> String {
         .set_read_timeout(Some(PATIENCE))
         .expect("the timeout is not zero");
     let mut datagram = [0; 1024];
-    let length = supervisor.recv(&mut datagram).expect("it says something");
+    let length = loop {
+        match supervisor.recv(&mut datagram) {
+            // A read with a timeout is not restarted after a signal.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break received.expect("it says something"),
+        }
+    };
     String::from_utf8_lossy(&datagram[..length]).into_owned()
 }
 
