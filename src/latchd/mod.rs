@@ -39,8 +39,8 @@ use options::{Auth, Flags, Options, Sockets, UnixSocket};
 const PROGRAM: &str = "latchd";
 
 /// For how long the last replies and log lines may take to leave at the end.
-const FAREWELL: Duration = Duration::from_millis(800);
-const LAST_LINES: Duration = Duration::from_millis(100);
+const FAREWELL: Duration = Duration::from_millis(600);
+const LAST_LINES: Duration = Duration::from_millis(300);
 
 /// Descriptors that are not for connections.
 const RESERVED_DESCRIPTORS: u64 = 64;
