@@ -270,7 +270,9 @@ fn recover(content: &[u8]) -> Result<Recovered, Unusable> {
         .enumerate()
         .map(|(at, slot)| decode(slot, at))
         .collect();
-    let torn = records.iter().any(Option::is_none);
+    // The first record stands alone; any other has the one before it beside it.
+    let is_cut = records.len() == 1 && records[0].is_some_and(|(seq, _)| seq != 1);
+    let torn = is_cut || records.iter().any(Option::is_none);
     match records.into_iter().flatten().max() {
         Some((seq, ceiling)) => Ok(Recovered {
             seq,

@@ -169,6 +169,11 @@ impl Manager {
         self.visit(|table, now| table.tokens_are_back(now));
     }
 
+    /// Whether any key is held.
+    pub fn has_holders(&self) -> bool {
+        self.visit(|table, now| table.last_held(now) == Some(now))
+    }
+
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
         self.visit(|table, now| table.last_held(now))

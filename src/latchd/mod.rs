@@ -5,7 +5,7 @@ mod options;
 
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -41,6 +41,9 @@ const PROGRAM: &str = "latchd";
 /// For how long the last replies and log lines may take to leave at the end.
 const FAREWELL: Duration = Duration::from_millis(600);
 const LAST_LINES: Duration = Duration::from_millis(300);
+
+/// More than any token with blanks around it; what is behind it makes the token too long.
+const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 /// Descriptors that are not for connections.
 const RESERVED_DESCRIPTORS: u64 = 64;
@@ -111,12 +114,12 @@ fn complain(reason: impl Display) {
 
 /// Serves until told to stop. An error is one line that says what could not be had, and why.
 fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
-    // Before anything can go wrong later on: a signal must find its handler from the first moment.
-    let signals =
-        watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     let auth_token = options.auth.as_ref().map(read_auth_token).transpose()?;
     let log = start_log(options.log)?;
     let (mint, reserver) = open_mint(options.fence_file.as_deref())?;
+    // Until here a signal just ends us, whatever we may be waiting for; from here on it is heard.
+    let signals =
+        watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     let listeners = listen(&options.sockets, inherited)?;
     warn_about(&options);
     let manager = Arc::new(Manager::new(
@@ -170,7 +173,10 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         listeners.iter().find_map(|listener| listener.port()),
     ) {
         let printed = writeln!(io::stdout(), "{port}").and_then(|()| io::stdout().flush());
-        printed.map_err(|error| format!("cannot print the port: {}", reason(&error)))?;
+        if !inherited::stderr_is_a_peers() {
+            // Under inetd, standard output is the listening socket.
+            printed.map_err(|error| format!("cannot print the port: {}", reason(&error)))?;
+        }
     }
 
     if let Err(error) = notify::notify("READY=1\nSTATUS=Serving") {
@@ -341,7 +347,6 @@ fn wait_for_a_signal(
     idle_exit: Option<Duration>,
 ) -> bool {
     let started = Instant::now();
-    let is_quiet = || manager.last_held().is_none_or(|last| last < Instant::now());
     let mut look_again = idle_exit;
     loop {
         select! {
@@ -353,7 +358,7 @@ fn wait_for_a_signal(
         let last_held = manager.last_held().unwrap_or(started);
         let quiet_since = connections.empty_since().unwrap_or(now).max(last_held);
         let idle_for = now.saturating_duration_since(quiet_since);
-        if idle_for >= idle_exit && connections.close_if_empty(is_quiet) {
+        if idle_for >= idle_exit && connections.close_if_empty(|| !manager.has_holders()) {
             return false;
         }
         // Whoever is here now keeps us for at least that long.
@@ -431,7 +436,11 @@ fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
 }
 
 fn read_token_file(path: &Path) -> Result<Box<[u8]>, String> {
-    let content = fs::read_to_string(path).map_err(|error| reason(&error))?;
+    let mut content = String::new();
+    let file = File::open(path).map_err(|error| reason(&error))?;
+    let mut file = file.take(MAX_TOKEN_FILE_LEN);
+    file.read_to_string(&mut content)
+        .map_err(|error| reason(&error))?;
     options::usable_token(&content)
 }
 

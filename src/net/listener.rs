@@ -11,7 +11,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{debug, warn};
 use rustix::event::{poll, PollFd, PollFlags};
@@ -41,6 +41,9 @@ const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// A client that never reads pins no more than this in the kernel.
 const SEND_BUFFER_LEN: usize = 16 * 1024;
+
+/// How long others may have the directory of a Unix socket locked.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Pauses after a failed accept: doubled from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -117,7 +120,7 @@ impl Listener {
         // Two servers that both find a dead one's socket must not remove each other's: whoever has the
         // directory looks, removes and listens before the other looks.
         let directory = File::open(directory_of(path))?;
-        flock(&directory, FlockOperation::LockExclusive)?;
+        lock_directory(&directory)?;
         clear_the_way(path)?;
         // Nobody can connect before the owner and the mode are right.
         let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
@@ -258,6 +261,21 @@ fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
+/// Anybody who may read the directory can lock it, so we wait for others of our kind and no longer.
+fn lock_directory(directory: &File) -> io::Result<()> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(FIRST_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::other("somebody has locked its directory"))
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -267,10 +285,17 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Whether accept failed for the one connection only, so that the next may be tried at once.
 fn is_the_peers_doing(error: &io::Error) -> bool {
-    !matches!(
+    matches!(
         Errno::from_io_error(error),
         Some(
-            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::BADF | Errno::INVAL
+            Errno::CONNABORTED
+                | Errno::INTR
+                | Errno::PROTO
+                | Errno::NETDOWN
+                | Errno::NETUNREACH
+                | Errno::HOSTDOWN
+                | Errno::HOSTUNREACH
+                | Errno::NOPROTOOPT
         )
     )
 }
