@@ -35,7 +35,7 @@ pub fn parse<T: FromArgs>(
             return Parsed::Usage("an argument is not UTF-8".into());
         };
         match argument.as_str() {
-            "-h" | "--help" => return help::<T>(program, booleans),
+            "-h" | "--help" => return help::<T>(program, booleans, normal.first()),
             "-V" | "--version" => {
                 return Parsed::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
             }
@@ -80,8 +80,13 @@ pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
 }
 
 /// argh's own text, with what [`parse`] adds to argh.
-fn help<T: FromArgs>(program: &str, booleans: &[&str]) -> Parsed<T> {
-    let text = match T::from_args(&[program], &["--help"]) {
+fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&String>) -> Parsed<T> {
+    // A word without dashes is a command of its own, which has its own help.
+    let command = first
+        .map(String::as_str)
+        .filter(|word| !word.starts_with('-'));
+    let arguments: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+    let text = match T::from_args(&[program], &arguments) {
         Err(exit) => exit.output,
         Ok(_) => String::new(),
     };

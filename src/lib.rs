@@ -3,10 +3,12 @@
 //! # Map
 //!
 //! ```text
-//!   bins        bin/latchd
-//!   programs    latchd/                options, wiring, signals, exit codes
+//!   bins        bin/latchd, bin/latch
+//!   programs    latchd/, latch/        options, wiring, signals, exit codes
+//!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
 //!   services    manager                one mutex, wake-ups, the reaper
+//!               client                 the public library: locks from other programs
 //!   codecs      dflock/{request,reply} text <-> values, pure
 //!   core        table/                 who holds and who waits, pure
 //!   aside       net/                   sockets; knows no protocol and no table
@@ -36,14 +38,18 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+pub mod client;
 mod dflock;
 mod escape;
 mod fence_file;
+mod latch;
 mod latchd;
 mod logging;
 mod manager;
 mod mint;
 mod net;
+mod run;
 mod table;
 
+pub use latch::main as latch_main;
 pub use latchd::main as latchd_main;

@@ -1,0 +1,468 @@
+//! One connection to a server: a request, its reply, and never two at a time.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::address::Address;
+use super::error::Error;
+use crate::net::stream::{is_timeout, Stream};
+use crate::table;
+
+/// The longest time that the protocol knows.
+pub(super) const MAX_SECONDS: u64 = 9_223_372_036;
+
+/// The longest reply that is read; only `stats` comes near it.
+const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
+
+const MAX_KEY_LEN: usize = 256;
+
+/// The credential of a holder.
+///
+/// Its `Debug` form shows the fence only; its `Display` form is the whole token, which is a secret.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Token(table::Token);
+
+impl Token {
+    /// The number that rises with every grant: a resource that has seen a higher one must refuse
+    /// whoever comes with this.
+    pub fn fence(&self) -> u64 {
+        self.0.fence.0
+    }
+}
+
+impl FromStr for Token {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let token = table::Token::parse(text);
+        token.map(Token).ok_or(Error::InvalidArgument(
+            "a token is 32 lower-case hex digits",
+        ))
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a holder is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The credential for renewing and releasing.
+    pub token: Token,
+    /// The length of the lease; it began between the request and this answer.
+    pub lease: Duration,
+}
+
+/// What is asked for: a lock, or a slot of a semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How many may hold the key at once; `None` for a lock.
+    pub limit: Option<u32>,
+    /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
+    pub lease: Option<Duration>,
+}
+
+/// How long to wait for a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    Try,
+    /// So long, in whole seconds (rounded up).
+    Within(Duration),
+    /// For as long as it takes.
+    Forever,
+}
+
+/// The answer to enqueueing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enqueued {
+    /// The key is held from now on.
+    Acquired(Grant),
+    /// Somebody else is first; [`Connection::wait`] waits.
+    Queued,
+}
+
+/// How a connection is made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long a reply may take that does not have to wait for anybody.
+    pub reply_timeout: Duration,
+    /// What the server wants to hear first, if anything.
+    pub auth_token: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            connect_timeout: Duration::from_secs(5),
+            reply_timeout: Duration::from_secs(10),
+            auth_token: None,
+        }
+    }
+}
+
+/// A connection to a server, on which one request is under way at a time.
+///
+/// After a reply that did not come in time, or was none, the connection is closed, and every further
+/// request is answered [`Error::Closed`]: a late reply can never be taken for that to another request.
+/// What it holds, the server releases when the connection closes (unless it is told otherwise).
+#[derive(Debug)]
+pub struct Connection {
+    stream: Option<Stream>,
+    /// What has been read of the next reply.
+    buffer: Vec<u8>,
+    reply_timeout: Duration,
+}
+
+impl Connection {
+    /// Connects and, if there is a token, presents it. Blocks for at most the settings' timeouts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`], [`Error::AuthFailed`], or what else can go wrong with a reply.
+    pub fn open(address: &Address, settings: &Settings) -> Result<Connection, Error> {
+        let stream = address
+            .connect(settings.connect_timeout)
+            .map_err(Error::Unreachable)?;
+        if let Stream::Tcp(tcp) = &stream {
+            // A reply may be hours away; a server that has vanished should be noticed before.
+            tcp.set_nodelay(true)?;
+            let keepalive = sockopt::set_socket_keepalive(tcp, true)
+                .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15)))
+                .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5)))
+                .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 3));
+            keepalive.map_err(io::Error::from)?;
+        }
+        let mut connection = Connection {
+            stream: Some(stream),
+            buffer: Vec::new(),
+            reply_timeout: settings.reply_timeout,
+        };
+        if let Some(token) = &settings.auth_token {
+            if token.contains(['\r', '\n']) {
+                return Err(Error::InvalidArgument(
+                    "an auth token has no line end in it",
+                ));
+            }
+            connection.expect_ok("auth", "_", token)?;
+        }
+        Ok(connection)
+    }
+
+    /// Asks for a key (`l`, `sl`) and blocks until it is granted or `patience` is over; `None` then.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or what can go wrong with a reply.
+    pub fn acquire(
+        &mut self,
+        key: &str,
+        terms: Terms,
+        patience: Patience,
+    ) -> Result<Option<Grant>, Error> {
+        let seconds = patience.seconds();
+        let (command, argument) = match terms.limit {
+            None => ("l", format!("{seconds}{}", terms.lease_argument()?)),
+            Some(limit) => (
+                "sl",
+                format!("{seconds} {limit}{}", terms.lease_argument()?),
+            ),
+        };
+        let reply = self.request(
+            command,
+            key,
+            &argument,
+            patience.reply_within(self.reply_timeout),
+        )?;
+        self.grant_or_timeout(&reply)
+    }
+
+    /// Takes a place in the queue (`e`, `se`) without waiting.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or what can go wrong with a reply.
+    pub fn enqueue(&mut self, key: &str, terms: Terms) -> Result<Enqueued, Error> {
+        let lease = terms.lease_argument()?;
+        let (command, argument) = match terms.limit {
+            None => ("e", lease.trim_start().to_owned()),
+            Some(limit) => ("se", format!("{limit}{lease}")),
+        };
+        let reply = self.request(command, key, &argument, Some(self.reply_timeout))?;
+        if reply == "queued" {
+            return Ok(Enqueued::Queued);
+        }
+        match reply.strip_prefix("acquired ") {
+            Some(grant) => self.parse_grant(grant).map(Enqueued::Acquired),
+            None => Err(self.refusal(&reply)),
+        }
+    }
+
+    /// Waits (`w`, `sw`) in the place that [`Connection::enqueue`] took; `None` if `patience` is over,
+    /// and the place is given up then.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or what can go wrong with a reply.
+    pub fn wait(
+        &mut self,
+        key: &str,
+        terms: Terms,
+        patience: Patience,
+    ) -> Result<Option<Grant>, Error> {
+        let command = if terms.limit.is_none() { "w" } else { "sw" };
+        let argument = patience.seconds().to_string();
+        let reply = self.request(
+            command,
+            key,
+            &argument,
+            patience.reply_within(self.reply_timeout),
+        )?;
+        self.grant_or_timeout(&reply)
+    }
+
+    /// Gives back a slot (`r`, `sr`), whichever connection it was granted to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
+    pub fn release(&mut self, key: &str, terms: Terms, token: Token) -> Result<(), Error> {
+        let command = if terms.limit.is_none() { "r" } else { "sr" };
+        self.expect_ok(command, key, &token.to_string())
+    }
+
+    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
+    pub fn renew(&mut self, key: &str, terms: Terms, token: Token) -> Result<Duration, Error> {
+        self.renew_within(key, terms, token, self.reply_timeout)
+    }
+
+    pub(super) fn renew_within(
+        &mut self,
+        key: &str,
+        terms: Terms,
+        token: Token,
+        within: Duration,
+    ) -> Result<Duration, Error> {
+        let command = if terms.limit.is_none() { "n" } else { "sn" };
+        let argument = format!("{token}{}", terms.lease_argument()?);
+        let reply = self.request(command, key, &argument, Some(within))?;
+        let seconds = reply
+            .strip_prefix("ok ")
+            .and_then(|seconds| seconds.parse().ok());
+        match seconds {
+            Some(seconds) => Ok(Duration::from_secs(seconds)),
+            None => Err(self.refusal(&reply)),
+        }
+    }
+
+    /// Asks whether the server is there (`ping`).
+    ///
+    /// # Errors
+    ///
+    /// What can go wrong with a reply.
+    pub fn ping(&mut self) -> Result<(), Error> {
+        self.expect_ok("ping", "_", "_")
+    }
+
+    /// What the server knows (`stats`), as JSON: see latch-protocol(7).
+    ///
+    /// # Errors
+    ///
+    /// What can go wrong with a reply.
+    pub fn stats(&mut self) -> Result<String, Error> {
+        let reply = self.request("stats", "_", "_", Some(self.reply_timeout))?;
+        match reply.strip_prefix("ok ") {
+            Some(json) => Ok(json.to_owned()),
+            None => Err(self.refusal(&reply)),
+        }
+    }
+
+    /// Sends one request and reads its reply, for at most `within`; closes the connection if that
+    /// fails.
+    fn request(
+        &mut self,
+        command: &str,
+        key: &str,
+        argument: &str,
+        within: Option<Duration>,
+    ) -> Result<String, Error> {
+        if !is_valid_key(key) {
+            return Err(Error::InvalidKey);
+        }
+        let reply = self.exchange(format!("{command}\n{key}\n{argument}\n").as_bytes(), within);
+        if reply.is_err() {
+            self.close();
+        }
+        reply
+    }
+
+    fn exchange(&mut self, request: &[u8], within: Option<Duration>) -> Result<String, Error> {
+        let stream = self.stream.as_ref().ok_or(Error::Closed)?;
+        if !self.buffer.is_empty() {
+            // Nobody asked for that: we are out of step.
+            return Err(Error::BadReply(
+                String::from_utf8_lossy(&self.buffer).into_owned(),
+            ));
+        }
+        let write_timeout = Some(self.reply_timeout);
+        match stream.write_within(request, write_timeout) {
+            Ok(()) => {}
+            // A server that has refused us and left may have said why before it went.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(Error::NoReply),
+            Err(_) => {}
+        }
+        let deadline = within.map(|within| Instant::now() + within);
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                line.truncate(end);
+                let line = String::from_utf8(line);
+                return line.map_err(|error| Error::BadReply(error.to_string()));
+            }
+            if self.buffer.len() > MAX_REPLY_LEN {
+                return Err(Error::BadReply("more than a reply can be".into()));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::NoReply);
+            }
+            // Without a deadline the keepalive is what notices that the server has vanished.
+            stream.set_read_timeout(left.unwrap_or(Duration::from_secs(3600)))?;
+            let mut chunk = [0; 4096];
+            match (&mut &*stream).read(&mut chunk) {
+                Ok(0) => return Err(Error::Closed),
+                Ok(len) => self.buffer.extend(&chunk[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn expect_ok(&mut self, command: &str, key: &str, argument: &str) -> Result<(), Error> {
+        let reply = self.request(command, key, argument, Some(self.reply_timeout))?;
+        if reply == "ok" {
+            Ok(())
+        } else {
+            Err(self.refusal(&reply))
+        }
+    }
+
+    fn grant_or_timeout(&mut self, reply: &str) -> Result<Option<Grant>, Error> {
+        if reply == "timeout" {
+            return Ok(None);
+        }
+        match reply.strip_prefix("ok ") {
+            Some(grant) => self.parse_grant(grant).map(Some),
+            None => Err(self.refusal(reply)),
+        }
+    }
+
+    fn parse_grant(&mut self, text: &str) -> Result<Grant, Error> {
+        let parsed = text.split_once(' ').and_then(|(token, seconds)| {
+            let lease = Duration::from_secs(seconds.parse().ok()?);
+            Some(Grant {
+                token: token.parse().ok()?,
+                lease,
+            })
+        });
+        parsed.ok_or_else(|| {
+            self.close();
+            Error::BadReply(text.to_owned())
+        })
+    }
+
+    /// The error that a reply stands for. One that is no reply at all ends the connection.
+    fn refusal(&mut self, reply: &str) -> Error {
+        let error = Error::from_reply(reply);
+        if matches!(error, Error::BadReply(_) | Error::AuthFailed) {
+            self.close();
+        }
+        error
+    }
+
+    /// Closes the connection; whatever it holds, the server releases.
+    pub(super) fn close(&mut self) {
+        self.stream = None;
+        self.buffer.clear();
+    }
+
+    /// Closes the connection and waits, for at most the reply timeout, until the server has seen that:
+    /// what it releases with the connection is released then.
+    pub fn finish(mut self) {
+        if let Some(stream) = self.stream.take() {
+            stream.shutdown(Shutdown::Write);
+            stream.discard_for(self.reply_timeout);
+        }
+    }
+
+    /// The connection's socket, to be watched for its end; `None` if it is closed.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Terms {
+    /// A lock with the server's default lease.
+    pub const LOCK: Terms = Terms {
+        limit: None,
+        lease: None,
+    };
+
+    /// Blank and lease, or nothing.
+    fn lease_argument(&self) -> Result<String, Error> {
+        match self.lease.map(whole_seconds) {
+            None => Ok(String::new()),
+            Some(seconds @ 1..=MAX_SECONDS) => Ok(format!(" {seconds}")),
+            Some(_) => Err(Error::InvalidArgument("a lease is 1 to 9223372036 seconds")),
+        }
+    }
+}
+
+impl Patience {
+    fn seconds(self) -> u64 {
+        match self {
+            Patience::Try => 0,
+            Patience::Within(time) => whole_seconds(time).min(MAX_SECONDS),
+            Patience::Forever => MAX_SECONDS,
+        }
+    }
+
+    /// How long the reply may take, given how long one takes without any waiting.
+    fn reply_within(self, reply_timeout: Duration) -> Option<Duration> {
+        match self {
+            Patience::Forever => None,
+            patience => Some(Duration::from_secs(patience.seconds()).saturating_add(reply_timeout)),
+        }
+    }
+}
+
+/// Whole seconds, rounded up.
+fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+fn is_valid_key(key: &str) -> bool {
+    (1..=MAX_KEY_LEN).contains(&key.len()) && !key.contains([' ', '\t', '\r', '\n'])
+}

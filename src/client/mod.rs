@@ -1,0 +1,248 @@
+//! A client for `latchd`: locks and semaphores from other programs.
+//!
+//! Everything blocks, and each lock has a connection of its own, as the server wants it: when the
+//! process dies, the server sees the connection close and gives the lock to the next in line.
+//!
+//! ```no_run
+//! use latchd::client::Client;
+//!
+//! # fn main() -> Result<(), latchd::client::Error> {
+//! let client = Client::new(["127.0.0.1:6388".parse().expect("an address")]);
+//! let guard = client.lock("nightly-backup").acquire()?;
+//! guard.on_lost(|loss| eprintln!("stop everything: {loss}"));
+//! // ... work, and look at guard.is_held() before each step that cannot be undone ...
+//! guard.release()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod connection;
+mod error;
+mod guard;
+
+use std::time::{Duration, Instant};
+
+pub use address::Address;
+pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
+pub use error::Error;
+pub use guard::{Guard, Loss};
+
+/// One server, or several among which the keys are divided.
+///
+/// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number, as
+/// all clients of this protocol have it: they must name the same servers in the same order.
+#[derive(Clone, Debug)]
+pub struct Client {
+    servers: Vec<Address>,
+    settings: Settings,
+}
+
+impl Client {
+    /// A client of these servers, with default settings. Does not connect.
+    ///
+    /// # Panics
+    ///
+    /// Without any server.
+    pub fn new(servers: impl IntoIterator<Item = Address>) -> Client {
+        Client::with_settings(servers, Settings::default())
+    }
+
+    /// A client of these servers. Does not connect.
+    ///
+    /// # Panics
+    ///
+    /// Without any server.
+    pub fn with_settings(servers: impl IntoIterator<Item = Address>, settings: Settings) -> Client {
+        let servers: Vec<Address> = servers.into_iter().collect();
+        assert!(!servers.is_empty(), "a client needs a server");
+        Client { servers, settings }
+    }
+
+    /// All servers, in their order.
+    pub fn servers(&self) -> &[Address] {
+        &self.servers
+    }
+
+    /// The server that `key` belongs to.
+    pub fn server_of(&self, key: &str) -> &Address {
+        &self.servers[address::shard_of(key, self.servers.len())]
+    }
+
+    /// Connects to one of the servers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::open`].
+    pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
+        Connection::open(server, &self.settings)
+    }
+
+    /// A lock: one holder at a time.
+    pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
+        Lock {
+            client: self,
+            key,
+            terms: Terms::LOCK,
+        }
+    }
+
+    /// A semaphore: up to `limit` holders at a time. All clients must agree on the limit.
+    pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Semaphore<'a> {
+        Semaphore {
+            client: self,
+            key,
+            terms: Terms {
+                limit: Some(limit),
+                lease: None,
+            },
+        }
+    }
+}
+
+/// A semaphore that can be asked for a slot. A lock is a semaphore of one, so it is asked alike.
+pub type Semaphore<'a> = Lock<'a>;
+
+/// A lock that can be asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Lock<'a> {
+    client: &'a Client,
+    key: &'a str,
+    terms: Terms,
+}
+
+impl<'a> Lock<'a> {
+    /// Asks for a lease of this length, in whole seconds (rounded up), rather than the server's default.
+    pub fn lease(self, lease: Duration) -> Lock<'a> {
+        Lock {
+            terms: Terms {
+                lease: Some(lease),
+                ..self.terms
+            },
+            ..self
+        }
+    }
+
+    /// Waits for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or why it could not be asked.
+    pub fn acquire(&self) -> Result<Guard, Error> {
+        loop {
+            // The longest wait that the protocol knows is three hundred years.
+            if let Some(guard) = self.ask(Patience::Forever)? {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Waits for at most `time`, in whole seconds (rounded up); `None` if that is over.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or why it could not be asked.
+    pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
+        self.ask(Patience::Within(time))
+    }
+
+    /// Does not wait; `None` if somebody else has it.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or why it could not be asked.
+    pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
+        self.ask(Patience::Try)
+    }
+
+    /// Takes a place in the queue without waiting, to wait for it later.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal, or why it could not be asked.
+    pub fn enqueue(&self) -> Result<Place, Error> {
+        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        let sent_at = Instant::now();
+        let granted = match connection.enqueue(self.key, self.terms)? {
+            Enqueued::Queued => None,
+            Enqueued::Acquired(grant) => Some((grant, sent_at)),
+        };
+        Ok(Place {
+            connection,
+            key: self.key.to_owned(),
+            terms: self.terms,
+            granted,
+        })
+    }
+
+    fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
+        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        let asked_at = Instant::now();
+        let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
+            return Ok(None);
+        };
+        take_charge(connection, self.key, self.terms, grant, asked_at).map(Some)
+    }
+}
+
+/// A place in a queue. Dropping it gives the place up.
+#[derive(Debug)]
+pub struct Place {
+    connection: Connection,
+    key: String,
+    terms: Terms,
+    granted: Option<(Grant, Instant)>,
+}
+
+impl Place {
+    /// Whether the lock was free, so that waiting will not take any time.
+    pub fn is_granted(&self) -> bool {
+        self.granted.is_some()
+    }
+
+    /// Waits for at most `patience`; `None` if that is over, and the place is given up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeaseExpired`] if the grant came and its lease went while nobody waited, the server's
+    /// refusal, or what can go wrong with a reply.
+    pub fn wait(mut self, patience: Patience) -> Result<Option<Guard>, Error> {
+        // The server starts the lease anew at the wait, also if the grant came before.
+        let asked_at = Instant::now();
+        match self.connection.wait(&self.key, self.terms, patience)? {
+            None => Ok(None),
+            Some(grant) => {
+                take_charge(self.connection, &self.key, self.terms, grant, asked_at).map(Some)
+            }
+        }
+    }
+}
+
+/// Makes a guard of a grant that was asked for at `asked_at`.
+///
+/// The lease began at the grant, and that was not before the request. So a quick answer is counted from
+/// its request. After a long wait, nobody knows how long the answer has been lying here (we may have been
+/// stopped meanwhile): then a renewal tells.
+fn take_charge(
+    mut connection: Connection,
+    key: &str,
+    terms: Terms,
+    grant: Grant,
+    asked_at: Instant,
+) -> Result<Guard, Error> {
+    // Renewals ask for the lease that was granted, not for the server's default.
+    let terms = Terms {
+        lease: Some(grant.lease),
+        ..terms
+    };
+    let mut counted_from = asked_at;
+    if asked_at.elapsed() >= grant.lease / 4 {
+        counted_from = Instant::now();
+        match connection.renew(key, terms, grant.token) {
+            Ok(_) => {}
+            Err(Error::Refused) => return Err(Error::LeaseExpired),
+            Err(error) => return Err(error),
+        }
+    }
+    Guard::new(connection, key, terms, grant, counted_from)
+}

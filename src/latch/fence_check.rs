@@ -1,0 +1,148 @@
+//! The other half of fencing, for the shell: a file that remembers the highest fence which a resource
+//! has seen.
+//!
+//! The file holds the fence as 16 hex digits and a line feed, written in one call to where it always
+//! stands: a caller that is killed has written all of it or nothing. Callers take turns by flock.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{flock, FlockOperation};
+
+const RECORD_LEN: usize = 17;
+
+/// What a fence is to a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As high as any before, or higher; remembered now.
+    Current,
+    /// Lower than one before: somebody else has held the lock since.
+    Outdated,
+}
+
+/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is higher.
+/// Blocks while another caller does the same.
+///
+/// # Errors
+///
+/// If the file cannot be read or written, or holds something else. Then nothing is certain.
+pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(file)?;
+    flock(&opened, FlockOperation::LockExclusive)?;
+    let highest = read(&opened)?;
+    if highest.is_some_and(|highest| fence < highest) {
+        return Ok(Verdict::Outdated);
+    }
+    if highest != Some(fence) {
+        opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
+        opened.sync_all()?;
+        if highest.is_none() {
+            sync_directory(file)?;
+        }
+    }
+    Ok(Verdict::Current)
+}
+
+/// The fence in the file; `None` if it is empty.
+fn read(mut file: &File) -> io::Result<Option<u64>> {
+    let mut content = Vec::new();
+    (&mut file)
+        .take(RECORD_LEN as u64 + 1)
+        .read_to_end(&mut content)?;
+    if content.is_empty() {
+        return Ok(None);
+    }
+    let foreign = || io::Error::new(io::ErrorKind::InvalidData, "its content is not a fence");
+    let digits = content
+        .strip_suffix(b"\n")
+        .filter(|digits| digits.len() == RECORD_LEN - 1)
+        .ok_or_else(foreign)?;
+    let digits = std::str::from_utf8(digits).map_err(|_| foreign())?;
+    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(foreign());
+    }
+    u64::from_str_radix(digits, 16)
+        .map(Some)
+        .map_err(|_| foreign())
+}
+
+fn sync_directory(file: &Path) -> io::Result<()> {
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::thread;
+
+    #[test]
+    fn only_a_fence_below_the_highest_is_outdated() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("fence");
+        for (fence, verdict) in [
+            (7, Verdict::Current),
+            (7, Verdict::Current),
+            (6, Verdict::Outdated),
+            (u64::MAX, Verdict::Current),
+            (8, Verdict::Outdated),
+        ] {
+            assert_eq!(
+                check(&file, fence).expect("a usable file"),
+                verdict,
+                "{fence}"
+            );
+        }
+        assert_eq!(
+            fs::read_to_string(&file).expect("text"),
+            "ffffffffffffffff\n"
+        );
+    }
+
+    #[test]
+    fn a_file_with_anything_else_in_it_is_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("fence");
+        for content in [
+            "x",
+            "0000000000000007",
+            "0000000000000007\n\n",
+            "+000000000000007\n",
+            "000000000000000g\n",
+        ] {
+            fs::write(&file, content).expect("write");
+            assert!(check(&file, 9).is_err(), "{content:?}");
+            assert_eq!(fs::read_to_string(&file).expect("text"), content);
+        }
+        assert!(check(directory.path(), 9).is_err());
+    }
+
+    #[test]
+    fn callers_at_the_same_time_agree_on_the_highest() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("fence");
+        thread::scope(|scope| {
+            for first in 0..8 {
+                let file = &file;
+                scope.spawn(move || {
+                    for fence in (first..400).step_by(8) {
+                        check(file, fence).expect("a usable file");
+                    }
+                });
+            }
+        });
+        assert_eq!(check(&file, 399).expect("a usable file"), Verdict::Current);
+        assert_eq!(check(&file, 398).expect("a usable file"), Verdict::Outdated);
+    }
+}

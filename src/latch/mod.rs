@@ -1,0 +1,451 @@
+//! The program `latch`: locks and semaphores of a `latchd` server, for the shell. See latch(1).
+
+mod fence_check;
+mod options;
+mod table;
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+
+use crate::arguments::{self, Parsed};
+use crate::client::{Client, Connection, Error, Lock, Patience, Settings, Terms, Token};
+use crate::escape::{reason, Escaped};
+use crate::run::{self, Ended, Job, SignalWatch};
+use fence_check::Verdict;
+use options::{Command, Flags, Reach};
+
+const PROGRAM: &str = "latch";
+const DEFAULT_SERVER: &str = "127.0.0.1:6388";
+
+/// How often `stats --watch` looks.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+// Exit status, as latch(1) has it; the numbers are those of sysexits(3).
+const OUTDATED: u8 = 1;
+const USAGE: u8 = 64;
+const UNAVAILABLE: u8 = 69;
+const LOST: u8 = 70;
+const SYSTEM_ERROR: u8 = 71;
+const FILE_ERROR: u8 = 74;
+const BUSY: u8 = 75;
+const PROTOCOL: u8 = 76;
+const NO_PERMISSION: u8 = 77;
+
+/// Why we do not do what was asked, and the exit status for it.
+struct Failure {
+    status: u8,
+    /// `None` where the status says it all.
+    message: Option<String>,
+}
+
+impl Failure {
+    fn new(status: u8, message: impl Display) -> Failure {
+        Failure {
+            status,
+            message: Some(message.to_string()),
+        }
+    }
+
+    fn usage(message: impl Display) -> Failure {
+        Failure::new(USAGE, message)
+    }
+}
+
+/// What a command may end with: an exit status, or a failure.
+type Outcome = Result<u8, Failure>;
+
+/// Runs one command and returns its exit status (latch(1), EXIT STATUS).
+pub fn main() -> ExitCode {
+    run::stage(PROGRAM);
+    let mut arguments = env::args_os().skip(1);
+    let ours: Vec<OsString> = arguments
+        .by_ref()
+        .take_while(|argument| argument != "--")
+        .collect();
+    let command: Vec<OsString> = arguments.collect();
+    let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, ours.into_iter()) {
+        Parsed::Run(flags) => flags,
+        Parsed::Print(text) => return ExitCode::from(print(&text)),
+        Parsed::Usage(reason) => return fail(Failure::usage(reason)),
+    };
+    match carry_out(&flags.command, &command) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => fail(failure),
+    }
+}
+
+fn fail(failure: Failure) -> ExitCode {
+    if let Some(message) = failure.message {
+        let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+    }
+    ExitCode::from(failure.status)
+}
+
+/// Prints, and says nothing if nobody reads it any more.
+fn print(text: &str) -> u8 {
+    let mut stdout = io::stdout();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Ok(()) => 0,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
+        Err(_) => FILE_ERROR,
+    }
+}
+
+fn carry_out(command: &Command, words: &[OsString]) -> Outcome {
+    if !words.is_empty() && !matches!(command, Command::Run(_)) {
+        return Err(Failure::usage("only latch run takes a command after --"));
+    }
+    match command {
+        Command::Run(options) => run_command(options, words),
+        Command::Wait(options) => wait(options),
+        Command::Acquire(options) => acquire(options),
+        Command::Renew(options) => renew(options),
+        Command::Release(options) => release(options),
+        Command::Stats(options) => stats(options),
+        Command::Ping(options) => ping(options),
+        Command::FenceCheck(options) => check_fence(options),
+    }
+}
+
+fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
+    if command.is_empty() {
+        return Err(Failure::usage("a command to run is wanted after --"));
+    }
+    let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
+    let client = client(options.reach())?;
+    let signals = SignalWatch::new().map_err(|error| {
+        Failure::new(
+            SYSTEM_ERROR,
+            format_args!("cannot catch signals: {}", reason(&error)),
+        )
+    })?;
+
+    // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
+    let (sender, granted) = bounded(1);
+    let (key, timeout, lease, limit) = (
+        options.key.clone(),
+        options.timeout,
+        options.lease,
+        options.limit,
+    );
+    let waiting = thread::Builder::new()
+        .name("waiting".into())
+        .spawn(move || {
+            let lock = lock_of(&client, &key, lease, limit);
+            let guard = match timeout {
+                None => lock.acquire().map(Some),
+                Some(0) => lock.try_acquire(),
+                Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
+            };
+            let _ = sender.send(guard);
+        });
+    waiting.map_err(|error| {
+        Failure::new(
+            SYSTEM_ERROR,
+            format_args!("cannot start a thread: {}", reason(&error)),
+        )
+    })?;
+    let guard = match signals.wait_for(&granted) {
+        Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
+        Ok(Err(error)) => return Err(failure(&options.key, &error)),
+        Ok(Ok(None)) if busy_ok => return Ok(0),
+        Ok(Ok(None)) => {
+            let message = format!("{}: somebody else has it", shown(&options.key));
+            return Err(Failure::new(options.busy_status, message));
+        }
+        Ok(Ok(Some(guard))) => guard,
+    };
+
+    let (sender, lost) = bounded(1);
+    guard.on_lost(move |_| {
+        let _ = sender.send(());
+    });
+    let job = Job {
+        command,
+        environment: &[
+            ("LATCH_KEY", options.key.clone()),
+            ("LATCH_TOKEN", guard.token().to_string()),
+            ("LATCH_FENCE", guard.token().fence().to_string()),
+        ],
+        kill_after: Duration::from_secs(options.kill_after),
+    };
+    match run::run(&job, &signals, &lost, || guard.renew()) {
+        Ok(Ended::Exited(status)) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),
+        Ok(Ended::Lost) => {
+            let why = guard
+                .loss()
+                .map_or_else(String::new, |loss| format!(": {loss}"));
+            Err(Failure::new(
+                LOST,
+                format_args!("{}: the lock was lost{why}", shown(&options.key)),
+            ))
+        }
+        Err(error) => Err(Failure::new(
+            SYSTEM_ERROR,
+            format_args!("cannot start a process: {}", reason(&error)),
+        )),
+    }
+}
+
+fn wait(options: &options::Wait) -> Outcome {
+    let client = client(options.reach())?;
+    let (mut connection, terms) = connect(&client, &options.key, None, options.limit)?;
+    let granted = connection.acquire(&options.key, terms, patience(options.timeout));
+    match granted.map_err(|error| failure(&options.key, &error))? {
+        None => Err(busy(&options.key)),
+        Some(grant) => {
+            let released = connection.release(&options.key, terms, grant.token);
+            released.map_err(|error| failure(&options.key, &error))?;
+            Ok(0)
+        }
+    }
+}
+
+fn acquire(options: &options::Acquire) -> Outcome {
+    let client = client(options.reach())?;
+    let key = &options.key;
+    let (mut connection, terms) = connect(&client, key, options.lease, options.limit)?;
+    let granted = connection.acquire(key, terms, patience(options.timeout));
+    let Some(grant) = granted.map_err(|error| failure(key, &error))? else {
+        return Err(busy(key));
+    };
+    // A server that releases at the end of the connection would leave a token that is good for nothing.
+    connection.finish();
+    let terms = Terms {
+        lease: Some(grant.lease),
+        ..terms
+    };
+    let (mut connection, _) = connect(&client, key, options.lease, options.limit)?;
+    match connection.renew(key, terms, grant.token) {
+        Ok(_) => Ok(print(&format!("{}\n", grant.token))),
+        Err(Error::Refused) => Err(Failure::new(
+            LOST,
+            format_args!(
+                "{}: the server released it when the connection closed; it keeps locks only if it runs with \
+                 --no-auto-release-on-disconnect",
+                shown(key)
+            ),
+        )),
+        Err(error) => Err(failure(key, &error)),
+    }
+}
+
+fn renew(options: &options::Renew) -> Outcome {
+    let token = token(&options.token)?;
+    let client = client(options.reach())?;
+    let (mut connection, terms) = connect(&client, &options.key, options.lease, options.limit)?;
+    match connection.renew(&options.key, terms, token) {
+        Ok(lease) => Ok(print(&format!("{}\n", lease.as_secs()))),
+        Err(Error::Refused) => Err(not_held(&options.key)),
+        Err(error) => Err(failure(&options.key, &error)),
+    }
+}
+
+fn release(options: &options::Release) -> Outcome {
+    let token = token(&options.token)?;
+    let client = client(options.reach())?;
+    let (mut connection, terms) = connect(&client, &options.key, None, options.limit)?;
+    match connection.release(&options.key, terms, token) {
+        Ok(()) => Ok(0),
+        Err(Error::Refused) => Err(not_held(&options.key)),
+        Err(error) => Err(failure(&options.key, &error)),
+    }
+}
+
+fn stats(options: &options::Stats) -> Outcome {
+    let as_json = boolean("--json", options.json.as_deref())?;
+    let watch = boolean("--watch", options.watch.as_deref())?;
+    let client = client(options.reach())?;
+    loop {
+        let mut text = String::new();
+        for server in client.servers() {
+            let stats = client
+                .connect(server)
+                .and_then(|mut connection| connection.stats());
+            let json = stats.map_err(|error| failure(&server.to_string(), &error))?;
+            if client.servers().len() > 1 && !as_json {
+                text += &format!("{server}\n");
+            }
+            text += &if as_json {
+                format!("{json}\n")
+            } else {
+                table::render(&json)
+                    .ok_or_else(|| failure(&server.to_string(), &Error::BadReply(json)))?
+            };
+        }
+        if watch && !as_json && io::stdout().is_terminal() {
+            text.insert_str(0, "\u{1b}[H\u{1b}[2J");
+        }
+        let printed = print(&text);
+        if !watch || printed != 0 {
+            return Ok(printed);
+        }
+        thread::sleep(WATCH_INTERVAL);
+    }
+}
+
+fn ping(options: &options::Ping) -> Outcome {
+    let client = client(options.reach())?;
+    for server in client.servers() {
+        let answered = client
+            .connect(server)
+            .and_then(|mut connection| connection.ping());
+        answered.map_err(|error| failure(&server.to_string(), &error))?;
+    }
+    Ok(0)
+}
+
+fn check_fence(options: &options::FenceCheck) -> Outcome {
+    let token = token(&options.token)?;
+    match fence_check::check(Path::new(&options.file), token.fence()) {
+        Ok(Verdict::Current) => Ok(0),
+        Ok(Verdict::Outdated) => Err(Failure {
+            status: OUTDATED,
+            message: None,
+        }),
+        Err(error) => Err(Failure::new(
+            FILE_ERROR,
+            format_args!("{}: {}", shown(&options.file), reason(&error)),
+        )),
+    }
+}
+
+/// A client of the servers that the command line, the environment or nobody names.
+fn client(reach: Reach<'_>) -> Result<Client, Failure> {
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let named: Vec<String> = if reach.servers.is_empty() {
+        let listed = variable("LATCH_SERVER").unwrap_or_else(|| DEFAULT_SERVER.into());
+        listed
+            .split([',', ' '])
+            .filter(|server| !server.is_empty())
+            .map(str::to_owned)
+            .collect()
+    } else {
+        reach.servers.to_vec()
+    };
+    let mut servers = Vec::new();
+    for server in named {
+        let parsed = server.parse();
+        servers
+            .push(parsed.map_err(|why| Failure::usage(format_args!("{}: {why}", shown(&server))))?);
+    }
+    if servers.is_empty() {
+        return Err(Failure::usage("LATCH_SERVER: it names no server"));
+    }
+    let file = reach
+        .auth_token_file
+        .map(str::to_owned)
+        .or_else(|| variable("LATCH_AUTH_TOKEN_FILE"));
+    let auth_token = file.map(|file| read_token(&file)).transpose()?;
+    let settings = Settings {
+        auth_token,
+        ..Settings::default()
+    };
+    Ok(Client::with_settings(servers, settings))
+}
+
+fn read_token(file: &str) -> Result<String, Failure> {
+    let content = fs::read_to_string(file).map_err(|error| {
+        Failure::new(
+            FILE_ERROR,
+            format_args!("{}: {}", shown(file), reason(&error)),
+        )
+    })?;
+    Ok(content.trim().to_owned())
+}
+
+fn lock_of<'a>(
+    client: &'a Client,
+    key: &'a str,
+    lease: Option<u64>,
+    limit: Option<u32>,
+) -> Lock<'a> {
+    let lock = match limit {
+        None => client.lock(key),
+        Some(limit) => client.semaphore(key, limit),
+    };
+    match lease {
+        None => lock,
+        Some(seconds) => lock.lease(Duration::from_secs(seconds)),
+    }
+}
+
+fn connect(
+    client: &Client,
+    key: &str,
+    lease: Option<u64>,
+    limit: Option<u32>,
+) -> Result<(Connection, Terms), Failure> {
+    let server = client.server_of(key);
+    let connection = client
+        .connect(server)
+        .map_err(|error| failure(&server.to_string(), &error))?;
+    let terms = Terms {
+        limit,
+        lease: lease.map(Duration::from_secs),
+    };
+    Ok((connection, terms))
+}
+
+fn patience(timeout: Option<u64>) -> Patience {
+    match timeout {
+        None => Patience::Forever,
+        Some(0) => Patience::Try,
+        Some(seconds) => Patience::Within(Duration::from_secs(seconds)),
+    }
+}
+
+fn token(text: &str) -> Result<Token, Failure> {
+    text.parse().map_err(|error: Error| Failure::usage(error))
+}
+
+fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
+    match given.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("0" | "no" | "false") => Ok(false),
+        Some("1" | "yes" | "true") => Ok(true),
+        Some(other) => Err(Failure::usage(format_args!(
+            "{option}: yes or no is wanted, not {}",
+            shown(other)
+        ))),
+    }
+}
+
+fn busy(key: &str) -> Failure {
+    Failure::new(BUSY, format_args!("{}: somebody else has it", shown(key)))
+}
+
+fn not_held(key: &str) -> Failure {
+    Failure::new(
+        LOST,
+        format_args!("{}: it is not held with this token", shown(key)),
+    )
+}
+
+/// What an error means for the exit status; `about` is the key or the server.
+fn failure(about: &str, error: &Error) -> Failure {
+    let status = match error {
+        Error::Unreachable(_) | Error::Closed | Error::NoReply => UNAVAILABLE,
+        Error::AuthFailed => NO_PERMISSION,
+        Error::MaxLocks | Error::MaxWaiters | Error::Draining => BUSY,
+        Error::LeaseExpired => LOST,
+        Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
+        _ => PROTOCOL,
+    };
+    Failure::new(status, format_args!("{}: {error}", shown(about)))
+}
+
+fn shown(text: &str) -> Escaped<'_> {
+    Escaped(text.as_bytes())
+}

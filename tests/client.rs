@@ -1,0 +1,219 @@
+//! The client library against a real server.
+
+mod support;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use latchd::client::{Address, Client, Error, Loss, Patience, Settings};
+use support::{Daemon, Signal, PATIENCE};
+
+fn client(daemon: &Daemon) -> Client {
+    Client::new([Address::Tcp(daemon.addr().to_string())])
+}
+
+#[test]
+fn a_guard_holds_until_it_is_dropped() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let guard = client.lock("k").acquire().expect("free");
+    assert!(guard.is_held());
+    assert!(client.lock("k").try_acquire().expect("an answer").is_none());
+    drop(guard);
+    let again = client
+        .lock("k")
+        .try_acquire()
+        .expect("an answer")
+        .expect("free again");
+    again.release().expect("still ours");
+}
+
+#[test]
+fn the_fences_of_successive_guards_rise() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let fences: Vec<u64> = (0..5)
+        .map(|_| client.lock("k").acquire().expect("free").token().fence())
+        .collect();
+    assert!(
+        fences.windows(2).all(|pair| pair[0] < pair[1]),
+        "{fences:?}"
+    );
+}
+
+#[test]
+fn a_semaphore_has_as_many_guards_as_its_limit() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let pool = client.semaphore("pool", 2);
+    let _guards = [
+        pool.acquire().expect("a slot"),
+        pool.acquire().expect("a slot"),
+    ];
+    assert!(pool.try_acquire().expect("an answer").is_none());
+    assert!(matches!(
+        client.semaphore("pool", 3).try_acquire(),
+        Err(Error::LimitMismatch)
+    ));
+    assert!(matches!(
+        client.lock("pool").try_acquire(),
+        Err(Error::LimitMismatch)
+    ));
+}
+
+#[test]
+fn a_lease_is_renewed_in_the_background_and_its_length_kept() {
+    let daemon = Daemon::start(&["--default-lease-ttl", "60"]);
+    let guard = client(&daemon)
+        .lock("k")
+        .lease(Duration::from_secs(1))
+        .acquire()
+        .expect("free");
+    assert_eq!(guard.lease(), Duration::from_secs(1));
+    thread::sleep(Duration::from_millis(2500));
+    assert!(guard.is_held());
+    let left = daemon.stats()["locks"][0]["lease_expires_in_s"]
+        .as_f64()
+        .expect("a number");
+    assert!(left <= 1.0, "{left}");
+}
+
+#[test]
+fn the_end_of_the_server_is_told_at_once() {
+    let daemon = Daemon::start(&[]);
+    let guard = client(&daemon).lock("k").acquire().expect("free");
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    let ended = Instant::now();
+    drop(daemon);
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
+    assert!(
+        ended.elapsed() < Duration::from_secs(5),
+        "it waited for a renewal"
+    );
+    assert!(!guard.is_held());
+    assert_eq!(guard.loss(), Some(Loss::Closed));
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    assert_eq!(losses.try_recv(), Ok(Loss::Closed));
+    assert!(guard.release().is_err());
+}
+
+#[test]
+fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended() {
+    let daemon = Daemon::start(&[]);
+    let lease = Duration::from_secs(2);
+    let guard = client(&daemon)
+        .lock("k")
+        .lease(lease)
+        .acquire()
+        .expect("free");
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send((loss, Instant::now())).expect("a listener"));
+    daemon.signal(Signal::STOP);
+    let stopped = Instant::now();
+    let (loss, at) = losses.recv_timeout(PATIENCE).expect("a loss");
+    daemon.signal(Signal::CONT);
+    assert_eq!(loss, Loss::Deadline);
+    assert!(
+        at - stopped <= lease,
+        "told {:?} after the server stood still",
+        at - stopped
+    );
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_token_that_was_released_elsewhere_is_a_loss_at_the_next_renewal() {
+    let daemon = Daemon::start(&[]);
+    let guard = client(&daemon)
+        .lock("k")
+        .lease(Duration::from_secs(1))
+        .acquire()
+        .expect("free");
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    assert_eq!(
+        daemon
+            .connect()
+            .request("r", "k", &guard.token().to_string()),
+        "ok"
+    );
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused));
+}
+
+#[test]
+fn a_bounded_wait_ends_and_a_place_in_the_queue_can_be_waited_for() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let guard = client.lock("k").acquire().expect("free");
+    assert!(client
+        .lock("k")
+        .acquire_within(Duration::from_secs(1))
+        .expect("an answer")
+        .is_none());
+    let place = client.lock("k").enqueue().expect("a place");
+    assert!(!place.is_granted());
+    drop(guard);
+    let next = place
+        .wait(Patience::Within(Duration::from_secs(10)))
+        .expect("an answer");
+    assert!(next.expect("our turn").is_held());
+    let free = client.lock("free").enqueue().expect("a place");
+    assert!(free.is_granted());
+    assert!(free
+        .wait(Patience::Try)
+        .expect("an answer")
+        .expect("granted")
+        .is_held());
+}
+
+#[test]
+fn no_connection_goes_on_after_a_reply_that_did_not_come() {
+    let daemon = Daemon::start(&[]);
+    let settings = Settings {
+        reply_timeout: Duration::from_millis(200),
+        ..Settings::default()
+    };
+    let client = Client::with_settings([Address::Tcp(daemon.addr().to_string())], settings);
+    let mut connection = client.connect(&client.servers()[0]).expect("reachable");
+    connection.ping().expect("an answer");
+    daemon.signal(Signal::STOP);
+    assert!(matches!(connection.ping(), Err(Error::NoReply)));
+    daemon.signal(Signal::CONT);
+    assert!(matches!(connection.ping(), Err(Error::Closed)));
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused_before_it_is_sent() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    for key in ["", "a b", "a\nb", "a\tb", &"k".repeat(257)] {
+        assert!(
+            matches!(client.lock(key).try_acquire(), Err(Error::InvalidKey)),
+            "{key:?}"
+        );
+    }
+    let zero = client.lock("k").lease(Duration::ZERO).try_acquire();
+    assert!(matches!(zero, Err(Error::InvalidArgument(_))));
+}
+
+#[test]
+fn refusals_of_the_server_have_their_names() {
+    let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
+    let client = client(&daemon);
+    let _guard = client.lock("k").acquire().expect("free");
+    assert!(matches!(
+        client.lock("other").try_acquire(),
+        Err(Error::MaxLocks)
+    ));
+    let _place = client.lock("k").enqueue().expect("a place");
+    assert!(matches!(client.lock("k").enqueue(), Err(Error::MaxWaiters)));
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("draining", PATIENCE);
+    assert!(matches!(
+        client.lock("k").try_acquire(),
+        Err(Error::Draining)
+    ));
+}
