@@ -13,7 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
-use support::{eventually, fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+use support::{
+    eventually, fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
+};
 
 /// The fences that a server reserves at a time.
 const RANGE: u64 = 1 << 20;
@@ -891,19 +893,4 @@ fn crc_64_go_iso(message: &[u8]) -> u64 {
         }
     }
     !remainder.reverse_bits()
-}
-
-/// What the process has used so far, in its own code and in the kernel.
-fn processor_time(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-    let after_name = stat
-        .rsplit_once(") ")
-        .expect("the name is in parentheses")
-        .1;
-    let fields: Vec<&str> = after_name.split(' ').collect();
-    let ticks: u64 = fields[11..=12]
-        .iter()
-        .map(|ticks| ticks.parse::<u64>().expect("a number"))
-        .sum();
-    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+use support::{fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -560,21 +560,6 @@ fn on_time(promise: Duration, what: &str, mut measure: impl FnMut() -> Duration)
         "{what} took {first:?} and again {took:?}; promised are {promise:?}"
     );
     took
-}
-
-/// What the process has used so far, in its own code and in the kernel.
-fn processor_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-    let after_name = stat
-        .rsplit_once(") ")
-        .expect("the name is in parentheses")
-        .1;
-    let fields: Vec<&str> = after_name.split(' ').collect();
-    let ticks: u64 = fields[11..=12]
-        .iter()
-        .map(|ticks| ticks.parse::<u64>().expect("a number"))
-        .sum();
-    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
 }
 
 // ---- clients in another process --------------------------------------------------------------

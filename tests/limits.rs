@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{eventually, parse_grant, Client, Daemon, Event, PATIENCE};
+use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
 
@@ -342,19 +342,4 @@ fn survives_a_crowd(daemon: &Daemon) {
         daemon.wait_exit(Duration::ZERO).is_none(),
         "the daemon died"
     );
-}
-
-/// What the process has used so far, in its own code and in the kernel.
-fn processor_time(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-    let after_name = stat
-        .rsplit_once(") ")
-        .expect("the name is in parentheses")
-        .1;
-    let fields: Vec<&str> = after_name.split(' ').collect();
-    let ticks: u64 = fields[11..=12]
-        .iter()
-        .map(|ticks| ticks.parse::<u64>().expect("a number"))
-        .sum();
-    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
 }

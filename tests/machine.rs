@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use support::{eventually, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 // ---- storms ----------------------------------------------------------------------------------
 
@@ -261,21 +261,6 @@ fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command
-}
-
-/// What the process has used so far, in its own code and in the kernel.
-fn processor_time(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-    let after_name = stat
-        .rsplit_once(") ")
-        .expect("the name is in parentheses")
-        .1;
-    let fields: Vec<&str> = after_name.split(' ').collect();
-    let ticks: u64 = fields[11..=12]
-        .iter()
-        .map(|ticks| ticks.parse::<u64>().expect("a number"))
-        .sum();
-    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
 }
 
 // ---- how: clocks -----------------------------------------------------------------------------

@@ -651,3 +651,18 @@ pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool)
         thread::sleep(POLL_INTERVAL);
     }
 }
+
+/// What the process has used so far, in its own code and in the kernel.
+pub fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let after_name = stat
+        .rsplit_once(") ")
+        .expect("the name is in parentheses")
+        .1;
+    let fields: Vec<&str> = after_name.split(' ').collect();
+    let ticks: u64 = fields[11..=12]
+        .iter()
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum();
+    Duration::from_millis(ticks * 10) // a tick is 10 ms wherever Linux runs
+}
