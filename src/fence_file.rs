@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation, OFlags};
 use rustix::io::Errno;
 
+use crate::directory::Directory;
 use crate::escape::{reason, Escaped};
 use crate::mint::FenceSource;
 
@@ -140,7 +141,7 @@ pub fn open(
         );
     }
     let reserved = reserve_first(file, recovered, clock, range)?;
-    sync_directory(path)?;
+    Directory::of(path)?.sync()?;
     Ok(reserved)
 }
 
@@ -225,14 +226,6 @@ fn lock(file: &File) -> Result<(), Unusable> {
 }
 
 /// Makes the file's name as durable as its content.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    File::open(directory)?.sync_all()
-}
-
 /// Reads a fence file's content, of which at most one byte more than a whole file is given.
 fn recover(content: &[u8]) -> Result<Recovered, Unusable> {
     if content.is_empty() {

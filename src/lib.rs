@@ -40,10 +40,12 @@
 mod arguments;
 pub mod client;
 mod dflock;
+mod directory;
 mod escape;
 mod fence_file;
 mod latch;
 mod latchd;
+mod lockfile;
 mod logging;
 mod manager;
 mod mint;

@@ -9,17 +9,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("escape", &[]),
     ("arguments", &[]),
     ("logging", &[]),
+    ("directory", &[]),
     ("mint", &["table"]),
-    ("fence_file", &["mint", "escape"]),
-    ("net", &["net", "escape", "logging"]),
+    ("fence_file", &["mint", "escape", "directory"]),
+    ("net", &["net", "escape", "logging", "directory"]),
     ("manager", &["table", "mint"]), // the mint in its tests only
     (
         "dflock",
         &["dflock", "table", "manager", "net", "escape", "logging"],
     ),
     ("client", &["client", "net", "table", "escape"]),
+    ("lockfile", &["lockfile", "directory", "escape"]),
     ("run", &["escape"]),
-    ("latch", &["latch", "client", "run", "arguments", "escape"]),
+    (
+        "latch",
+        &["latch", "client", "run", "arguments", "escape", "directory"],
+    ),
     (
         "latchd",
         &[

@@ -11,6 +11,8 @@ use std::path::Path;
 
 use rustix::fs::{flock, FlockOperation};
 
+use crate::directory::Directory;
+
 const RECORD_LEN: usize = 17;
 
 /// What a fence is to a resource.
@@ -44,7 +46,7 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
         opened.sync_all()?;
         if highest.is_none() {
-            sync_directory(file)?;
+            Directory::of(file)?.sync()?;
         }
     }
     Ok(Verdict::Current)
@@ -71,14 +73,6 @@ fn read(mut file: &File) -> io::Result<Option<u64>> {
     u64::from_str_radix(digits, 16)
         .map(Some)
         .map_err(|_| foreign())
-}
-
-fn sync_directory(file: &Path) -> io::Result<()> {
-    let directory = match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

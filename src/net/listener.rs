@@ -1,7 +1,7 @@
 //! Listening sockets: binding them, and accepting from them through all that may go wrong.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use log::{debug, warn};
 use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fs::{chown, flock, FlockOperation, Gid, Mode};
+use rustix::fs::{chown, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
     bind, connect, ipproto, listen, socket_with, sockopt, AddressFamily, SocketAddrUnix,
     SocketFlags, SocketType,
 };
 
+use crate::directory::{lock_within, Directory};
 use crate::escape::Escaped;
 use crate::logging::Throttle;
 
@@ -119,8 +120,10 @@ impl Listener {
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
         // Two servers that both find a dead one's socket must not remove each other's: whoever has the
         // directory looks, removes and listens before the other looks.
-        let directory = File::open(directory_of(path))?;
-        lock_directory(&directory)?;
+        let directory = Directory::of(path)?;
+        if !lock_within(&directory, LOCK_PATIENCE)? {
+            return Err(io::Error::other("somebody has locked its directory"));
+        }
         clear_the_way(path)?;
         // Nobody can connect before the owner and the mode are right.
         let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
@@ -259,28 +262,6 @@ fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
         chown(path, None, Some(Gid::from_raw(group)))?;
     }
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
-}
-
-/// Anybody who may read the directory can lock it, so we wait for others of our kind and no longer.
-fn lock_directory(directory: &File) -> io::Result<()> {
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(FIRST_PAUSE),
-            Err(Errno::WOULDBLOCK) => {
-                return Err(io::Error::other("somebody has locked its directory"))
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
 }
 
 /// Whether accept failed for the one connection only, so that the next may be tried at once.

@@ -1,0 +1,3 @@
+//! Lock files.
+
+pub(crate) mod process;

@@ -1,0 +1,197 @@
+//! Whether a process is there, since when, and whose it is: what the kernel tells about a number.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::param::clock_ticks_per_second;
+use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
+
+/// What is known of a process that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// It has ended, and its parent has not asked how: it does nothing any more.
+    pub is_zombie: bool,
+    /// When it was started, in clock ticks since boot, where /proc tells.
+    pub start_ticks: Option<u64>,
+}
+
+/// Whether a process with this number is there, be it a zombie, or somebody else's. 0 and what is beyond
+/// `i32::MAX` are the numbers of no process.
+pub fn exists(pid: u32) -> bool {
+    let Some(pid) = to_pid(pid) else {
+        return false;
+    };
+    // Not allowed to signal it: so there is one.
+    !matches!(test_kill_process(pid), Err(Errno::SRCH))
+}
+
+/// What is known of the process with this number; `None` if there is none. The number of a thread other
+/// than the first is the number of no process.
+pub fn look_up(pid: u32) -> Option<Process> {
+    if !exists(pid) {
+        return None;
+    }
+    // Where /proc is not mounted, or hides other users' processes, it is there, and that is all.
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return Some(Process {
+            is_zombie: false,
+            start_ticks: None,
+        });
+    };
+    let is_thread = field(&status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid));
+    let is_zombie = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    (!is_thread).then(|| Process {
+        is_zombie,
+        start_ticks: start_ticks(pid),
+    })
+}
+
+/// The real and the effective user of a process. Not the owner of /proc/PID, which is root for a process
+/// that may not be dumped.
+pub fn users(pid: u32) -> Option<(u32, u32)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut users = line.split_ascii_whitespace().map(str::parse);
+    Some((users.next()?.ok()?, users.next()?.ok()?))
+}
+
+/// A descriptor that becomes readable when the process has ended.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::Unsupported`] if the kernel
+/// (before 5.3) has no such descriptors, or whatever else the system says.
+pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
+    let pid = to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) => Ok(descriptor),
+        // A thread's number is INVAL, or NOENT since 6.9.
+        Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => Err(io::ErrorKind::NotFound.into()),
+        Err(Errno::NOSYS | Errno::PERM) => Err(io::ErrorKind::Unsupported.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// When a process was started, in clock ticks since boot.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    const STARTTIME: usize = 22;
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name, in parentheses, may hold anything; the third field comes after its end.
+    let after_name = &stat[stat.rfind(')')? + 1..];
+    after_name
+        .split_ascii_whitespace()
+        .nth(STARTTIME - 3)?
+        .parse()
+        .ok()
+}
+
+/// The instant, in seconds since 1970, that is so many clock ticks after boot.
+pub fn instant_of(ticks: u64) -> Option<u64> {
+    booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
+}
+
+/// When the system was booted, in seconds since 1970.
+pub fn booted_at() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines()
+        .find_map(|line| line.strip_prefix("btime "))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn to_pid(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn what_is_no_process_does_not_exist() {
+        for pid in [0, i32::MAX as u32, i32::MAX as u32 + 1, u32::MAX] {
+            assert!(!exists(pid), "{pid}");
+            assert_eq!(look_up(pid), None, "{pid}");
+        }
+    }
+
+    #[test]
+    fn process_one_exists_whoever_asks() {
+        assert!(exists(1));
+    }
+
+    #[test]
+    fn a_zombie_is_there_and_is_known_for_one() {
+        let mut child = Command::new("true").spawn().expect("true");
+        let end = end_of(child.id()).expect("a pidfd");
+        rustix::event::poll(
+            &mut [rustix::event::PollFd::new(
+                &end,
+                rustix::event::PollFlags::IN,
+            )],
+            None,
+        )
+        .expect("the end");
+        assert!(exists(child.id()));
+        assert!(look_up(child.id()).expect("a process").is_zombie);
+        child.wait().expect("its status");
+        assert!(!exists(child.id()));
+    }
+
+    #[test]
+    fn a_process_has_started_before_now_and_after_boot() {
+        let mut child = Command::new("cat")
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("cat");
+        let ticks = look_up(child.id())
+            .expect("a process")
+            .start_ticks
+            .expect("a start");
+        let started = instant_of(ticks).expect("an instant");
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("a clock");
+        assert!(booted_at().expect("a boot") <= started && started <= now.as_secs() + 2);
+        drop(child.stdin.take());
+        child.wait().expect("its status");
+    }
+
+    #[test]
+    fn a_thread_is_no_process() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let id = rustix::thread::gettid().as_raw_nonzero().get();
+            sender
+                .send(u32::try_from(id).expect("a number"))
+                .expect("a listener");
+            let _ = stopped.recv();
+        });
+        let id = receiver.recv().expect("a number");
+        assert_eq!(look_up(id), None);
+        drop(stop);
+        thread.join().expect("the thread");
+    }
+
+    #[test]
+    fn ones_own_users_are_known() {
+        let own = (
+            rustix::process::getuid().as_raw(),
+            rustix::process::geteuid().as_raw(),
+        );
+        assert_eq!(users(std::process::id()), Some(own));
+    }
+}
