@@ -45,7 +45,7 @@ mod escape;
 mod fence_file;
 mod latch;
 mod latchd;
-mod lockfile;
+pub mod lockfile;
 mod logging;
 mod manager;
 mod mint;

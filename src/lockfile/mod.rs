@@ -1,3 +1,660 @@
-//! Lock files.
+//! Lock files that are safe even when they are stale, without any server.
+//!
+//! A lock is a file: while it stands, the lock is held. It says who holds it, so that a lock whose holder
+//! is gone can be taken over, and is never taken over by two. The format and the protocol, which shell
+//! scripts and other programs can keep to, stand in sema-lockfile(5).
+//!
+//! ```
+//! use latchd::lockfile::{Semaphore, SemaphoreError};
+//!
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let path = directory.path().join("backup.lock");
+//! let semaphore = Semaphore::with_defaults(&path)?;
+//! match semaphore.try_acquire() {
+//!     Ok(_guard) => { /* the lock is ours until the guard is dropped */ }
+//!     Err(SemaphoreError::AlreadyLocked { holder_pid, .. }) => println!("held by {holder_pid:?}"),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok::<(), SemaphoreError>(())
+//! ```
 
+mod error;
+mod files;
+mod guard;
+mod path;
 pub(crate) mod process;
+mod record;
+mod staleness;
+mod status;
+mod surroundings;
+mod takeover;
+mod watch;
+
+use std::fmt;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::directory::Directory;
+
+pub use error::{SemaphoreError, SemaphoreResult};
+pub use files::Settle;
+pub use guard::SemaphoreGuard;
+pub use record::LockInfo;
+pub use staleness::{Alive, StaleRule};
+pub use status::{Cleaned, Status};
+pub use takeover::Obstacle;
+pub(crate) use watch::Flag;
+
+use files::{Lacks, LockFiles, Making};
+use guard::{beat_for, Care, OnLost};
+use path::LockPath;
+use record::Record;
+use staleness::{judge, Content};
+use surroundings::{stamped, Surroundings};
+use takeover::{Attempt, Claim, Locking, Removal};
+use watch::{Watch, Woken};
+
+/// The permissions of a lock file, before the umask.
+const DEFAULT_MODE: u32 = 0o644;
+
+/// We look no more often than this, whatever the retry interval.
+const SHORTEST_RETRY: Duration = Duration::from_millis(1);
+
+/// Those who look at the same time look at slightly different times after that.
+const JITTER_NANOSECONDS: u64 = 5_000_000;
+
+/// Without anything to wait for, we look again after so long.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// When a lock counts as stale, and how long and how often it is asked for.
+#[derive(Clone, Debug)]
+pub struct SemaphoreConfig {
+    /// A lock may be stale once it is older than this; `None` for never. One hour by default.
+    pub stale_timeout: Option<Duration>,
+    /// How often a waiter looks where the system does not tell it of changes. 100 ms by default.
+    pub retry_interval: Duration,
+    /// For how long [`Semaphore::acquire`] waits; `None`, the default, for ever.
+    pub acquire_timeout: Option<Duration>,
+}
+
+impl Default for SemaphoreConfig {
+    fn default() -> SemaphoreConfig {
+        SemaphoreConfig {
+            stale_timeout: Some(Duration::from_secs(3600)),
+            retry_interval: Duration::from_millis(100),
+            acquire_timeout: None,
+        }
+    }
+}
+
+/// What else can be chosen about a lock.
+///
+/// ```
+/// use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
+///
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let path = directory.path().join("job.lock");
+/// let options = SemaphoreOptions::new()
+///     .mode(0o600)
+///     .heartbeat(true)
+///     .on_lost(|| eprintln!("somebody has removed the lock file"));
+/// let semaphore = Semaphore::with_options(&path, SemaphoreConfig::default(), options)?;
+/// let guard = semaphore.acquire()?;
+/// assert!(guard.is_held());
+/// guard.release()?;
+/// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+/// ```
+#[derive(Clone)]
+pub struct SemaphoreOptions {
+    stale_rule: StaleRule,
+    mode: u32,
+    is_synced: bool,
+    settle: Settle,
+    has_heartbeat: bool,
+    on_lost: Option<OnLost>,
+    token: Option<String>,
+    lacks: Lacks,
+}
+
+impl SemaphoreOptions {
+    /// The defaults: stale by age and liveness, mode 0644, on the disk before it is seen, 20 ms to settle
+    /// after a takeover, no heartbeat, no token.
+    pub fn new() -> SemaphoreOptions {
+        SemaphoreOptions {
+            stale_rule: StaleRule::default(),
+            mode: DEFAULT_MODE,
+            is_synced: true,
+            settle: Settle::default(),
+            has_heartbeat: false,
+            on_lost: None,
+            token: None,
+            lacks: Lacks::default(),
+        }
+    }
+
+    /// When a lock that is older than the stale timeout is stale.
+    #[must_use]
+    pub fn stale_rule(mut self, rule: StaleRule) -> SemaphoreOptions {
+        self.stale_rule = rule;
+        self
+    }
+
+    /// The permissions of the lock file, before the umask.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> SemaphoreOptions {
+        self.mode = mode & 0o7777;
+        self
+    }
+
+    /// Whether the record is on the disk before the lock file can be seen.
+    #[must_use]
+    pub fn sync(mut self, is_synced: bool) -> SemaphoreOptions {
+        self.is_synced = is_synced;
+        self
+    }
+
+    /// Whether a grant waits for other implementations that may be about to remove the file.
+    #[must_use]
+    pub fn settle(mut self, settle: Settle) -> SemaphoreOptions {
+        self.settle = settle;
+        self
+    }
+
+    /// Whether a guard keeps the timestamp young, for those who know of nothing but age. It takes a
+    /// thread for as long as the lock is held.
+    #[must_use]
+    pub fn heartbeat(mut self, is_wanted: bool) -> SemaphoreOptions {
+        self.has_heartbeat = is_wanted;
+        self
+    }
+
+    /// What is called, on another thread, when somebody has removed or replaced the lock file while it
+    /// was held. It takes a thread for as long as the lock is held.
+    #[must_use]
+    pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
+        self.on_lost = Some(Arc::new(callback));
+        self
+    }
+
+    /// A word that is written into the lock file, and that [`Terms::token`] can ask for at the release. It is
+    /// a guard against mistakes, and no secret.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
+        self.token = Some(token.into());
+        self
+    }
+}
+
+impl Default for SemaphoreOptions {
+    fn default() -> SemaphoreOptions {
+        SemaphoreOptions::new()
+    }
+}
+
+impl fmt::Debug for SemaphoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SemaphoreOptions")
+            .field("stale_rule", &self.stale_rule)
+            .field("mode", &self.mode)
+            .field("is_synced", &self.is_synced)
+            .field("settle", &self.settle)
+            .field("has_heartbeat", &self.has_heartbeat)
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lock whose state is a file.
+#[derive(Debug)]
+pub struct Semaphore {
+    path: PathBuf,
+    place: LockPath,
+    config: SemaphoreConfig,
+    options: SemaphoreOptions,
+}
+
+/// For whom a lock is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// For a guard, which has the file open for as long as it holds the lock.
+    Guarded,
+    /// For a process that may be another: it is held until somebody releases it.
+    Detached,
+}
+
+/// Why a lock was not had, and whose it is.
+#[derive(Clone, Debug)]
+pub struct Busy {
+    /// Why it could not be taken.
+    pub obstacle: Obstacle,
+    /// What its file says.
+    pub status: Status,
+}
+
+impl Busy {
+    fn to_error(&self) -> SemaphoreError {
+        match self.obstacle {
+            Obstacle::NotAFile => SemaphoreError::AlreadyLocked {
+                holder_pid: None,
+                locked_since: None,
+            },
+            _ => SemaphoreError::AlreadyLocked {
+                holder_pid: self.status.pid,
+                locked_since: self.status.timestamp,
+            },
+        }
+    }
+}
+
+/// What a lock must be for a release to go through.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// It is removed whatever it says, and whoever holds it.
+    pub force: bool,
+    /// It was taken for this process.
+    pub pid: Option<u32>,
+    /// It was taken with this token.
+    pub token: Option<String>,
+    /// Who asks: a lock that was taken for this process is released although the process is alive.
+    pub asking: u32,
+}
+
+impl Semaphore {
+    /// The lock at `path`. Nothing is touched yet; a relative path is looked up now, so that it means the
+    /// same file wherever the process goes.
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::InvalidPath`] if no lock file can be there (sema-lockfile(5), PATHS).
+    pub fn new(path: impl AsRef<Path>, config: SemaphoreConfig) -> SemaphoreResult<Semaphore> {
+        Semaphore::with_options(path, config, SemaphoreOptions::new())
+    }
+
+    /// The lock at `path`, with a stale timeout of one hour.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Semaphore::new`].
+    pub fn with_defaults(path: impl AsRef<Path>) -> SemaphoreResult<Semaphore> {
+        Semaphore::new(path, SemaphoreConfig::default())
+    }
+
+    /// The lock at `path`, with everything that can be chosen.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Semaphore::new`].
+    pub fn with_options(
+        path: impl AsRef<Path>,
+        config: SemaphoreConfig,
+        options: SemaphoreOptions,
+    ) -> SemaphoreResult<Semaphore> {
+        let path = path.as_ref().to_owned();
+        let place = path::resolve(&path)?;
+        Ok(Semaphore {
+            path,
+            place,
+            config,
+            options,
+        })
+    }
+
+    /// The path as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether anything stands at the path, be it stale or no lock file at all. Does not wait.
+    pub fn is_locked(&self) -> bool {
+        let found = self
+            .directory()
+            .and_then(|directory| Ok(directory.identity(&self.place.name)?));
+        matches!(found, Ok(Some(_)))
+    }
+
+    /// What the lock file says; `None` if there is none, or if it cannot be read. Does not wait.
+    pub fn lock_info(&self) -> Option<LockInfo> {
+        self.status().ok()?.info()
+    }
+
+    /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes over a
+    /// stale lock.
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::AlreadyLocked`] if somebody holds it, or what the system says.
+    pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        self.try_acquire_with_info(LockInfo::new())
+    }
+
+    /// As [`Semaphore::try_acquire`], with a pid and a tag of one's own. The timestamp is that of the grant.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Semaphore::try_acquire`].
+    pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        match self.attempt(&info, Hold::Guarded)? {
+            Ok((directory, file)) => self.guard(directory, file),
+            Err(busy) => Err(busy.to_error()),
+        }
+    }
+
+    /// Waits for the lock, for as long as the configuration says.
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::Timeout`] if it could not be had in time, or what the system says.
+    pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        self.acquire_with_info(LockInfo::new())
+    }
+
+    /// As [`Semaphore::acquire`], with a pid and a tag of one's own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Semaphore::acquire`].
+    pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        let patience = Patience::new(self.config.acquire_timeout, None);
+        acquire_any(std::slice::from_ref(self), &info, &patience).map(|(_, guard)| guard)
+    }
+
+    /// Waits for the lock, but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Semaphore::acquire`].
+    pub fn acquire_timeout(&self, timeout: Duration) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        let patience = Patience::new(Some(timeout), None);
+        acquire_any(std::slice::from_ref(self), &LockInfo::new(), &patience).map(|(_, guard)| guard)
+    }
+
+    /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held until
+    /// [`Semaphore::release`], or until it is stale.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Result<(), Busy>> {
+        Ok(self.attempt(info, Hold::Detached)?.map(drop))
+    }
+
+    /// Removes the lock file if it stands there, whoever holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn force_release(&self) -> SemaphoreResult<()> {
+        let terms = Terms {
+            force: true,
+            ..Terms::default()
+        };
+        match self.release(&terms) {
+            Ok(Ok(())) | Err(SemaphoreError::NotLocked) => Ok(()),
+            Ok(Err(busy)) => Err(busy.to_error()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms for
+    /// somebody who has the file locked.
+    ///
+    /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is the holder
+    /// who asks; an unreadable one only when it is stale.
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
+    pub fn release(&self, terms: &Terms) -> SemaphoreResult<Result<(), Busy>> {
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        let allows =
+            |content: &Content, locking: Locking| self.allows(terms, content, locking, &directory);
+        let kept = match takeover::remove(&files, &allows)? {
+            Removal::Removed => return Ok(Ok(())),
+            Removal::Nothing => return Err(SemaphoreError::NotLocked),
+            Removal::Kept(Obstacle::Unreadable, _) if terms.force => {
+                directory.remove(&self.place.name)?;
+                return Ok(Ok(()));
+            }
+            Removal::Kept(obstacle, content) => (obstacle, content),
+        };
+        Ok(Err(self.busy(kept.0, kept.1, &directory)))
+    }
+
+    fn allows(
+        &self,
+        terms: &Terms,
+        content: &Content,
+        locking: Locking,
+        directory: &Directory,
+    ) -> Result<(), Obstacle> {
+        if terms.force {
+            return Ok(());
+        }
+        let record = Record::parse(&content.bytes);
+        if let Some(pid) = terms.pid {
+            if record.pid != Some(pid) {
+                return Err(Obstacle::NotStale);
+            }
+        }
+        if let Some(token) = &terms.token {
+            if record.token.as_deref() != Some(token) {
+                return Err(Obstacle::NotStale);
+            }
+        }
+        if locking == Locking::Theirs {
+            return Err(Obstacle::Locked);
+        }
+        if terms.pid.is_some() || terms.token.is_some() || record.pid == Some(terms.asking) {
+            return Ok(());
+        }
+        let is_locked = (locking == Locking::Ours).then_some(false);
+        let judgement = judge(
+            content,
+            &record,
+            is_locked,
+            self.config.stale_timeout,
+            self.options.stale_rule,
+            &Surroundings { directory },
+        );
+        let is_readable = record.info().is_some();
+        if judgement.alive == Alive::Yes || (!is_readable && !judgement.is_stale) {
+            return Err(Obstacle::NotStale);
+        }
+        Ok(())
+    }
+
+    /// Whether a process with this number is there.
+    pub fn is_process_running(pid: u32) -> bool {
+        process::exists(pid)
+    }
+
+    fn directory(&self) -> SemaphoreResult<Directory> {
+        Ok(Directory::open(&self.place.directory)?)
+    }
+
+    fn making(&self) -> Making {
+        Making {
+            mode: self.options.mode,
+            is_synced: self.options.is_synced,
+            settle: self.options.settle,
+            lacks: self.options.lacks,
+        }
+    }
+
+    fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
+        LockFiles::new(directory, &self.place.name, self.making())
+    }
+
+    fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        let care = Care {
+            beat: self
+                .options
+                .has_heartbeat
+                .then(|| beat_for(self.config.stale_timeout)),
+            on_lost: self.options.on_lost.clone(),
+        };
+        Ok(SemaphoreGuard::new(self, directory, file, care)?)
+    }
+
+    /// Tries once.
+    fn attempt(
+        &self,
+        info: &LockInfo,
+        hold: Hold,
+    ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
+        let claim = Claim {
+            record: &|| stamped(info.pid, tag, token).print().into_bytes(),
+            is_live: hold == Hold::Guarded,
+            is_stale: &|content| self.is_stale_unless_locked(content, &directory),
+        };
+        match takeover::acquire(&files, &claim)? {
+            Attempt::Granted(file) => Ok(Ok((directory, file))),
+            Attempt::Held(obstacle, content) => Ok(Err(self.busy(obstacle, content, &directory))),
+        }
+    }
+
+    fn is_stale_unless_locked(&self, content: &Content, directory: &Directory) -> bool {
+        let record = Record::parse(&content.bytes);
+        let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
+        judge(
+            content,
+            &record,
+            Some(false),
+            timeout,
+            rule,
+            &Surroundings { directory },
+        )
+        .is_stale
+    }
+
+    fn busy(&self, obstacle: Obstacle, content: Option<Content>, directory: &Directory) -> Busy {
+        let is_locked = matches!(obstacle, Obstacle::Locked).then_some(true);
+        let status = match content {
+            Some(content) => Status::of(&content, is_locked, self, directory),
+            None => Status::unreadable(),
+        };
+        Busy { obstacle, status }
+    }
+
+    /// Waits until the lock is free or stale, without taking it.
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, or what the system says.
+    pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
+        let patience = Patience::new(timeout, None);
+        let watch = Watch::on(&self.directory()?);
+        loop {
+            let status = self.status()?;
+            if !status.is_locked || status.is_stale {
+                return Ok(());
+            }
+            rest(std::slice::from_ref(self), &[status], &watch, &patience)?;
+        }
+    }
+}
+
+/// How long to wait.
+pub(crate) struct Patience<'a> {
+    deadline: Option<Instant>,
+    cancel: Option<&'a Flag>,
+}
+
+impl<'a> Patience<'a> {
+    /// From now on for `timeout`, and until `cancel` is set.
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Flag>) -> Patience<'a> {
+        // A deadline beyond what the clock can tell is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Patience { deadline, cancel }
+    }
+}
+
+/// Waits for one of several locks, which stand in one directory, and says which it is.
+pub(crate) fn acquire_any<'a>(
+    slots: &'a [Semaphore],
+    info: &LockInfo,
+    patience: &Patience<'_>,
+) -> SemaphoreResult<(usize, SemaphoreGuard<'a>)> {
+    let (at, (directory, file)) = wait_for_any(slots, info, Hold::Guarded, patience)?;
+    Ok((at, slots[at].guard(directory, file)?))
+}
+
+/// As [`acquire_any`], and leaves it to the process `info.pid`.
+pub(crate) fn acquire_any_detached(
+    slots: &[Semaphore],
+    info: &LockInfo,
+    patience: &Patience<'_>,
+) -> SemaphoreResult<usize> {
+    Ok(wait_for_any(slots, info, Hold::Detached, patience)?.0)
+}
+
+fn wait_for_any(
+    slots: &[Semaphore],
+    info: &LockInfo,
+    hold: Hold,
+    patience: &Patience<'_>,
+) -> SemaphoreResult<(usize, (Directory, File))> {
+    let Some(first) = slots.first() else {
+        return Err(SemaphoreError::Timeout);
+    };
+    // From before the first look, so that nothing is missed.
+    let watch = Watch::on(&first.directory()?);
+    loop {
+        let mut held = Vec::with_capacity(slots.len());
+        for (at, slot) in slots.iter().enumerate() {
+            match slot.attempt(info, hold)? {
+                Ok(granted) => return Ok((at, granted)),
+                Err(busy) => held.push(busy.status),
+            }
+        }
+        rest(slots, &held, &watch, patience)?;
+    }
+}
+
+/// Waits until something may have changed.
+fn rest(
+    slots: &[Semaphore],
+    held: &[Status],
+    watch: &Watch,
+    patience: &Patience<'_>,
+) -> SemaphoreResult<()> {
+    let now = Instant::now();
+    if patience.deadline.is_some_and(|deadline| deadline <= now) {
+        return Err(SemaphoreError::Timeout);
+    }
+    let ends: Vec<OwnedFd> = held.iter().filter_map(Status::end_of_holder).collect();
+    let retry = slots
+        .iter()
+        .map(|slot| slot.config.retry_interval)
+        .min()
+        .unwrap_or(FOREVER);
+    let stale_in = held
+        .iter()
+        .filter_map(|status| status.stale_in)
+        .min()
+        .unwrap_or(FOREVER);
+    let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();
+    let until = patience
+        .deadline
+        .map_or(now + pause, |deadline| deadline.min(now + pause));
+    let concerns = |name: &[u8]| slots.iter().any(|slot| slot.place.name.as_bytes() == name);
+    match watch.wait(concerns, &ends, patience.cancel, until)? {
+        Woken::Look => Ok(()),
+        Woken::Cancelled => Err(SemaphoreError::Cancelled),
+    }
+}
+
+fn jitter() -> Duration {
+    let nanoseconds = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.subsec_nanos());
+    Duration::from_nanos(u64::from(nanoseconds) % JITTER_NANOSECONDS)
+}

@@ -1,0 +1,326 @@
+//! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for it where
+//! the file system or the kernel does not know it.
+
+use std::cell::OnceCell;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::directory::{lock_within, Directory, Entry, FileId};
+
+use super::record::{LIVE_LINE, MAX_LEN};
+use super::staleness::Content;
+use super::takeover::{After, Files, Found, Locking, Name};
+
+/// How long a file is waited for that somebody else has locked, to remove it.
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// For how long, and how often, we look whether a name is given back to us.
+const UNDOING_POLL: Duration = Duration::from_millis(2);
+const UNDOING_POLLS: u32 = 10;
+
+/// What names aside begin and end with: 16 hex digits stand between.
+pub(super) const ASIDE_PREFIX: &str = ".sema-";
+pub(super) const ASIDE_SUFFIX: &str = "~";
+
+/// Whether to wait after a grant for implementations that judge, remove and create in separate steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settle {
+    /// Never.
+    Never,
+    /// After a takeover, for so long.
+    AfterTakeover(Duration),
+    /// After every grant, for so long: where implementations that create by renaming take part.
+    Always(Duration),
+}
+
+impl Default for Settle {
+    /// 20 ms after a takeover.
+    fn default() -> Settle {
+        Settle::AfterTakeover(Duration::from_millis(20))
+    }
+}
+
+/// What a file system may lack. The tests lack it on purpose.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lacks {
+    pub(super) unnamed_files: bool,
+    pub(super) links: bool,
+    pub(super) exchange: bool,
+    pub(super) locks: bool,
+}
+
+/// How lock files are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Making {
+    /// Permissions, before the umask.
+    pub(super) mode: u32,
+    /// Whether a file is on the disk before it has a name.
+    pub(super) is_synced: bool,
+    pub(super) settle: Settle,
+    pub(super) lacks: Lacks,
+}
+
+/// The names of one lock, in its directory.
+#[derive(Debug)]
+pub(super) struct LockFiles<'a> {
+    directory: &'a Directory,
+    name: &'a OsStr,
+    /// Chosen when it is first needed.
+    aside: OnceCell<String>,
+    making: Making,
+}
+
+impl<'a> LockFiles<'a> {
+    pub(super) fn new(directory: &'a Directory, name: &'a OsStr, making: Making) -> LockFiles<'a> {
+        LockFiles {
+            directory,
+            name,
+            aside: OnceCell::new(),
+            making,
+        }
+    }
+
+    fn resolve(&self, name: Name) -> io::Result<&Path> {
+        match name {
+            Name::Lock => Ok(Path::new(self.name)),
+            Name::Aside => self.aside(),
+        }
+    }
+
+    fn aside(&self) -> io::Result<&Path> {
+        if self.aside.get().is_none() {
+            let _ = self.aside.set(name_aside()?);
+        }
+        Ok(Path::new(self.aside.get().map_or("", String::as_str)))
+    }
+
+    /// Locks the file and writes the record. Where files cannot be locked, the record does not say so.
+    fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
+        let record = match self.lock(file)? {
+            Locking::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
+            Locking::Ours | Locking::Theirs => record,
+        };
+        (&*file).write_all(record)?;
+        if self.making.is_synced {
+            file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// A complete file that has no name until it gets its own.
+    fn create_unnamed(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
+        if self.making.lacks.unnamed_files || self.making.lacks.links {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let file = self.directory.create_unnamed(self.making.mode)?;
+        self.fill(&file, record)?;
+        named(self.directory.link_file(&file, name), file)
+    }
+
+    /// A complete file that has another name until it gets its own.
+    fn create_elsewhere(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
+        let elsewhere = name_aside()?;
+        let file = self.directory.create(&elsewhere, self.making.mode)?;
+        let filled = self.fill(&file, record);
+        let linked = filled.and_then(|()| self.link(Path::new(&elsewhere), name));
+        // On NFS a link may be made though the reply says otherwise.
+        let is_linked = linked.is_ok()
+            || matches!(self.directory.identity(name), Ok(Some(id)) if FileId::of(&file).is_ok_and(|ours| ours == id));
+        let _ = self.directory.remove(&elsewhere);
+        named(if is_linked { Ok(()) } else { linked }, file)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        if self.making.lacks.links {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.directory.link(from, to)
+    }
+
+    /// A file that is not complete yet when its name appears: nobody takes an empty file for a stale one
+    /// before the timeout is over.
+    fn create_in_place(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
+        let file = match self.directory.create(name, self.making.mode) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = self.fill(&file, record) {
+            // Nothing may be left that looks like a lock.
+            let _ = self.directory.remove(name);
+            return Err(error);
+        }
+        // A short timeout may have been over by then.
+        let is_there = self.directory.identity(name)? == Some(FileId::of(&file)?);
+        Ok(is_there.then_some(file))
+    }
+}
+
+impl Files for LockFiles<'_> {
+    type File = File;
+
+    fn create(&self, name: Name, record: &[u8]) -> io::Result<Option<File>> {
+        let path = self.resolve(name)?;
+        let mut made = self.create_unnamed(path, record);
+        if is_unsupported(&made) {
+            made = match name {
+                Name::Lock => self.create_elsewhere(path, record),
+                // Nobody looks for it under this name before it is complete.
+                Name::Aside => self.create_in_place(path, record),
+            };
+        }
+        if is_unsupported(&made) {
+            made = self.create_in_place(path, record);
+        }
+        made
+    }
+
+    fn open(&self) -> io::Result<Found<File>> {
+        match self.directory.open_file(self.name) {
+            Ok(Entry::Nothing) => Ok(Found::Nothing),
+            Ok(Entry::File(file)) => Ok(Found::File(file)),
+            Ok(Entry::Other) => Ok(Found::NotAFile),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Found::Unreadable),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lock(&self, file: &File) -> io::Result<Locking> {
+        self.lock_for(file, Duration::ZERO)
+    }
+
+    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+        self.lock_for(file, LOCK_PATIENCE)
+    }
+
+    fn read(&self, file: &File) -> io::Result<Content> {
+        read(file)
+    }
+
+    fn id(&self, file: &File) -> io::Result<FileId> {
+        FileId::of(file)
+    }
+
+    fn identity(&self, name: Name) -> io::Result<Option<FileId>> {
+        self.directory.identity(self.resolve(name)?)
+    }
+
+    fn exchange(&self) -> io::Result<()> {
+        if self.making.lacks.exchange {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.directory.exchange(self.aside()?, self.name)
+    }
+
+    fn move_aside(&self) -> io::Result<()> {
+        self.directory.rename(self.name, self.aside()?)
+    }
+
+    fn put_back(&self) -> io::Result<()> {
+        match self.link(self.aside()?, Path::new(self.name)) {
+            // A rename replaces whatever stands there; there is no better way without links.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                match self.identity(Name::Lock)? {
+                    None => self.directory.rename(self.aside()?, self.name),
+                    Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                }
+            }
+            other => other,
+        }
+    }
+
+    fn remove(&self, name: Name) -> io::Result<()> {
+        self.directory.remove(self.resolve(name)?)
+    }
+
+    fn append(&self, mut file: &File, line: &str) -> io::Result<()> {
+        // The position is where the record ends.
+        file.write_all(line.as_bytes())
+    }
+
+    fn settle(&self, after: After) -> bool {
+        let pause = match (self.making.settle, after) {
+            (Settle::Always(pause), _) | (Settle::AfterTakeover(pause), After::Takeover) => pause,
+            (Settle::Never | Settle::AfterTakeover(_), _) => return false,
+        };
+        thread::sleep(pause);
+        true
+    }
+
+    fn wait_for_undoing(&self, times: u32) -> bool {
+        let is_worth_it = times < UNDOING_POLLS;
+        if is_worth_it {
+            thread::sleep(UNDOING_POLL);
+        }
+        is_worth_it
+    }
+}
+
+impl LockFiles<'_> {
+    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Locking> {
+        if self.making.lacks.locks {
+            return Ok(Locking::Unknown);
+        }
+        match lock_within(file, patience) {
+            Ok(true) => Ok(Locking::Ours),
+            Ok(false) => Ok(Locking::Theirs),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Locking::Unknown),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Reads a lock file: no more than a record may have, and one byte.
+pub(super) fn read(file: &File) -> io::Result<Content> {
+    const CHUNK: usize = 1024;
+    let mut bytes = Vec::new();
+    while bytes.len() <= MAX_LEN {
+        let start = bytes.len();
+        bytes.resize((start + CHUNK).min(MAX_LEN + 1), 0);
+        let read = match file.read_at(&mut bytes[start..], start as u64) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        bytes.truncate(start + read);
+        if read == 0 {
+            break;
+        }
+    }
+    Ok(Content {
+        bytes,
+        modified: u64::try_from(file.metadata()?.mtime()).unwrap_or(0),
+    })
+}
+
+/// Whether a name is one that a takeover uses for a moment.
+pub(super) fn is_name_aside(name: &OsStr) -> bool {
+    let digits = name
+        .as_bytes()
+        .strip_prefix(ASIDE_PREFIX.as_bytes())
+        .and_then(|rest| rest.strip_suffix(ASIDE_SUFFIX.as_bytes()));
+    digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
+}
+
+fn name_aside() -> io::Result<String> {
+    let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(format!("{ASIDE_PREFIX}{random:016x}{ASIDE_SUFFIX}"))
+}
+
+fn named(linked: io::Result<()>, file: File) -> io::Result<Option<File>> {
+    match linked {
+        Ok(()) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_unsupported<T>(result: &io::Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::Unsupported)
+}

@@ -1,0 +1,241 @@
+//! Looking at a lock without touching it, and clearing away what is stale.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{flock, FlockOperation};
+
+use crate::directory::{Directory, Entry};
+
+use super::error::SemaphoreResult;
+use super::files::{is_name_aside, read};
+use super::process;
+use super::record::{seconds_since_1970, LockInfo, Record};
+use super::staleness::{judge, says_flock, Alive, Content, World};
+use super::surroundings::{here, Surroundings};
+use super::takeover::{self, Locking, Obstacle, Removal};
+use super::Semaphore;
+
+/// A temporary file of another implementation is left alone while it is younger than this.
+const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
+
+/// What a lock file says, and what that amounts to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Something stands at the path.
+    pub is_locked: bool,
+    /// The file is a lock file: it names a process and a time.
+    pub is_readable: bool,
+    /// The process that holds the lock.
+    pub pid: Option<u32>,
+    /// When it last said so, in seconds since 1970.
+    pub timestamp: Option<u64>,
+    /// What it holds the lock for.
+    pub tag: Option<String>,
+    /// The word that it gave at the grant.
+    pub token: Option<String>,
+    /// How long ago the lock was granted, in seconds.
+    pub age: Option<u64>,
+    /// Whether the holder lives.
+    pub alive: Alive,
+    /// The lock may be taken over now.
+    pub is_stale: bool,
+    /// After how long it may be taken over, if nothing happens to it or to its holder.
+    pub stale_in: Option<Duration>,
+}
+
+impl Status {
+    /// Of a name where nothing stands.
+    fn free() -> Status {
+        Status {
+            is_locked: false,
+            is_readable: false,
+            pid: None,
+            timestamp: None,
+            tag: None,
+            token: None,
+            age: None,
+            alive: Alive::Unknown,
+            is_stale: false,
+            stale_in: None,
+        }
+    }
+
+    /// Of something that is no file, or none that we may read.
+    pub(super) fn unreadable() -> Status {
+        Status {
+            is_locked: true,
+            ..Status::free()
+        }
+    }
+
+    /// Of a lock file.
+    pub(super) fn of(
+        content: &Content,
+        is_locked: Option<bool>,
+        semaphore: &Semaphore,
+        directory: &Directory,
+    ) -> Status {
+        let record = Record::parse(&content.bytes);
+        let (timeout, rule) = (semaphore.config.stale_timeout, semaphore.options.stale_rule);
+        let judgement = judge(
+            content,
+            &record,
+            is_locked,
+            timeout,
+            rule,
+            &Surroundings { directory },
+        );
+        let now = seconds_since_1970(SystemTime::now());
+        let since = record.since.or(record.timestamp);
+        Status {
+            is_locked: true,
+            is_readable: record.info().is_some(),
+            pid: record.pid,
+            timestamp: record.timestamp,
+            age: since.map(|since| now.saturating_sub(since)),
+            alive: judgement.alive,
+            is_stale: judgement.is_stale,
+            stale_in: judgement.stale_in.map(Duration::from_secs),
+            tag: record.tag,
+            token: record.token,
+        }
+    }
+
+    /// The part that all implementations share, if it is all there.
+    pub fn info(&self) -> Option<LockInfo> {
+        Some(LockInfo {
+            pid: self.pid?,
+            timestamp: self.timestamp?,
+            tag: self.tag.clone(),
+        })
+    }
+
+    /// A descriptor that tells of the end of the holder, if that is a living process of this host.
+    pub(super) fn end_of_holder(&self) -> Option<OwnedFd> {
+        let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
+        // A child may hold the lock of a process that is gone.
+        process::look_up(pid).filter(|process| !process.is_zombie)?;
+        process::end_of(pid).ok()
+    }
+}
+
+/// What [`Semaphore::clean`] has removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// A stale lock.
+    pub lock: bool,
+    /// So many files that were left of takeovers and of creations.
+    pub temporaries: u32,
+}
+
+impl Semaphore {
+    /// Looks at the lock. Does not wait, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the system says. That nothing stands there is no error, nor that it cannot be read.
+    pub fn status(&self) -> SemaphoreResult<Status> {
+        let directory = self.directory()?;
+        let file = match directory.open_file(&self.place.name) {
+            Ok(Entry::Nothing) => return Ok(Status::free()),
+            Ok(Entry::File(file)) => file,
+            Ok(Entry::Other) => return Ok(Status::unreadable()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Status::unreadable())
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let content = read(&file)?;
+        let record = Record::parse(&content.bytes);
+        // Only where it matters, since it is in the way of a takeover for the moment.
+        let is_locked = says_flock(&record, here()).then(|| {
+            let locked = flock(&file, FlockOperation::NonBlockingLockShared);
+            locked == Err(rustix::io::Errno::WOULDBLOCK)
+        });
+        Ok(Status::of(&content, is_locked, self, &directory))
+    }
+
+    /// Removes the lock if it is stale, and files that crashes have left beside it: of takeovers in this
+    /// directory, and temporary files that other implementations have made for this lock.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn clean(&self) -> SemaphoreResult<Cleaned> {
+        let directory = self.directory()?;
+        let mut cleaned = Cleaned::default();
+        if self.config.stale_timeout.is_some() {
+            let files = self.files(&directory);
+            let allows = |content: &Content, locking: Locking| match locking {
+                Locking::Ours if self.is_stale_unless_locked(content, &directory) => Ok(()),
+                Locking::Ours => Err(Obstacle::NotStale),
+                Locking::Theirs => Err(Obstacle::Locked),
+                Locking::Unknown => Err(Obstacle::NoLocks),
+            };
+            cleaned.lock = matches!(takeover::remove(&files, &allows)?, Removal::Removed);
+        }
+        for entry in fs::read_dir(&self.place.directory)? {
+            let name = entry?.file_name();
+            let is_orphan = if is_name_aside(&name) {
+                self.is_orphan_of_ours(&directory, &name)
+            } else {
+                self.is_orphan_of_others(&directory, &name)
+            };
+            if is_orphan && directory.remove(&name).is_ok() {
+                cleaned.temporaries += 1;
+            }
+        }
+        Ok(cleaned)
+    }
+
+    /// A file of a takeover, or of a creation, that nobody has locked any more, and that is old.
+    fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
+        let Some(timeout) = self.config.stale_timeout else {
+            return false;
+        };
+        let Ok(Entry::File(file)) = directory.open_file(name) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && age_of(directory, &file) > Some(timeout)
+    }
+
+    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: what a creation by rename leaves.
+    fn is_orphan_of_others(&self, directory: &Directory, name: &OsStr) -> bool {
+        let pid = self.writer_of(name.as_bytes());
+        if !pid.is_some_and(|pid| !process::exists(pid)) {
+            return false;
+        }
+        let Ok(Entry::File(file)) = directory.open_file(name) else {
+            return false;
+        };
+        age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE)
+    }
+
+    /// The process whose temporary file for this lock has such a name.
+    fn writer_of(&self, name: &[u8]) -> Option<u32> {
+        let rest = name
+            .strip_prefix(self.place.name.as_bytes())?
+            .strip_prefix(b".")?;
+        let rest = std::str::from_utf8(rest).ok()?.strip_suffix(".tmp")?;
+        let (pid, random) = rest.split_once('.')?;
+        let is_random = random.len() == 16
+            && random
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let is_pid = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
+        (is_random && is_pid).then(|| pid.parse().ok()).flatten()
+    }
+}
+
+/// How long ago a file was last written, by the clock of its file system.
+fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
+    let modified = read(file).ok()?.modified;
+    let now = Surroundings { directory }.file_system_now();
+    Some(Duration::from_secs(now.saturating_sub(modified)))
+}

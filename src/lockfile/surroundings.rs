@@ -1,0 +1,85 @@
+//! What is known of the world: clocks, processes, and where we are.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use crate::directory::Directory;
+
+use super::process::{self, Process};
+use super::record::{seconds_since_1970, Record};
+use super::staleness::{Place, World};
+
+/// The world as seen from a directory.
+pub(super) struct Surroundings<'a> {
+    pub(super) directory: &'a Directory,
+}
+
+impl World for Surroundings<'_> {
+    fn here(&self) -> &Place {
+        here()
+    }
+
+    fn now(&self) -> u64 {
+        seconds_since_1970(SystemTime::now())
+    }
+
+    fn file_system_now(&self) -> u64 {
+        // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
+        let made = self.directory.create_unnamed(0o600);
+        let modified = made.and_then(|file| Ok(file.metadata()?.mtime()));
+        modified
+            .ok()
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .unwrap_or_else(|| self.now())
+    }
+
+    fn process(&self, pid: u32) -> Option<Process> {
+        process::look_up(pid)
+    }
+
+    fn instant_of(&self, ticks: u64) -> Option<u64> {
+        process::instant_of(ticks)
+    }
+}
+
+/// Where this process is.
+pub(super) fn here() -> &'static Place {
+    static HERE: OnceLock<Place> = OnceLock::new();
+    HERE.get_or_init(|| Place {
+        host: Some(
+            rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .trim()
+                .to_owned(),
+        ),
+        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .ok()
+            .map(|id| id.trim().to_owned()),
+        pid_namespace: fs::read_link("/proc/self/ns/pid").ok().and_then(|link| {
+            let link = link.to_string_lossy();
+            let number = link.strip_prefix("pid:[")?.strip_suffix(']')?;
+            Some(number.to_owned())
+        }),
+    })
+}
+
+/// A record that says where, by which process and until when it is good, granted now.
+pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
+    let here = here().clone();
+    let now = seconds_since_1970(SystemTime::now());
+    Record {
+        pid: Some(pid),
+        timestamp: Some(now),
+        tag: tag.map(str::to_owned),
+        since: Some(now),
+        host: here.host,
+        boot: here.boot,
+        pid_namespace: here.pid_namespace,
+        start: process::start_ticks(pid),
+        token: token.map(str::to_owned),
+        is_live: false,
+    }
+}

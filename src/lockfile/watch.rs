@@ -1,0 +1,132 @@
+//! Waiting for something to happen to a name: by inotify where that sees anything, by looking again where
+//! it does not.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+
+use crate::directory::Directory;
+
+/// Why a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// Something has happened, or it is time to look.
+    Look,
+    /// The caller's descriptor says to give up.
+    Cancelled,
+}
+
+/// Something that one thread says to another that waits for files.
+#[derive(Debug)]
+pub(crate) struct Flag(OwnedFd);
+
+impl Flag {
+    /// Not set yet.
+    pub(crate) fn new() -> io::Result<Flag> {
+        Ok(Flag(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
+    }
+
+    /// Sets it, for good.
+    pub(crate) fn set(&self) {
+        // Fails only where the counter is full, and then it is set.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Watches the names of one directory, from when it is made.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// `None` where there is no inotify to be had.
+    inotify: Option<OwnedFd>,
+}
+
+impl Watch {
+    /// Begins to watch.
+    pub(super) fn on(directory: &Directory) -> Watch {
+        Watch {
+            inotify: watch(directory).ok(),
+        }
+    }
+
+    /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,
+    /// until `cancel` is set, or until an instant.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not let us wait.
+    pub(super) fn wait(
+        &self,
+        concerns: impl Fn(&[u8]) -> bool,
+        ends: &[OwnedFd],
+        cancel: Option<&Flag>,
+        until: Instant,
+    ) -> io::Result<Woken> {
+        loop {
+            let timeout = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(timeout).ok();
+            let own = self.inotify.iter().chain(cancel.map(|flag| &flag.0));
+            let mut waited_for: Vec<PollFd<'_>> = own
+                .chain(ends)
+                .map(|descriptor| PollFd::new(descriptor, PollFlags::IN))
+                .collect();
+            match poll(&mut waited_for, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let mut is_ready = waited_for.iter().map(|waited| !waited.revents().is_empty());
+            let has_happened = self.inotify.is_some() && is_ready.next() == Some(true);
+            if cancel.is_some() && is_ready.next() == Some(true) {
+                return Ok(Woken::Cancelled);
+            }
+            let has_ended = is_ready.any(|is_ready| is_ready);
+            if has_ended || (has_happened && self.concerns(&concerns)) || Instant::now() >= until {
+                return Ok(Woken::Look);
+            }
+        }
+    }
+
+    /// Reads what has happened, and says whether any of it concerns us.
+    fn concerns(&self, name_concerns: &impl Fn(&[u8]) -> bool) -> bool {
+        let Some(inotify) = &self.inotify else {
+            return true;
+        };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = Reader::new(inotify, &mut buffer);
+        let mut concerns = false;
+        loop {
+            match events.next() {
+                Ok(event) => {
+                    // Without a name it is about the directory, or about events that were lost.
+                    concerns |= event
+                        .file_name()
+                        .is_none_or(|name| name_concerns(name.to_bytes()));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return concerns,
+                // Then we look more often than we need to.
+                Err(_) => return true,
+            }
+        }
+    }
+}
+
+fn watch(directory: &Directory) -> io::Result<OwnedFd> {
+    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let by_descriptor = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+    let events = WatchFlags::DELETE
+        | WatchFlags::MOVED_FROM
+        | WatchFlags::MOVED_TO
+        | WatchFlags::CREATE
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::ONLYDIR;
+    inotify::add_watch(&inotify, &*by_descriptor, events)?;
+    Ok(inotify)
+}
