@@ -22,6 +22,12 @@ pub struct FileId {
 }
 
 impl FileId {
+    /// Of a file that is only thought of.
+    #[cfg(test)]
+    pub fn of_model(device: u64, inode: u64) -> FileId {
+        FileId { device, inode }
+    }
+
     /// Of an open file.
     pub fn of(file: &File) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(file)?))

@@ -21,6 +21,8 @@
 mod error;
 mod files;
 mod guard;
+#[cfg(test)]
+mod model;
 mod path;
 pub(crate) mod process;
 mod record;
