@@ -607,8 +607,7 @@ fn wait_for_any(
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
     };
-    // From before the first look, so that nothing is missed.
-    let watch = Watch::on(&first.directory()?);
+    let mut watch = None;
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
@@ -617,7 +616,11 @@ fn wait_for_any(
                 Err(busy) => held.push(busy.status),
             }
         }
-        rest(slots, &held, &watch, patience)?;
+        match &watch {
+            Some(watch) => rest(slots, &held, watch, patience)?,
+            // And look again: what has happened before the watch began is not missed.
+            None => watch = Some(Watch::on(&first.directory()?)),
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Whether a process is there, since when, and whose it is: what the kernel tells about a number.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::process;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::param::clock_ticks_per_second;
@@ -76,16 +78,28 @@ pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
 
 /// When a process was started, in clock ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
+    /// This process's own, which is asked for at every grant and never changes; a fork has another number.
+    static OWN: OnceLock<(u32, Option<u64>)> = OnceLock::new();
+    if pid != process::id() {
+        return read_start_ticks(pid);
+    }
+    match *OWN.get_or_init(|| (pid, read_start_ticks(pid))) {
+        (of, ticks) if of == pid => ticks,
+        _ => read_start_ticks(pid),
+    }
+}
+
+fn read_start_ticks(pid: u32) -> Option<u64> {
     const STARTTIME: usize = 22;
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
+    let mut stat = [0; 1024];
+    let read = File::open(format!("/proc/{pid}/stat"))
+        .and_then(|mut file| file.read(&mut stat))
+        .ok()?;
+    let stat = String::from_utf8_lossy(&stat[..read]);
     // The name, in parentheses, may hold anything; the third field comes after its end.
     let after_name = &stat[stat.rfind(')')? + 1..];
-    after_name
-        .split_ascii_whitespace()
-        .nth(STARTTIME - 3)?
-        .parse()
-        .ok()
+    let start = after_name.split_ascii_whitespace().nth(STARTTIME - 3)?;
+    start.parse().ok()
 }
 
 /// The instant, in seconds since 1970, that is so many clock ticks after boot.

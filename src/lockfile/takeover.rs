@@ -146,8 +146,7 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
             },
         }
         if let Some(ours) = files.create(Name::Lock, &record(claim, claim.is_live))? {
-            let id = files.id(&ours)?;
-            return settled(files, After::Nothing, ours, id);
+            return settled(files, After::Nothing, ours);
         }
     }
 }
@@ -203,7 +202,7 @@ fn take_over<F: Files>(
     }
     // Only litter now, should that fail.
     let _ = files.remove(Name::Aside);
-    let attempt = settled(files, After::Takeover, ours, our_id)?;
+    let attempt = settled(files, After::Takeover, ours)?;
     if let (Attempt::Granted(ours), true) = (&attempt, claim.is_live) {
         // Without the line, the lock is judged by its age and its process.
         let _ = files.append(ours, LIVE_LINE);
@@ -264,13 +263,8 @@ fn take_away<F: Files>(
 }
 
 /// A grant, unless somebody who had judged the file before us has acted on it since.
-fn settled<F: Files>(
-    files: &F,
-    after: After,
-    ours: F::File,
-    id: FileId,
-) -> io::Result<Attempt<F::File>> {
-    if files.settle(after) && files.identity(Name::Lock)? != Some(id) {
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Attempt<F::File>> {
+    if files.settle(after) && files.identity(Name::Lock)? != Some(files.id(&ours)?) {
         return Ok(Attempt::Held(Obstacle::Contended, None));
     }
     Ok(Attempt::Granted(ours))

@@ -1,0 +1,212 @@
+//! What a lock file costs, beside what the file costs anyway.
+//!
+//! Measures acquire and release, with and without fsync, beside a bare `open(O_EXCL)`, `write` and
+//! `unlink`; how late the next waiter gets a lock that is released, beside a waiter that looks every
+//! 100 ms; and `sema try --no-sync` as a process, beside `flock -n`.
+//!
+//! All figures of a row are taken in turns in one run, so that the *ratio* can be compared between
+//! machines. The others cannot.
+//!
+//! ```text
+//! cargo build --release
+//! cargo run --release --example bench_lockfile -- [DIRECTORY]
+//! ```
+//!
+//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). Exit status: 0, or 1 if
+//! something could not be measured.
+
+use std::error::Error;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
+
+const TURNS: usize = 15;
+const TURN: Duration = Duration::from_millis(100);
+const HANDOVERS: usize = 50;
+const PROCESSES: usize = 200;
+const POLL: Duration = Duration::from_millis(100);
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    let directory = std::env::args_os()
+        .nth(1)
+        .unwrap_or_else(|| "/dev/shm".into());
+    match measure(Path::new(&directory)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench_lockfile: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(directory: &Path) -> Outcome<()> {
+    let directory = tempfile::tempdir_in(directory)?;
+    rates(directory.path())?;
+    handovers(directory.path())?;
+    processes(directory.path())
+}
+
+/// Acquire and release, in pairs a second.
+fn rates(directory: &Path) -> Outcome<()> {
+    let path = directory.join("rate.lock");
+    let with = |is_synced| {
+        let options = SemaphoreOptions::new().sync(is_synced);
+        Semaphore::with_options(&path, SemaphoreConfig::default(), options)
+    };
+    let (quick, durable) = (with(false)?, with(true)?);
+    let bare = |is_synced: bool| -> Outcome<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        file.write_all(b"pid=12345\ntimestamp=1703520000\n")?;
+        if is_synced {
+            file.sync_all()?;
+        }
+        Ok(fs::remove_file(&path)?)
+    };
+    let locked = |semaphore: &Semaphore| -> Outcome<()> { Ok(semaphore.try_acquire()?.release()?) };
+    let mut rates = [const { Vec::new() }; 4];
+    for _ in 0..TURNS {
+        rates[0].push(rate(|| bare(false))?);
+        rates[1].push(rate(|| locked(&quick))?);
+        rates[2].push(rate(|| bare(true))?);
+        rates[3].push(rate(|| locked(&durable))?);
+    }
+    let [bare_quick, ours_quick, bare_durable, ours_durable] = rates.map(median);
+    println!("acquire+release/s      bare file      lock file   ratio");
+    println!(
+        "  without fsync     {bare_quick:>12.0}   {ours_quick:>12.0}   {:>5.2}",
+        ours_quick / bare_quick
+    );
+    println!(
+        "  with fsync        {bare_durable:>12.0}   {ours_durable:>12.0}   {:>5.2}",
+        ours_durable / bare_durable
+    );
+    Ok(())
+}
+
+/// How often something can be done in a second.
+fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    let start = Instant::now();
+    let mut count = 0_u32;
+    while start.elapsed() < TURN {
+        act()?;
+        count += 1;
+    }
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
+}
+
+/// From a release to the grant of the one who waits.
+fn handovers(directory: &Path) -> Outcome<()> {
+    let path = directory.join("handover.lock");
+    let woken = handover(&path, |path| {
+        let semaphore = Semaphore::with_defaults(path).expect("a path");
+        let guard = semaphore.acquire().expect("the lock");
+        let granted = Instant::now();
+        drop(guard);
+        granted
+    })?;
+    let polled = handover(&path, |path| loop {
+        match OpenOptions::new().write(true).create_new(true).open(path) {
+            Ok(_) => {
+                let granted = Instant::now();
+                fs::remove_file(path).expect("our file");
+                return granted;
+            }
+            Err(_) => thread::sleep(POLL),
+        }
+    })?;
+    println!("release to grant, ms     polling      lock file   ratio");
+    println!(
+        "  median            {polled:>12.2}   {woken:>12.2}   {:>5.3}",
+        woken / polled
+    );
+    Ok(())
+}
+
+/// The median, in milliseconds.
+fn handover(path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -> Outcome<f64> {
+    let semaphore = Semaphore::with_defaults(path)?;
+    let mut late = Vec::new();
+    for turn in 0..HANDOVERS {
+        let guard = semaphore.try_acquire()?;
+        let (sender, receiver) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| sender.send(wait(path)));
+            // Not in step with the one who polls.
+            thread::sleep(Duration::from_millis(20 + (turn * 7 % 100) as u64));
+            let released = Instant::now();
+            drop(guard);
+            late.push(receiver.recv()?.duration_since(released).as_secs_f64() * 1000.0);
+            Ok::<(), Box<dyn Error>>(())
+        })?;
+    }
+    Ok(median(late))
+}
+
+/// Whole processes, from start to end.
+fn processes(directory: &Path) -> Outcome<()> {
+    let sema = beside_the_examples("sema")?;
+    let (ours, theirs) = (
+        directory.join("process.lock"),
+        directory.join("process.flock"),
+    );
+    let run = |command: &mut Command| -> Outcome<f64> {
+        let start = Instant::now();
+        let status = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()?;
+        let took = start.elapsed().as_secs_f64() * 1000.0;
+        if !status.success() {
+            return Err(format!("{command:?}: {status}").into());
+        }
+        Ok(took)
+    };
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..PROCESSES {
+        times[0].push(run(Command::new("flock")
+            .arg("-n")
+            .arg(&theirs)
+            .arg("true"))?);
+        times[1].push(run(Command::new(&sema)
+            .args(["try", "--no-sync"])
+            .arg(&ours))?);
+        fs::remove_file(&ours)?;
+    }
+    let [flock, sema] = times.map(median);
+    println!("process, ms             flock -n       sema try   ratio");
+    println!(
+        "  median            {flock:>12.2}   {sema:>12.2}   {:>5.2}",
+        sema / flock
+    );
+    Ok(())
+}
+
+/// The program of this package that was built in the same way as this example.
+fn beside_the_examples(name: &str) -> Outcome<PathBuf> {
+    let example = std::env::current_exe()?;
+    let profile = example
+        .parent()
+        .and_then(Path::parent)
+        .ok_or("no build directory")?;
+    let program = profile.join(name);
+    if !program.exists() {
+        return Err(format!("{}: build it first", program.display()).into());
+    }
+    Ok(program)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
