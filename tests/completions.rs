@@ -606,16 +606,30 @@ fn zsh(program: &Program) -> String {
         .iter()
         .map(|it| format!("    {}\n", quoted(&format!("{}:{}", it.name, it.about))))
         .collect();
-    let _ = write!(
-        text,
-        "local curcontext=$curcontext state line\nlocal -i dashes\nlocal -a commands=(\n{})\n\n\
-         _arguments -C \\\n{}    '1: :->command' \\\n    '*:: :->arguments'\n\n\
-         case $state in\ncommand) _describe command commands ;;\narguments)\n    case $line[1] in\n{cases}    esac\n    ;;\nesac\n",
-        commands.concat(),
-        zsh_options(program, "    "),
-    );
-    text
+    text + &ZSH_COMMANDS
+        .replace("@commands@", &commands.concat())
+        .replace("@options@", &zsh_options(program, "    "))
+        .replace("@cases@", &cases)
 }
+
+/// For a program that has commands.
+const ZSH_COMMANDS: &str = r#"local curcontext=$curcontext state line
+local -i dashes
+local -a commands=(
+@commands@)
+
+_arguments -C \
+@options@    '1: :->command' \
+    '*:: :->arguments'
+
+case $state in
+command) _describe command commands ;;
+arguments)
+    case $line[1] in
+@cases@    esac
+    ;;
+esac
+"#;
 
 /// What stands behind `--` is a command line of its own.
 const ZSH_DASHES: &str = "        dashes=$words[(i)--]

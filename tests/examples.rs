@@ -49,7 +49,7 @@ fn a_holder_that_stood_still_is_refused_by_the_store() {
 fn a_command_whose_latch_stood_still_is_refused_by_fence_check() {
     let daemon = Daemon::start(&[]);
     let (status, printed) =
-        Running::start(&mut script("fencing.sh", &daemon).arg(address(&daemon))).end();
+        Running::start(script("fencing.sh", &daemon).arg(address(&daemon))).end();
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines.len(), 5, "{printed}");
     assert_eq!(lines[0], "fast: written");
