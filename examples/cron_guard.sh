@@ -15,10 +15,12 @@ shift
 # lock is kept for as many seconds at least.
 export CRON_GUARD_HOLD="${CRON_GUARD_HOLD:-30}"
 
-# On several hosts: a lock of latchd, which goes to nobody twice.
-exec latch run "cron.$job" --timeout 0 --busy-ok -- sh -c '
+guarded='
     sleep "$CRON_GUARD_HOLD" &
     status=0
     "$@" || status=$?
     wait
-    exit "$status"' "$job" "$@"
+    exit "$status"'
+
+# A lock of latchd, for all hosts that use the same server.
+exec latch run "cron.$job" --timeout 0 --busy-ok -- sh -c "$guarded" "$job" "$@"
