@@ -10,6 +10,9 @@ const ARGH_HELP: &str = "  --help, help      display usage information";
 const OUR_HELP: &str =
     "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
 
+/// What argh's usage has before the operands. It means nothing here, and [`parse`] refuses it.
+const ARGH_DASHES: &str = " [--] ";
+
 /// What a command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
@@ -90,7 +93,7 @@ fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&String>) -
         Err(exit) => exit.output,
         Ok(_) => String::new(),
     };
-    let mut text = text.replace(ARGH_HELP, OUR_HELP);
+    let mut text = text.replace(ARGH_HELP, OUR_HELP).replace(ARGH_DASHES, " ");
     for boolean in booleans {
         text = text.replace(
             &format!("[{boolean} <bool>]"),

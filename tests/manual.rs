@@ -1,13 +1,11 @@
 //! The manual pages and the program say the same.
 
-mod support;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::Daemon;
+const LATCH: &str = env!("CARGO_BIN_EXE_latch");
 
 /// Every option with its variable; `None` where there is none.
 const OPTIONS: &[(&str, Option<&str>)] = &[
@@ -79,6 +77,106 @@ fn the_help_and_the_manual_name_the_same_options() {
         manual, known,
         "left: man/latchd.8, right: the table of this test"
     );
+}
+
+#[test]
+fn the_help_and_the_manual_of_latch_name_the_same_sub_commands() {
+    let names = commands_in(&help(LATCH, &[]));
+    assert_eq!(names.len(), 8, "{names:?}");
+    let page = page("latch.1");
+    let sections = section(&page, "DESCRIPTION");
+    let described: Vec<&str> = sections
+        .lines()
+        .filter_map(|line| line.strip_prefix(".Ss latch "))
+        .collect();
+    assert_eq!(names, described, "left: latch --help, right: man/latch.1");
+    let synopsis = section(&page, "SYNOPSIS");
+    let shown: Vec<&str> = synopsis
+        .lines()
+        .filter_map(|line| line.strip_prefix(".Cm "))
+        .collect();
+    assert_eq!(names, shown, "left: latch --help, right: its SYNOPSIS");
+}
+
+#[test]
+fn the_help_and_the_manual_of_every_sub_command_name_the_same_options_and_values() {
+    let page = page("latch.1");
+    for name in commands_in(&help(LATCH, &[])) {
+        let help = help(LATCH, &[&name]);
+        assert!(!help.contains("[--]"), "{name}: no program takes this");
+        let mut usage = usage_options(&help);
+        // What takes a value only after an equals sign is said once for all.
+        usage.retain(|_, value| value.as_deref() != Some("bool"));
+        let (from, _) = page
+            .split_once(&format!("\n.Ss latch {name}\n"))
+            .and_then(|(_, from)| from.split_once("\n.Ss "))
+            .unwrap_or_else(|| panic!("{name} has no section"));
+        let entries = from.lines().filter_map(|line| line.strip_prefix(".It "));
+        let mut manual: BTreeMap<String, Option<String>> = entries
+            .flat_map(|entry| {
+                let (names, value) = match entry.split_once(" Ar ") {
+                    Some((names, value)) => (names, Some(value.to_owned())),
+                    None => (entry, None),
+                };
+                // `Fl E , -busy-status` is how mdoc writes `-E, --busy-status`.
+                let names = names.trim_start_matches("Fl ").split(" , ");
+                names.map(move |name| (format!("-{name}"), value.clone()))
+            })
+            .collect();
+        let named: BTreeSet<String> = manual.keys().cloned().collect();
+        assert_eq!(
+            options_in_list(&help),
+            named,
+            "left: latch {name} --help, right: man/latch.1"
+        );
+        manual.retain(|name, value| value.is_some() && usage.contains_key(name));
+        assert_eq!(
+            usage, manual,
+            "left: latch {name} --help, right: man/latch.1"
+        );
+    }
+}
+
+#[test]
+fn the_manual_of_latch_names_the_booleans_and_the_operands() {
+    let page = page("latch.1");
+    let booleans: BTreeSet<String> = commands_in(&help(LATCH, &[]))
+        .iter()
+        .flat_map(|name| usage_options(&help(LATCH, &[name])))
+        .filter(|(_, value)| value.as_deref() == Some("bool"))
+        .map(|(name, _)| name)
+        .collect();
+    let description = section(&page, "DESCRIPTION");
+    let (listed, _) = description
+        .split_once("take a value only after an equals sign")
+        .expect("the page says how booleans are given");
+    let (_, listed) = listed.rsplit_once("equals sign.").expect("and values");
+    let listed: BTreeSet<String> = listed
+        .lines()
+        .filter_map(|line| line.strip_prefix(".Fl "))
+        .map(|name| format!("-{}", name.trim_end_matches(" ,")))
+        .collect();
+    assert_eq!(booleans, listed, "left: latch --help, right: man/latch.1");
+
+    let synopsis = section(&page, "SYNOPSIS");
+    for name in commands_in(&help(LATCH, &[])) {
+        let help = help(LATCH, &[&name]);
+        let operands: Vec<&str> = list(&help, "Positional Arguments:")
+            .map(|line| line.split_whitespace().next().unwrap_or_default())
+            .collect();
+        let (_, shown) = synopsis
+            .split_once(&format!(".Cm {name}\n"))
+            .expect("every sub-command is in the SYNOPSIS");
+        let shown = shown.lines().next().unwrap_or_default();
+        let shown: Vec<&str> = shown
+            .strip_prefix(".Ar ")
+            .map(|names| names.split(' ').collect())
+            .unwrap_or_default();
+        assert_eq!(
+            operands, shown,
+            "left: latch {name} --help, right: SYNOPSIS"
+        );
+    }
 }
 
 #[test]
@@ -247,13 +345,54 @@ fn sources() -> Vec<String> {
     texts
 }
 
+fn help(program: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).arg("--help").output();
+    let output = output.expect("it was built beside this test");
+    assert!(output.status.success(), "{program} {arguments:?} --help");
+    String::from_utf8(output.stdout).expect("the help is UTF-8")
+}
+
+/// The sub-commands that a help lists.
+fn commands_in(help: &str) -> Vec<String> {
+    list(help, "Commands:")
+        .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// The options that a help lists, short and long ones, but for those that every program has.
+fn options_in_list(help: &str) -> BTreeSet<String> {
+    list(help, "Options:")
+        .flat_map(|line| line.split(' ').take_while(|word| word.starts_with('-')))
+        .map(|word| word.trim_end_matches(',').to_owned())
+        .filter(|name| !["-h", "--help", "-V", "--version"].contains(&name.as_str()))
+        .collect()
+}
+
+/// The heads of a list in a help, without what is broken into further lines.
+fn list<'a>(help: &'a str, heading: &'a str) -> impl Iterator<Item = &'a str> {
+    let lines = help.lines().skip_while(move |line| *line != heading);
+    let entries = lines.skip(1).take_while(|line| !line.is_empty());
+    entries.filter_map(|line| {
+        line.strip_prefix("  ")
+            .filter(|line| !line.starts_with(' '))
+    })
+}
+
+/// The options in the usage of a help, with what stands for their value.
+fn usage_options(help: &str) -> BTreeMap<String, Option<String>> {
+    let usage = help.lines().next().unwrap_or_default();
+    let options = usage.split(" [-").skip(1).filter_map(|part| {
+        let (name, value) = part.split_once([' ', '['])?;
+        let value = value.split(['<', '>', '.']).nth(1)?;
+        Some((format!("-{name}"), Some(value.to_owned())))
+    });
+    options.collect()
+}
+
 /// The option words at the beginning of the lines of `latchd --help`.
 fn options_of_help() -> BTreeSet<String> {
-    let output = Daemon::command()
-        .arg("--help")
-        .output()
-        .expect("latchd was built");
-    let help = String::from_utf8(output.stdout).expect("the help is UTF-8");
+    let help = help(env!("CARGO_BIN_EXE_latchd"), &[]);
     let lines = help
         .lines()
         .map(str::trim_start)

@@ -31,6 +31,9 @@ const PLACES: [(&str, &str); 3] = [
     ("/var/lib/latchd/fences", "fences"),
 ];
 
+/// Programs of the examples that are nobody's; here each of them only notes that it was called.
+const STAND_INS: [&str; 3] = ["backup.sh", "ffmpeg", "make"];
+
 #[test]
 fn the_examples_of_the_readme_do_what_they_say() {
     let blocks = readme_blocks(&read("README.md"));
@@ -54,6 +57,39 @@ fn the_examples_of_the_manual_do_what_they_say() {
         blocks.len()
     );
     play_all(&blocks);
+}
+
+#[test]
+fn no_command_of_latch_is_shown_without_being_tried() {
+    let readme = read("README.md");
+    assert!(
+        !readme.lines().any(|line| line.starts_with("    latch ")),
+        "use a block that runs"
+    );
+    let page = read("man/latch.1");
+    let (_, examples) = page
+        .split_once("\n.Sh EXAMPLES\n")
+        .expect("there are examples");
+    let (examples, _) = examples
+        .split_once("\n.Sh ")
+        .expect("it is not the last section");
+    let blocks = manual_blocks("man/latch.1", &page);
+    let tried: Vec<&str> = blocks
+        .iter()
+        .map(|block| match &block.body {
+            Body::Script { script, .. } => script.as_str(),
+            Body::Conversation(_) => "",
+        })
+        .collect();
+    assert_eq!(tried.len(), examples.matches("\n.Bd -literal").count());
+    for line in examples
+        .lines()
+        .filter_map(|line| line.strip_prefix(".Dl "))
+    {
+        let line = unescaped(line);
+        let command = line.strip_prefix("15 3 * * * ").unwrap_or(&line);
+        assert!(tried.contains(&command), "nobody tries {line:?}");
+    }
 }
 
 #[test]
@@ -133,7 +169,14 @@ fn ci_installs_the_packages_that_the_readme_names() {
 #[test]
 fn the_files_that_the_readme_names_exist() {
     let readme = read("README.md");
-    let starts = ["src/", "man/", "tests/", "examples/", ".ci/"];
+    let starts = [
+        "src/",
+        "man/",
+        "tests/",
+        "examples/",
+        "completions/",
+        ".ci/",
+    ];
     let is_end = |c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c));
     for word in readme
         .split(is_end)
@@ -208,10 +251,29 @@ fn play(block: &Block) {
         Body::Conversation(lines) => converse(&block.origin, lines, &port),
         Body::Script { script, prints } => {
             let script = with_port(&place(script), &port);
-            let printed = run_script(&script, dir.path());
+            let printed = run_script(&(stand_ins() + &script), dir.path());
             assert_eq!(comparable(&printed), comparable(prints), "{}", block.origin);
+            for name in STAND_INS {
+                assert_eq!(
+                    dir.path().join("called").join(name).exists(),
+                    script.split_whitespace().any(|word| word == name),
+                    "{}: {name} was called, or was to be",
+                    block.origin
+                );
+            }
         }
     }
+}
+
+/// Makes the stand-ins below `bin`; the called ones appear below `called`. The shell does it, since a
+/// file that this process writes, another thread's child may hold open when it is to be run.
+fn stand_ins() -> String {
+    format!(
+        "mkdir bin called\nfor name in {}; do\n\
+         printf '#!/bin/sh\\n: >%s\\n' \"$PWD/called/$name\" >bin/$name\nchmod +x bin/$name\ndone\n\
+         export PATH=\"$PWD/bin:$PATH\"\n",
+        STAND_INS.join(" ")
+    )
 }
 
 /// `script` with another port: for clients where it stands, for servers that name none by variable.
@@ -222,7 +284,10 @@ fn with_port(script: &str, port: &str) -> String {
     } else {
         format!("export LATCHD_PORT={port}\n")
     };
-    variable + &script.replace("6388", port)
+    format!(
+        "{variable}export LATCH_SERVER=127.0.0.1:{port}\n{}",
+        script.replace("6388", port)
+    )
 }
 
 /// A port for a server that the script starts itself. The system hands out higher ones by itself,
@@ -512,7 +577,11 @@ fn unescaped(line: &str) -> String {
 fn pages() -> Vec<String> {
     files_in("man")
         .into_iter()
-        .filter(|path| path.ends_with(".7") || path.ends_with(".8"))
+        .filter(|path| {
+            [".1", ".7", ".8"]
+                .iter()
+                .any(|section| path.ends_with(section))
+        })
         .collect()
 }
 

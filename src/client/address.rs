@@ -11,6 +11,16 @@ use std::time::Duration;
 use crate::net::stream::Stream;
 
 /// Where a server listens: `HOST:PORT`, or the path of a Unix socket, which has a `/` in it.
+///
+/// Nothing is looked up before something connects.
+///
+/// ```
+/// use latchd::client::Address;
+///
+/// assert_eq!("/run/latchd.sock".parse(), Ok(Address::Unix("/run/latchd.sock".into())));
+/// assert_eq!("[::1]:6388".parse(), Ok(Address::Tcp("[::1]:6388".into())));
+/// assert!("localhost".parse::<Address>().is_err(), "a port is missing");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A name or an IP address, and a port; IPv6 addresses stand in brackets.

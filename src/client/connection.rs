@@ -25,6 +25,18 @@ const MAX_KEY_LEN: usize = 256;
 /// The credential of a holder.
 ///
 /// Its `Debug` form shows the fence only; its `Display` form is the whole token, which is a secret.
+///
+/// ```
+/// use latchd::client::Token;
+///
+/// # fn main() -> Result<(), latchd::client::Error> {
+/// let token: Token = "00000000000003e87f3c1f2b3e9a8d6e".parse()?;
+/// assert_eq!(token.fence(), 1000);
+/// assert_eq!(token.to_string(), "00000000000003e87f3c1f2b3e9a8d6e");
+/// assert!(!format!("{token:?}").contains("7f3c1f2b3e9a8d6e"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Token(table::Token);
 
@@ -64,7 +76,7 @@ impl fmt::Debug for Token {
 pub struct Grant {
     /// The credential for renewing and releasing.
     pub token: Token,
-    /// The length of the lease; it began between the request and this answer.
+    /// The length of the lease, in whole seconds; it began between the request and this answer.
     pub lease: Duration,
 }
 
@@ -100,11 +112,12 @@ pub enum Enqueued {
 /// How a connection is made.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long connecting may take.
+    /// How long connecting may take, for each address that a name stands for (5 seconds). A Unix socket
+    /// has no such limit.
     pub connect_timeout: Duration,
-    /// How long a reply may take that does not have to wait for anybody.
+    /// How long a reply may take that does not have to wait for anybody (10 seconds).
     pub reply_timeout: Duration,
-    /// What the server wants to hear first, if anything.
+    /// The secret that the server wants to hear first, if any: one line, without its end (none).
     pub auth_token: Option<String>,
 }
 
@@ -123,6 +136,35 @@ impl Default for Settings {
 /// After a reply that did not come in time, or was none, the connection is closed, and every further
 /// request is answered [`Error::Closed`]: a late reply can never be taken for that to another request.
 /// What it holds, the server releases when the connection closes (unless it is told otherwise).
+///
+/// # Errors
+///
+/// Besides the server's refusal, each request can fail with [`Error::Unreachable`], [`Error::Closed`],
+/// [`Error::NoReply`] or [`Error::BadReply`], after all of which the connection is closed, as after
+/// [`Error::AuthFailed`]; and with [`Error::InvalidKey`] or [`Error::InvalidArgument`], when nothing has
+/// been sent.
+///
+/// ```
+/// use latchd::client::{Address, Connection, Error, Patience, Settings, Terms};
+///
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server: Address = "127.0.0.1:6388".parse()?;
+/// # let running = Server::in_place_of(server);
+/// # let server = running.address();
+/// let mut connection = Connection::open(&server, &Settings::default())?;
+/// let grant = connection.acquire("ledger", Terms::LOCK, Patience::Try)?.expect("it is free");
+/// assert!(connection.stats()?.contains("ledger"));
+///
+/// // Nobody renews it but we; another connection can, too, with the token.
+/// let lease = connection.renew("ledger", Terms::LOCK, grant.token)?;
+/// assert_eq!(lease, grant.lease);
+/// connection.release("ledger", Terms::LOCK, grant.token)?;
+/// let again = connection.release("ledger", Terms::LOCK, grant.token);
+/// assert!(matches!(again, Err(Error::Refused)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Connection {
     stream: Option<Stream>,
@@ -132,7 +174,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and, if there is a token, presents it. Blocks for at most the settings' timeouts.
+    /// Connects and, if there is a token, presents it. Blocks for at most the settings' timeouts; the time
+    /// for connecting counts for each address of a name, and looking up the name is not in it.
     ///
     /// # Errors
     ///
@@ -194,7 +237,8 @@ impl Connection {
         self.grant_or_timeout(&reply)
     }
 
-    /// Takes a place in the queue (`e`, `se`) without waiting.
+    /// Takes a place in the queue (`e`, `se`) without waiting for anybody; blocks for at most the reply
+    /// timeout.
     ///
     /// # Errors
     ///
@@ -215,8 +259,8 @@ impl Connection {
         }
     }
 
-    /// Waits (`w`, `sw`) in the place that [`Connection::enqueue`] took; `None` if `patience` is over,
-    /// and the place is given up then.
+    /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took; `None` if `patience` is over,
+    /// and the place is given up then. The lease begins anew with the answer.
     ///
     /// # Errors
     ///
@@ -238,7 +282,8 @@ impl Connection {
         self.grant_or_timeout(&reply)
     }
 
-    /// Gives back a slot (`r`, `sr`), whichever connection it was granted to.
+    /// Gives back a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
+    /// reply timeout. Of the terms only the kind counts.
     ///
     /// # Errors
     ///
@@ -248,7 +293,9 @@ impl Connection {
         self.expect_ok(command, key, &token.to_string())
     }
 
-    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its length.
+    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its length, in
+    /// whole seconds. Blocks for at most the reply timeout. Terms without a lease ask for the server's
+    /// default, whatever was granted.
     ///
     /// # Errors
     ///
@@ -276,7 +323,7 @@ impl Connection {
         }
     }
 
-    /// Asks whether the server is there (`ping`).
+    /// Asks whether the server is there (`ping`). Blocks for at most the reply timeout.
     ///
     /// # Errors
     ///
@@ -285,7 +332,8 @@ impl Connection {
         self.expect_ok("ping", "_", "_")
     }
 
-    /// What the server knows (`stats`), as JSON: see latch-protocol(7).
+    /// What the server knows (`stats`), as JSON: see latch-protocol(7). Blocks for at most the reply
+    /// timeout.
     ///
     /// # Errors
     ///

@@ -44,13 +44,37 @@ impl fmt::Display for Loss {
     }
 }
 
-/// A held lock or semaphore slot. Dropping it releases.
+/// A held lock or semaphore slot. Dropping it releases, and blocks as [`Guard::release`] does, but nobody
+/// learns of an error.
 ///
 /// A thread of its own renews the lease, at half its length and sooner for short leases, and watches
 /// the connection. The lock counts as lost when the connection ends, when a renewal is refused, and
 /// when the lease could end on the server: [`Guard::is_held`] turns false *before* that, by a margin of
 /// two seconds or a quarter of the lease, whichever is less. Nothing reconnects: a lock that was lost
 /// may be somebody else's.
+///
+/// All its methods can be called from several threads.
+///
+/// ```
+/// use latchd::client::{Address, Client};
+/// use std::time::Duration;
+///
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server: Address = "127.0.0.1:6388".parse()?;
+/// # let running = Server::in_place_of(server);
+/// # let server = running.address();
+/// let client = Client::new([server]);
+/// let lock = client.lock("ledger").lease(Duration::from_secs(10));
+/// let guard = lock.acquire()?;
+/// let fence = guard.token().fence();
+/// assert!(guard.is_held());
+///
+/// drop(guard);
+/// assert!(lock.acquire()?.token().fence() > fence);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Guard {
     shared: Arc<Shared>,
     orders: Sender<Order>,
@@ -126,12 +150,14 @@ impl Guard {
         })
     }
 
-    /// The grant's token.
+    /// The grant's token. What the lock protects should be given its [`Token::fence`] with each write, and
+    /// refuse one that is lower than it has seen: a holder may have stood still since it last looked at
+    /// [`Guard::is_held`].
     pub fn token(&self) -> Token {
         self.grant.token
     }
 
-    /// The length of the lease that each renewal starts anew.
+    /// The length of the lease that was granted, in whole seconds; each renewal asks for it anew.
     pub fn lease(&self) -> Duration {
         self.grant.lease
     }
@@ -142,7 +168,8 @@ impl Guard {
         hold.loss.is_none() && Instant::now() < hold.deadline
     }
 
-    /// How the lock was lost, if it was.
+    /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
+    /// [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
         self.shared.hold.lock().loss
     }
@@ -169,7 +196,9 @@ impl Guard {
         answered.recv().unwrap_or(false) && self.is_held()
     }
 
-    /// Releases, and tells whether the server agreed. Blocks for its answer.
+    /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply timeout
+    /// of the client's [`Settings`](super::Settings); a renewal that is under way comes first, at most to
+    /// the end of the lease.
     ///
     /// # Errors
     ///

@@ -3,18 +3,36 @@
 //! Everything blocks, and each lock has a connection of its own, as the server wants it: when the
 //! process dies, the server sees the connection close and gives the lock to the next in line.
 //!
-//! ```no_run
-//! use latchd::client::Client;
+//! ```
+//! use latchd::client::{Address, Client};
 //!
-//! # fn main() -> Result<(), latchd::client::Error> {
-//! let client = Client::new(["127.0.0.1:6388".parse().expect("an address")]);
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server: Address = "127.0.0.1:6388".parse()?;
+//! # let running = Server::in_place_of(server);
+//! # let server = running.address();
+//! let client = Client::new([server]);
+//!
 //! let guard = client.lock("nightly-backup").acquire()?;
 //! guard.on_lost(|loss| eprintln!("stop everything: {loss}"));
 //! // ... work, and look at guard.is_held() before each step that cannot be undone ...
+//! assert!(guard.is_held());
 //! guard.release()?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! - [`Client`] knows the servers. It gives out [`Lock`]s, which are asked for [`Guard`]s.
+//! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
+//!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
+//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover.
+//!
+//! # Time
+//!
+//! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the server
+//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. Time is measured
+//! by the clock that stands still while the host is suspended; a holder that may have been suspended
+//! asks [`Guard::renew`].
 
 mod address;
 mod connection;
@@ -31,7 +49,34 @@ pub use guard::{Guard, Loss};
 /// One server, or several among which the keys are divided.
 ///
 /// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number, as
-/// all clients of this protocol have it: they must name the same servers in the same order.
+/// all clients of this protocol have it: they must name the same servers in the same order. A key whose
+/// server is down cannot be had; no other server stands in.
+///
+/// It keeps no connection, can be shared by threads, and costs nothing to clone but its addresses.
+///
+/// ```
+/// use latchd::client::{Address, Client, Settings};
+/// use std::time::Duration;
+///
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server: Address = "127.0.0.1:6388".parse()?;
+/// # let running = Server::in_place_of(server);
+/// # let server = running.address();
+/// let settings = Settings {
+///     connect_timeout: Duration::from_secs(1),
+///     ..Settings::default()
+/// };
+/// let client = Client::with_settings([server], settings);
+///
+/// let pool = client.semaphore("pool", 2);
+/// let slots = [pool.acquire()?, pool.acquire()?];
+/// assert!(pool.try_acquire()?.is_none(), "both slots are taken");
+/// drop(slots);
+/// assert!(pool.try_acquire()?.is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Client {
     servers: Vec<Address>,
@@ -64,12 +109,13 @@ impl Client {
         &self.servers
     }
 
-    /// The server that `key` belongs to.
+    /// The server that `key` belongs to. Does not connect.
     pub fn server_of(&self, key: &str) -> &Address {
         &self.servers[address::shard_of(key, self.servers.len())]
     }
 
-    /// Connects to one of the servers.
+    /// Connects to `server`, which need not be one of [`Client::servers`], with the client's settings.
+    /// Blocks for at most their timeouts, see [`Settings`].
     ///
     /// # Errors
     ///
@@ -78,7 +124,8 @@ impl Client {
         Connection::open(server, &self.settings)
     }
 
-    /// A lock: one holder at a time.
+    /// A lock: one holder at a time. Does not connect; whether `key` can be one is seen when it is asked
+    /// for.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
         Lock {
             client: self,
@@ -87,7 +134,8 @@ impl Client {
         }
     }
 
-    /// A semaphore: up to `limit` holders at a time. All clients must agree on the limit.
+    /// A semaphore: up to `limit` holders at a time. All clients must agree on the limit. Does not
+    /// connect.
     pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Semaphore<'a> {
         Semaphore {
             client: self,
@@ -103,7 +151,15 @@ impl Client {
 /// A semaphore that can be asked for a slot. A lock is a semaphore of one, so it is asked alike.
 pub type Semaphore<'a> = Lock<'a>;
 
-/// A lock that can be asked for.
+/// A lock that can be asked for. Each time it is asked, it connects anew.
+///
+/// # Errors
+///
+/// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if the
+/// server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`],
+/// [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the lease
+/// was over when the grant was looked at; [`Error::Refused`] for a limit of zero; [`Error::InvalidKey`]
+/// and [`Error::InvalidArgument`] for what cannot be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lock<'a> {
     client: &'a Client,
@@ -113,6 +169,7 @@ pub struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     /// Asks for a lease of this length, in whole seconds (rounded up), rather than the server's default.
+    /// A lease of zero is refused when the lock is asked for.
     pub fn lease(self, lease: Duration) -> Lock<'a> {
         Lock {
             terms: Terms {
@@ -123,11 +180,12 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Waits for as long as it takes.
+    /// Blocks for as long as it takes. A server that vanishes from the network meanwhile is noticed within a
+    /// minute.
     ///
     /// # Errors
     ///
-    /// The server's refusal, or why it could not be asked.
+    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn acquire(&self) -> Result<Guard, Error> {
         loop {
             // The longest wait that the protocol knows is three hundred years.
@@ -137,29 +195,32 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Waits for at most `time`, in whole seconds (rounded up); `None` if that is over.
+    /// Blocks for at most `time`, in whole seconds (rounded up), besides what connecting and an answer
+    /// take; `None` if somebody else has it all that time.
     ///
     /// # Errors
     ///
-    /// The server's refusal, or why it could not be asked.
+    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Patience::Within(time))
     }
 
-    /// Does not wait; `None` if somebody else has it.
+    /// Does not wait for anybody, and blocks for no longer than connecting and an answer take; `None` if
+    /// somebody else has it.
     ///
     /// # Errors
     ///
-    /// The server's refusal, or why it could not be asked.
+    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Patience::Try)
     }
 
-    /// Takes a place in the queue without waiting, to wait for it later.
+    /// Takes a place in the queue without waiting, to wait for it later. Blocks for no longer than
+    /// connecting and an answer take.
     ///
     /// # Errors
     ///
-    /// The server's refusal, or why it could not be asked.
+    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<Place, Error> {
         let mut connection = self.client.connect(self.client.server_of(self.key))?;
         let sent_at = Instant::now();
@@ -185,7 +246,30 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// A place in a queue. Dropping it gives the place up.
+/// A place in a queue. Dropping it closes its connection without blocking, and the server takes back the
+/// place, or the lock if that has been granted.
+///
+/// A lock that was granted while nobody waits is held, and its lease runs, renewed by nobody.
+///
+/// ```
+/// use latchd::client::{Address, Client, Patience};
+///
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server: Address = "127.0.0.1:6388".parse()?;
+/// # let running = Server::in_place_of(server);
+/// # let server = running.address();
+/// let client = Client::new([server]);
+/// let guard = client.lock("deploy").acquire()?;
+///
+/// let place = client.lock("deploy").enqueue()?;
+/// assert!(!place.is_granted());
+/// // ... something else, and then: ...
+/// guard.release()?;
+/// assert!(place.wait(Patience::Forever)?.is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Place {
     connection: Connection,
@@ -195,12 +279,14 @@ pub struct Place {
 }
 
 impl Place {
-    /// Whether the lock was free, so that waiting will not take any time.
+    /// Whether the lock was free when the place was taken, so that waiting will not take any time. Does
+    /// not ask the server.
     pub fn is_granted(&self) -> bool {
         self.granted.is_some()
     }
 
-    /// Waits for at most `patience`; `None` if that is over, and the place is given up.
+    /// Blocks for at most `patience`, besides what an answer takes; `None` if that is over, and the place
+    /// is given up.
     ///
     /// # Errors
     ///

@@ -1,0 +1,81 @@
+# Completion of latch for bash. Made from what its --help says; do not edit.
+
+_latch() {
+    local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        # bash makes three words of --name=value, and of host:port.
+        if [[ $word == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+            option=${COMP_WORDS[i - 1]}
+        elif [[ $word == [:=]* ]]; then
+            ((++i < COMP_CWORD)) || return
+        elif [[ $word == -- ]]; then
+            [[ $command == @(run) ]] || return
+            if declare -F _command_offset >/dev/null; then
+                _command_offset $((i + 1)) # of the package bash-completion
+            elif ((i + 1 == COMP_CWORD)); then
+                mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+            else
+                _latch_files
+            fi
+            return
+        elif [[ -n $option ]]; then
+            option=
+        else
+            case $word in
+                --timeout | --lease | --limit | --kill-after | --busy-status | -E | --server | --auth-token-file) option=$word ;;
+                -*) ;;
+                *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
+            esac
+        fi
+    done
+    if [[ $cur == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+        option=${COMP_WORDS[i - 1]} cur=
+    fi
+    case $option in
+        '') ;;
+        --busy-ok | --json | --watch)
+            COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
+            return
+            ;;
+        --auth-token-file)
+            _latch_files
+            return
+            ;;
+        *) return ;;
+    esac
+    case $command in
+        '') words='--help --version' ;;
+        'run') words='--timeout --lease --limit --kill-after --busy-status --busy-ok --server --auth-token-file --help --version --' ;;
+        'wait') words='--timeout --limit --server --auth-token-file --help --version' ;;
+        'acquire') words='--timeout --lease --limit --server --auth-token-file --help --version' ;;
+        'renew') words='--lease --limit --server --auth-token-file --help --version' ;;
+        'release') words='--limit --server --auth-token-file --help --version' ;;
+        'stats') words='--json --watch --server --auth-token-file --help --version' ;;
+        'ping') words='--server --auth-token-file --help --version' ;;
+        'fence-check') words='--help --version' ;;
+    esac
+    if [[ $cur != -* ]]; then
+        case "$command $operand" in
+            'run 0') return ;;
+            'wait 0') return ;;
+            'acquire 0') return ;;
+            'renew 0') return ;;
+            'renew 1') return ;;
+            'release 0') return ;;
+            'release 1') return ;;
+            'fence-check 0') _latch_files; return ;;
+            'fence-check 1') return ;;
+            ' 0') words='run wait acquire renew release stats ping fence-check' ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+
+_latch_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+}
+
+complete -F _latch latch

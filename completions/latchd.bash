@@ -1,0 +1,53 @@
+# Completion of latchd for bash. Made from what its --help says; do not edit.
+
+_latchd() {
+    local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        # bash makes three words of --name=value, and of host:port.
+        if [[ $word == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+            option=${COMP_WORDS[i - 1]}
+        elif [[ $word == [:=]* ]]; then
+            ((++i < COMP_CWORD)) || return
+        elif [[ -n $option ]]; then
+            option=
+        else
+            case $word in
+                --host | --port | --unix | --unix-mode | --unix-group | --default-lease-ttl | --lease-sweep-interval | --gc-interval | --gc-max-idle | --max-locks | --max-connections | --max-waiters | --read-timeout | --write-timeout | --shutdown-timeout | --auth-token | --auth-token-file | --log-timestamps | --fence-state-file | --idle-exit) option=$word ;;
+                -*) ;;
+                *) ((operand += 1)) ;;
+            esac
+        fi
+    done
+    if [[ $cur == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+        option=${COMP_WORDS[i - 1]} cur=
+    fi
+    case $option in
+        '') ;;
+        --auto-release-on-disconnect | --no-auto-release-on-disconnect | --print-port | --debug | --inetd)
+            COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
+            return
+            ;;
+        --unix | --auth-token-file | --fence-state-file)
+            _latchd_files
+            return
+            ;;
+        *) return ;;
+    esac
+    case $command in
+        '') words='--host --port --unix --unix-mode --unix-group --default-lease-ttl --lease-sweep-interval --gc-interval --gc-max-idle --max-locks --max-connections --max-waiters --read-timeout --write-timeout --shutdown-timeout --auto-release-on-disconnect --no-auto-release-on-disconnect --auth-token --auth-token-file --print-port --log-timestamps --debug --fence-state-file --inetd --idle-exit --help --version' ;;
+    esac
+    if [[ $cur != -* ]]; then
+        case "$command $operand" in
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+
+_latchd_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+}
+
+complete -F _latchd latchd

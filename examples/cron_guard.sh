@@ -1,0 +1,26 @@
+#!/bin/sh
+# Runs a job of cron once, although the crontabs of several hosts have it:
+#
+#     15 3 * * * cron_guard.sh nightly backup.sh --all
+#
+# The first word is the name of the job, on which all hosts agree; the rest is its command. Whoever
+# comes first runs it, the others exit with 0 and say nothing, so that cron sends no mail. LATCH_SERVER
+# says where the server is, see latch(1).
+set -eu
+
+job=${1:?usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]}
+shift
+
+# Clocks differ. A job that is over before the last host has looked would be run there again, so the
+# lock is kept for as many seconds at least.
+export CRON_GUARD_HOLD="${CRON_GUARD_HOLD:-30}"
+
+guarded='
+    sleep "$CRON_GUARD_HOLD" &
+    status=0
+    "$@" || status=$?
+    wait
+    exit "$status"'
+
+# A lock of latchd, for all hosts that use the same server.
+exec latch run "cron.$job" --timeout 0 --busy-ok -- sh -c "$guarded" "$job" "$@"

@@ -1,0 +1,773 @@
+//! The shell completions below completions/ are those of the programs as they are, and they work.
+//!
+//! They are made from what `--help` says, so that the programs carry nothing for them. With
+//! `LATCHD_BLESS=1` this test writes them anew.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Every program that has completions: one line each.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("latch", env!("CARGO_BIN_EXE_latch")),
+    ("latchd", env!("CARGO_BIN_EXE_latchd")),
+];
+
+#[test]
+fn the_completions_are_those_of_the_programs() {
+    for (name, path) in PROGRAMS {
+        let program = Program::of(name, path);
+        for (file, text) in [
+            (format!("{name}.bash"), bash(&program)),
+            (format!("_{name}"), zsh(&program)),
+            (format!("{name}.fish"), fish(&program)),
+        ] {
+            let path = completions().join(&file);
+            if std::env::var_os("LATCHD_BLESS").is_some() {
+                fs::write(&path, &text).unwrap_or_else(|error| panic!("{file}: {error}"));
+            }
+            let there = fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                there == text,
+                "completions/{file} is not up to date; `LATCHD_BLESS=1 cargo test --test completions` \
+                 writes it"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_else_lies_beside_the_completions() {
+    let there: BTreeSet<String> = fs::read_dir(completions())
+        .expect("there are completions")
+        .map(|entry| {
+            let name = entry.expect("the directory stays").file_name();
+            name.to_string_lossy().into_owned()
+        })
+        .collect();
+    let known = PROGRAMS.iter().flat_map(|(name, _)| {
+        [
+            format!("{name}.bash"),
+            format!("_{name}"),
+            format!("{name}.fish"),
+        ]
+    });
+    assert_eq!(there, known.collect());
+}
+
+#[test]
+fn the_help_is_understood_to_the_last_option() {
+    let latch = Program::of("latch", env!("CARGO_BIN_EXE_latch"));
+    let names: Vec<&str> = latch.commands.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "run",
+            "wait",
+            "acquire",
+            "renew",
+            "release",
+            "stats",
+            "ping",
+            "fence-check"
+        ]
+    );
+    let run = &latch.commands[0];
+    assert!(run.takes_command && !latch.commands[1].takes_command);
+    assert_eq!(run.operands, ["key"]);
+    let option = |name: &str| {
+        run.options
+            .iter()
+            .find(|it| it.long == name)
+            .expect("it is one")
+    };
+    assert_eq!(option("--timeout").value, Value::Wanted("seconds".into()));
+    assert_eq!(option("--busy-ok").value, Value::AfterEquals);
+    assert_eq!(option("--busy-status").short.as_deref(), Some("-E"));
+    assert_eq!(
+        option("--busy-status").value,
+        Value::Wanted("status".into())
+    );
+    assert!(option("--server").repeats && !option("--timeout").repeats);
+    assert_eq!(option("--help").short.as_deref(), Some("-h"));
+    assert_eq!(option("--help").value, Value::None);
+    assert!(option("--server")
+        .about
+        .ends_with("repeat for several (127.0.0.1:6388)"));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Trying them
+
+#[test]
+fn bash_completes_commands_options_and_values() {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    fs::write(dir.path().join("tok en"), "").expect("write");
+    for (words, offers) in [
+        ("latch re", "renew release"),
+        ("latch fence", "fence-check"),
+        ("latch --v", "--version"),
+        ("latch run --ti", "--timeout"),
+        ("latch run key --busy", "--busy-status --busy-ok"),
+        ("latch run --busy-ok = n", "no"),
+        ("latch run --busy-ok =", "yes no"),
+        ("latch run --timeout ''", ""),
+        ("latch run --timeout = 5 ''", ""),
+        ("latch run ''", ""),
+        ("latch renew --lim", "--limit"),
+        ("latch renew --busy", ""),
+        // A key may be named as a command is.
+        ("latch run stats --ti", "--timeout"),
+        // bash makes three words of host:port; none of them is a key.
+        ("latch run --server host : 1 ''", ""),
+        ("latch run --server host : 1 key --lea", "--lease"),
+        ("latch run --auth-token-file to", "tok en"),
+        ("latch run --auth-token-file = to", "tok en"),
+        ("latch fence-check to", "tok en"),
+        ("latch fence-check file to", ""),
+        ("latch ping --no-such", ""),
+        ("latchd --log-t", "--log-timestamps"),
+        ("latchd --fence-state-file to", "tok en"),
+        ("latchd --debug --ine", "--inetd"),
+        ("latchd re", ""),
+    ] {
+        assert_eq!(
+            in_bash(words, dir.path()),
+            offers
+                .split_terminator(split_at(offers))
+                .collect::<Vec<_>>(),
+            "{words}"
+        );
+    }
+    // Once the key is there, options are all that can follow.
+    let after_key = in_bash("latch run key ''", dir.path());
+    assert!(after_key.contains(&"--timeout".to_owned()) && after_key.contains(&"--".to_owned()));
+}
+
+/// Offers are parted by blanks, but for the file whose name has one.
+fn split_at(offers: &str) -> char {
+    if offers == "tok en" {
+        '\n'
+    } else {
+        ' '
+    }
+}
+
+#[test]
+fn bash_completes_the_command_behind_the_dashes() {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    fs::write(dir.path().join("to-do"), "").expect("write");
+    let commands = in_bash("latch run key -- ca", dir.path());
+    assert!(commands.contains(&"cat".to_owned()), "{commands:?}");
+    assert!(!in_bash("latch run key -- ''", dir.path()).is_empty());
+    assert_eq!(in_bash("latch run key -- cat to", dir.path()), ["to-do"]);
+    assert_eq!(
+        in_bash("latch run key --timeout 0 -- cat -- to", dir.path()),
+        ["to-do"]
+    );
+    // What follows belongs to the command, whatever it is called.
+    assert_eq!(in_bash("latch run key -- stats --js", dir.path()), [""; 0]);
+    assert_eq!(in_bash("latch wait key -- ca", dir.path()), [""; 0]);
+}
+
+#[test]
+fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let script = r#"_command_offset() { COMPREPLY=("offset $1"); }"#;
+    let offers = in_bash_with(script, "latch run key -- make al", dir.path());
+    assert_eq!(offers, ["offset 4"]);
+}
+
+#[test]
+fn zsh_and_fish_can_read_their_completions() {
+    for (name, _) in PROGRAMS {
+        for (shell, file) in [
+            ("zsh", format!("_{name}")),
+            ("fish", format!("{name}.fish")),
+        ] {
+            // Neither shell is required; who writes them anew should have both.
+            let Ok(output) = Command::new(shell)
+                .arg("-n")
+                .arg(completions().join(&file))
+                .output()
+            else {
+                continue;
+            };
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                output.status.success() && complaint.is_empty(),
+                "{file}: {complaint}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fish_completes_commands_options_and_the_command_behind_the_dashes() {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    fs::write(dir.path().join("to-do"), "").expect("write");
+    for (line, offers) in [
+        ("latch rel", &["release"][..]),
+        ("latch run key --timeo", &["--timeout"]),
+        ("latch wait key --busy", &[]),
+        ("latch fence-check to-", &["to-do"]),
+        ("latch run to-", &[]),
+        ("latch run key -- cat to-", &["to-do"]),
+        ("latchd --log-t", &["--log-timestamps"]),
+    ] {
+        let Some(offered) = in_fish(line, dir.path()) else {
+            return; // It is not here, and need not be.
+        };
+        assert_eq!(offered, offers, "{line}");
+    }
+}
+
+/// What bash offers for the last of `words`.
+fn in_bash(words: &str, dir: &Path) -> Vec<String> {
+    in_bash_with("", words, dir)
+}
+
+fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
+    let program = words.split(' ').next().expect("a program");
+    let file = completions().join(format!("{program}.bash"));
+    let script = format!(
+        "{script}\nsource {} || exit\nCOMP_WORDS=({words})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
+         _{program} {program} \"${{COMP_WORDS[COMP_CWORD]}}\"\n\
+         [ ${{#COMPREPLY[@]}} = 0 ] || printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        file.display()
+    );
+    lines_of(
+        Command::new("bash")
+            .args(["--norc", "--noprofile", "-c", &script])
+            .current_dir(dir),
+    )
+    .expect("there is a bash")
+}
+
+/// What fish offers at the end of `line`, without the descriptions; `None` if there is no fish.
+fn in_fish(line: &str, dir: &Path) -> Option<Vec<String>> {
+    let program = line.split(' ').next().expect("a program");
+    let file = completions().join(format!("{program}.fish"));
+    let script = format!("source {}; complete -C '{line}'", file.display());
+    let lines = lines_of(
+        Command::new("fish")
+            .args(["--no-config", "-c", &script])
+            .env("HOME", dir)
+            .current_dir(dir),
+    )?;
+    let offers = lines.iter().filter_map(|line| line.split('\t').next());
+    Some(offers.map(str::to_owned).collect())
+}
+
+fn lines_of(command: &mut Command) -> Option<Vec<String>> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.is_empty(), "{command:?}: {complaint}");
+    let printed = String::from_utf8(output.stdout).expect("the offers are UTF-8");
+    Some(printed.lines().map(str::to_owned).collect())
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a program takes
+
+/// A program or one of its commands, as its help has it.
+struct Program {
+    name: String,
+    /// The command's description in the help of its program.
+    about: String,
+    options: Vec<Opt>,
+    operands: Vec<String>,
+    /// Whether a command line may follow `--`.
+    takes_command: bool,
+    commands: Vec<Program>,
+}
+
+struct Opt {
+    long: String,
+    short: Option<String>,
+    value: Value,
+    repeats: bool,
+    about: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Value {
+    None,
+    /// A boolean: yes or no, which may be left out.
+    AfterEquals,
+    /// What the help calls it.
+    Wanted(String),
+}
+
+impl Value {
+    fn is_path(&self) -> bool {
+        *self == Value::Wanted("path".into())
+    }
+}
+
+impl Program {
+    fn of(name: &str, path: &str) -> Program {
+        let mut program = Program::parse(name, "", &help(path, &[]));
+        for (command, about) in entries(&help(path, &[]), "Commands:") {
+            let text = help(path, &[&command]);
+            program
+                .commands
+                .push(Program::parse(&command, &about, &text));
+        }
+        program
+    }
+
+    fn parse(name: &str, about: &str, help: &str) -> Program {
+        let usage = help.lines().next().expect("the help begins with the usage");
+        let options = entries(help, "Options:");
+        Program {
+            name: name.into(),
+            about: about.split(':').next().unwrap_or_default().into(),
+            options: options
+                .iter()
+                .map(|(head, about)| Opt::parse(head, about, usage))
+                .collect(),
+            operands: entries(help, "Positional Arguments:")
+                .into_iter()
+                .map(|(it, _)| it)
+                .collect(),
+            takes_command: help.contains(" -- COMMAND"),
+            commands: Vec::new(),
+        }
+    }
+
+    /// The program itself and its commands.
+    fn all(&self) -> impl Iterator<Item = &Program> {
+        std::iter::once(self).chain(&self.commands)
+    }
+
+    /// The name of a command; nothing for the program itself.
+    fn command_name<'a>(&self, it: &'a Program) -> &'a str {
+        if it.name == self.name {
+            ""
+        } else {
+            &it.name
+        }
+    }
+
+    /// The options of all commands with such a value, in both forms, each once.
+    fn options_with(&self, is_it: impl Fn(&Value) -> bool) -> Vec<&str> {
+        let mut names = Vec::new();
+        for option in self
+            .all()
+            .flat_map(|it| &it.options)
+            .filter(|it| is_it(&it.value))
+        {
+            for name in option.names() {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+        }
+        names
+    }
+}
+
+impl Opt {
+    /// `head` is `--long` or `-s, --long`.
+    fn parse(head: &str, about: &str, usage: &str) -> Opt {
+        let (short, long) = match head.split_once(", ") {
+            Some((short, long)) => (Some(short.to_owned()), long),
+            None => (None, head),
+        };
+        // The usage has each option in brackets, with one of its names.
+        let named = [short.as_deref(), Some(long)];
+        let shown = usage.split('[').find_map(|part| {
+            named
+                .iter()
+                .flatten()
+                .find_map(|name| part.strip_prefix(*name))
+                .filter(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-'))
+        });
+        let wanted = shown.and_then(|rest| rest.strip_prefix(" <")?.split('>').next());
+        Opt {
+            long: long.to_owned(),
+            short,
+            value: match wanted {
+                Some(value) => Value::Wanted(value.trim_end_matches("...").into()),
+                // "[--name[=<bool>]]": the split has taken what follows.
+                None if shown == Some("") => Value::AfterEquals,
+                None => Value::None,
+            },
+            repeats: wanted.is_some_and(|value| value.ends_with("...")),
+            about: about.to_owned(),
+        }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.long.as_str()).chain(self.short.as_deref())
+    }
+}
+
+/// The entries of a section of the help: what stands before and behind the gap. A long head has its
+/// text on the lines below.
+fn entries(help: &str, section: &str) -> Vec<(String, String)> {
+    let mut entries: Vec<(String, String)> = Vec::new();
+    let lines = help.lines().skip_while(|line| *line != section).skip(1);
+    for line in lines.take_while(|line| !line.is_empty()) {
+        let text = line.trim_start();
+        if line.len() - text.len() > 2 {
+            let (_, about) = entries.last_mut().expect("a text has a head");
+            *about = format!("{about} {text}").trim_start().to_owned();
+            continue;
+        }
+        // The text begins in a column of its own.
+        let (head, about) = line.split_at_checked(20).unwrap_or((line, ""));
+        let (head, about) = if about.is_empty() || head.ends_with(' ') {
+            (head, about)
+        } else {
+            (line, "")
+        };
+        entries.push((head.trim().to_owned(), about.to_owned()));
+    }
+    entries
+}
+
+fn help(path: &str, arguments: &[&str]) -> String {
+    let output = Command::new(path)
+        .args(arguments)
+        .arg("--help")
+        .output()
+        .expect("it was built");
+    assert!(output.status.success(), "{path} {arguments:?} --help");
+    String::from_utf8(output.stdout).expect("the help is UTF-8")
+}
+
+// ---------------------------------------------------------------------------------------------
+// bash
+
+const BASH: &str = r#"# Completion of @name@ for bash. Made from what its --help says; do not edit.
+
+_@name@() {
+    local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        # bash makes three words of --name=value, and of host:port.
+        if [[ $word == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+            option=${COMP_WORDS[i - 1]}
+        elif [[ $word == [:=]* ]]; then
+            ((++i < COMP_CWORD)) || return
+@dashes@        elif [[ -n $option ]]; then
+            option=
+        else
+            case $word in
+                @valued@) option=$word ;;
+                -*) ;;
+                *) @operand@ ;;
+            esac
+        fi
+    done
+    if [[ $cur == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+        option=${COMP_WORDS[i - 1]} cur=
+    fi
+    case $option in
+        '') ;;
+        @booleans@)
+            COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
+            return
+            ;;
+        @paths@)
+            _@name@_files
+            return
+            ;;
+        *) return ;;
+    esac
+    case $command in
+@options@    esac
+    if [[ $cur != -* ]]; then
+        case "$command $operand" in
+@operands@        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+
+_@name@_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+}
+
+complete -F _@name@ @name@
+"#;
+
+/// For a program some of whose commands take a command line behind `--`.
+const BASH_DASHES: &str = r#"        elif [[ $word == -- ]]; then
+            [[ $command == @runs@ ]] || return
+            if declare -F _command_offset >/dev/null; then
+                _command_offset $((i + 1)) # of the package bash-completion
+            elif ((i + 1 == COMP_CWORD)); then
+                mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+            else
+                _@name@_files
+            fi
+            return
+"#;
+
+fn bash(program: &Program) -> String {
+    let runs: Vec<&str> = program
+        .all()
+        .filter(|it| it.takes_command)
+        .map(|it| it.name.as_str())
+        .collect();
+    let dashes = match runs.as_slice() {
+        [] => String::new(),
+        runs => BASH_DASHES.replace("@runs@", &format!("@({})", runs.join("|"))),
+    };
+    let (mut options, mut operands) = (String::new(), String::new());
+    for it in program.all() {
+        let command = program.command_name(it);
+        let mut words: Vec<&str> = it
+            .options
+            .iter()
+            .map(|option| option.long.as_str())
+            .collect();
+        if it.takes_command {
+            words.push("--");
+        }
+        let _ = writeln!(
+            options,
+            "        '{command}') words='{}' ;;",
+            words.join(" ")
+        );
+        for (place, operand) in it.operands.iter().enumerate() {
+            let files = if operand == "file" {
+                format!("_{}_files; ", program.name)
+            } else {
+                String::new()
+            };
+            let _ = writeln!(
+                operands,
+                "            '{command} {place}') {files}return ;;"
+            );
+        }
+    }
+    if !program.commands.is_empty() {
+        let names: Vec<&str> = program.commands.iter().map(|it| it.name.as_str()).collect();
+        let _ = writeln!(operands, "            ' 0') words='{}' ;;", names.join(" "));
+    }
+    let operand = match program.commands.is_empty() {
+        true => "((operand += 1))",
+        false => "if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi",
+    };
+    BASH.replace("@dashes@", &dashes)
+        .replace("@name@", &program.name)
+        .replace(
+            "@valued@",
+            &program
+                .options_with(|it| matches!(it, Value::Wanted(_)))
+                .join(" | "),
+        )
+        .replace(
+            "@booleans@",
+            &program
+                .options_with(|it| *it == Value::AfterEquals)
+                .join(" | "),
+        )
+        .replace("@paths@", &program.options_with(Value::is_path).join(" | "))
+        .replace("@operand@", operand)
+        .replace("@options@", &options)
+        .replace("@operands@", &operands)
+}
+
+// ---------------------------------------------------------------------------------------------
+// zsh
+
+fn zsh(program: &Program) -> String {
+    let name = &program.name;
+    let mut text = format!(
+        "#compdef {name}\n# Completion of {name} for zsh. Made from what its --help says; do not edit.\n\n"
+    );
+    if program.commands.is_empty() {
+        let _ = write!(text, "_arguments -s \\\n{}", zsh_arguments(program, "    "));
+        return text;
+    }
+    let mut cases = String::new();
+    for it in &program.commands {
+        let dashes = match it.takes_command {
+            true => ZSH_DASHES,
+            false => "",
+        };
+        let arguments = zsh_arguments(it, "            ");
+        let _ = write!(
+            cases,
+            "    {})\n{dashes}        _arguments -s \\\n{arguments}        ;;\n",
+            it.name
+        );
+    }
+    let commands: Vec<String> = program
+        .commands
+        .iter()
+        .map(|it| format!("    {}\n", quoted(&format!("{}:{}", it.name, it.about))))
+        .collect();
+    text + &ZSH_COMMANDS
+        .replace("@commands@", &commands.concat())
+        .replace("@options@", &zsh_options(program, "    "))
+        .replace("@cases@", &cases)
+}
+
+/// For a program that has commands.
+const ZSH_COMMANDS: &str = r#"local curcontext=$curcontext state line
+local -i dashes
+local -a commands=(
+@commands@)
+
+_arguments -C \
+@options@    '1: :->command' \
+    '*:: :->arguments'
+
+case $state in
+command) _describe command commands ;;
+arguments)
+    case $line[1] in
+@cases@    esac
+    ;;
+esac
+"#;
+
+/// What stands behind `--` is a command line of its own.
+const ZSH_DASHES: &str = "        dashes=$words[(i)--]
+        if (( dashes < CURRENT )); then
+            shift $dashes words
+            (( CURRENT -= dashes ))
+            _normal
+            return
+        fi
+";
+
+fn zsh_arguments(it: &Program, indent: &str) -> String {
+    let mut specs = zsh_options(it, indent);
+    for (place, operand) in it.operands.iter().enumerate() {
+        let action = if operand == "file" { "_files" } else { " " };
+        let _ = writeln!(specs, "{indent}'{}:{operand}:{action}' \\", place + 1);
+    }
+    format!("{}\n", specs.trim_end_matches(" \\\n"))
+}
+
+fn zsh_options(it: &Program, indent: &str) -> String {
+    let mut specs = String::new();
+    for option in &it.options {
+        let about: String = option
+            .about
+            .chars()
+            .flat_map(|c| {
+                matches!(c, '[' | ']' | ':')
+                    .then_some('\\')
+                    .into_iter()
+                    .chain([c])
+            })
+            .collect();
+        for name in option.names() {
+            let others: Vec<&str> = match option.value {
+                Value::None => vec!["-", "*"],
+                _ => option.names().collect(),
+            };
+            let exclude = if option.repeats {
+                "*".into()
+            } else {
+                format!("({})", others.join(" "))
+            };
+            let value = match &option.value {
+                Value::None => format!("[{about}]"),
+                Value::AfterEquals => format!("=-[{about}]::bool:(yes no)"),
+                Value::Wanted(value) => {
+                    let action = if option.value.is_path() {
+                        "_files"
+                    } else {
+                        " "
+                    };
+                    let joined = if name.starts_with("--") { "=" } else { "" };
+                    format!("{joined}[{about}]:{value}:{action}")
+                }
+            };
+            let _ = writeln!(
+                specs,
+                "{indent}{} \\",
+                quoted(&format!("{exclude}{name}{value}"))
+            );
+        }
+    }
+    specs
+}
+
+// ---------------------------------------------------------------------------------------------
+// fish
+
+/// The words behind `--` as a command line of their own.
+const FISH_DASHES: &str = r#"
+function __@name@_command
+    set -l words (commandline -opc) (commandline -ct)
+    set -l dashes (contains -i -- -- $words)
+    complete -C (string join ' ' -- (string escape -- $words[(math $dashes + 1)..-2]) $words[-1])
+end
+"#;
+
+fn fish(program: &Program) -> String {
+    let name = &program.name;
+    let mut text =
+        format!("# Completion of {name} for fish. Made from what its --help says; do not edit.\n");
+    if program.all().any(|it| it.takes_command) {
+        text += &FISH_DASHES.replace("@name@", name);
+    }
+    let _ = writeln!(text, "\ncomplete -c {name} -f");
+    for it in &program.commands {
+        let (command, about) = (&it.name, quoted(&it.about));
+        let _ = writeln!(
+            text,
+            "complete -c {name} -n __fish_use_subcommand -a {command} -d {about}"
+        );
+    }
+    for it in program.all() {
+        let condition = match program.command_name(it) {
+            "" if program.commands.is_empty() => String::new(),
+            "" => " -n __fish_use_subcommand".to_owned(),
+            command => format!(" -n '__fish_seen_subcommand_from {command}'"),
+        };
+        text.push('\n');
+        for option in &it.options {
+            let short = option
+                .short
+                .as_ref()
+                .map_or(String::new(), |it| format!(" -s {}", &it[1..]));
+            let value = match option.value {
+                Value::None | Value::AfterEquals => "",
+                Value::Wanted(_) if option.value.is_path() => " -r -F",
+                Value::Wanted(_) => " -x",
+            };
+            let (long, about) = (&option.long[2..], quoted(&option.about));
+            let _ = writeln!(
+                text,
+                "complete -c {name}{condition}{short} -l {long}{value} -d {about}"
+            );
+        }
+        if it.operands.iter().any(|operand| operand == "file") {
+            let _ = writeln!(text, "complete -c {name}{condition} -F");
+        }
+        if it.takes_command {
+            let condition = format!(
+                "'__fish_seen_subcommand_from {}; and contains -- -- (commandline -opc)'",
+                it.name
+            );
+            let _ = writeln!(
+                text,
+                "complete -c {name} -n {condition} -a '(__{name}_command)'"
+            );
+        }
+    }
+    text
+}
+
+/// A word for zsh and fish; both know the quote outside of quotes.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn completions() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("completions")
+}

@@ -1,0 +1,316 @@
+//! The examples that use a server do what they say.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{kill_process, kill_process_group, Pid, Signal};
+use support::{eventually, Daemon, PATIENCE};
+
+#[test]
+fn workers_are_never_more_at_a_time_than_the_limit() {
+    let daemon = Daemon::start(&[]);
+    let mut pool = Running::start(&mut example("worker_pool", &daemon));
+    let (status, printed) = pool.end();
+    assert_eq!(status, 0, "{printed}");
+    let mut numbers = Vec::new();
+    for line in printed.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["worker", number, "works,", busy_count, "at", "a", "time"] = words[..] else {
+            panic!("{printed}");
+        };
+        numbers.push(number.parse::<u32>().expect("a number"));
+        let busy_count: u32 = busy_count.parse().expect("a number");
+        assert!((1..=3).contains(&busy_count), "{printed}");
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, (1..=8).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_holder_that_stood_still_is_refused_by_the_store() {
+    let daemon = Daemon::start(&[]);
+    let (status, printed) = Running::start(&mut example("fencing", &daemon)).end();
+    assert_eq!(
+        printed,
+        "slow holds the lock, and stands still\nfast holds the lock: written\n\
+         slow goes on: refused, a later holder has written\nthe store has what was written by fast\n"
+    );
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn a_command_whose_latch_stood_still_is_refused_by_fence_check() {
+    let daemon = Daemon::start(&[]);
+    let (status, printed) =
+        Running::start(script("fencing.sh", &daemon).arg(address(&daemon))).end();
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 5, "{printed}");
+    assert_eq!(lines[0], "fast: written");
+    assert!(lines[1].starts_with("slow: refused, fence "), "{printed}");
+    assert_eq!(lines[2], "written by fast");
+    assert!(
+        lines[3].starts_with("latch: store: the lock was lost"),
+        "{printed}"
+    );
+    assert_eq!(lines[4], "latch run has exited with 70");
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn the_next_candidate_leads_when_the_leader_ends() {
+    let daemon = Daemon::start(&[]);
+    let mut candidates = Candidates::start(&daemon, 3);
+    let first = candidates.leader_of_term(1);
+    candidates.end(first);
+    let second = candidates.leader_of_term(2);
+    assert_ne!(first, second);
+    candidates.end(second);
+    assert!(![first, second].contains(&candidates.leader_of_term(3)));
+}
+
+#[test]
+fn a_leader_that_is_cut_off_steps_down_before_another_leads() {
+    let daemon = Daemon::start(&[]);
+    let candidates = Candidates::start(&daemon, 3);
+    let first = candidates.leader_of_term(1);
+    daemon.signal(Signal::STOP);
+    eventually(PATIENCE, "the leader steps down", || {
+        candidates.log().contains(&format!("{first} steps down\n"))
+    });
+    assert_eq!(candidates.log().matches(" leads, ").count(), 1);
+    daemon.signal(Signal::CONT);
+    candidates.leader_of_term(2);
+    let log = candidates.log();
+    let says: Vec<&str> = log
+        .lines()
+        .filter_map(|line| line.split([' ', ',']).nth(1))
+        .collect();
+    assert_eq!(says, ["leads", "steps", "leads"], "{log}");
+}
+
+#[test]
+fn a_leader_that_stood_still_learns_that_another_leads() {
+    let daemon = Daemon::start(&[]);
+    let candidates = Candidates::start(&daemon, 2);
+    let first = candidates.leader_of_term(1);
+    candidates.signal(first, Signal::STOP);
+    assert_ne!(candidates.leader_of_term(2), first);
+    assert!(!candidates.log().contains("steps down"));
+    candidates.signal(first, Signal::CONT);
+    eventually(PATIENCE, "it steps down", || {
+        candidates.log().contains(&format!("{first} steps down\n"))
+    });
+}
+
+#[test]
+fn of_several_hosts_one_runs_the_job_of_cron() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let log = dir.path().join("log");
+    let job = format!("echo $1 >>{}; exit 3", log.display());
+    let guard = |hold: &str| {
+        let mut command = script("cron_guard.sh", &daemon);
+        command
+            .args(["nightly", "sh", "-c", &job, "job", "two words"])
+            .env("CRON_GUARD_HOLD", hold);
+        Running::start(&mut command)
+    };
+    let mut first = guard("5");
+    eventually(PATIENCE, "the job runs", || log.exists());
+    // It is over at once, and yet a host whose clock is slow does not run it again.
+    assert_eq!(guard("0").end(), (0, String::new()));
+    assert_eq!(first.end(), (3, String::new()));
+    assert_eq!(fs::read_to_string(&log).expect("text"), "two words\n");
+    assert_eq!(guard("0").end(), (3, String::new()));
+    assert_eq!(
+        fs::read_to_string(&log).expect("text"),
+        "two words\n".repeat(2)
+    );
+}
+
+#[test]
+fn the_benchmark_of_the_start_gives_a_ratio() {
+    let mut command = Command::new(built("bench_startup"));
+    let (status, printed) = Running::start(command.arg("3")).end();
+    assert_eq!(status, 0, "{printed}");
+    let (_, ratio) = printed
+        .split_once("ratio of latch run to flock")
+        .expect("a ratio");
+    assert!(
+        ratio.trim().parse::<f64>().is_ok_and(|ratio| ratio > 0.0),
+        "{printed}"
+    );
+}
+
+// ---------------------------------------------------------------------------------------------
+
+/// Several candidates of the example `leader`, which print to one file, so that the order of what they
+/// say is that in which they said it.
+struct Candidates {
+    running: Vec<Running>,
+    directory: tempfile::TempDir,
+}
+
+impl Candidates {
+    fn start(daemon: &Daemon, count: usize) -> Candidates {
+        let directory = tempfile::tempdir().expect("there is room for a directory");
+        let running = (0..count)
+            .map(|_| {
+                let log = File::options()
+                    .create(true)
+                    .append(true)
+                    .open(directory.path().join("log"));
+                Running::printing_to(&mut example("leader", daemon), log.expect("a file"))
+            })
+            .collect();
+        daemon.wait_for_waiters("leader", count as u64 - 1);
+        Candidates { running, directory }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).expect("text")
+    }
+
+    /// Waits for the leader of the term that is the `number`th to begin, and gives its process number.
+    fn leader_of_term(&self, number: usize) -> u32 {
+        let mut leader = None;
+        eventually(PATIENCE, &format!("term {number} begins"), || {
+            let log = self.log();
+            let mut terms = log
+                .lines()
+                .filter_map(|line| line.split_once(" leads, term "));
+            leader = terms
+                .nth(number - 1)
+                .and_then(|(name, _)| name.parse().ok());
+            leader.is_some()
+        });
+        leader.expect("just read")
+    }
+
+    fn signal(&self, candidate: u32, signal: Signal) {
+        let running = self.running.iter().find(|it| it.child.id() == candidate);
+        let pid = Pid::from_child(&running.expect("it is one of them").child);
+        kill_process(pid, signal).expect("it runs");
+    }
+
+    fn end(&mut self, candidate: u32) {
+        self.running.retain(|it| it.child.id() != candidate);
+    }
+}
+
+/// A process and its group, killed when dropped.
+struct Running {
+    child: Child,
+    output: File,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        Running::printing_to(
+            command,
+            tempfile::tempfile().expect("there is room for a file"),
+        )
+    }
+
+    fn printing_to(command: &mut Command, output: File) -> Running {
+        let handle = || output.try_clone().expect("descriptors are left");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(handle())
+            .stderr(handle())
+            .process_group(0)
+            .spawn()
+            .expect("it was built");
+        Running { child, output }
+    }
+
+    /// Waits for the end; its exit status and all that it printed.
+    fn end(&mut self) -> (i32, String) {
+        use std::io::{Read, Seek};
+        let deadline = Instant::now() + 2 * PATIENCE;
+        let status = loop {
+            match self.child.try_wait().expect("it is our child") {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "it does not end"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut printed = String::new();
+        self.output.rewind().expect("it is a file");
+        self.output.read_to_string(&mut printed).expect("UTF-8");
+        (status.code().expect("an exit status"), printed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn address(daemon: &Daemon) -> String {
+    daemon.addr().to_string()
+}
+
+/// An example in Rust, against this daemon.
+fn example(name: &str, daemon: &Daemon) -> Command {
+    let mut command = Command::new(built(name));
+    command.arg(address(daemon));
+    command
+}
+
+/// An example for the shell, which finds `latch` and its server.
+fn script(name: &str, daemon: &Daemon) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new("sh");
+    command
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("examples")
+                .join(name),
+        )
+        .env("PATH", format!("{}:{path}", programs().display()))
+        .env("LATCH_SERVER", address(daemon))
+        .env_remove("LATCH_AUTH_TOKEN_FILE");
+    command
+}
+
+/// Where an example was built. `cargo test` builds them all, but not with `--test`.
+fn built(name: &str) -> PathBuf {
+    static BUILD: OnceLock<()> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let target = programs().parent().expect("it is below target");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args([
+                "build",
+                "--quiet",
+                "--offline",
+                "--examples",
+                "--target-dir",
+            ])
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        if programs().ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.status().expect("there is a cargo");
+        assert!(status.success(), "{cargo:?}: {status}");
+    });
+    programs().join("examples").join(name)
+}
+
+fn programs() -> &'static Path {
+    let latch = Path::new(env!("CARGO_BIN_EXE_latch"));
+    latch.parent().expect("a program lies in a directory")
+}
