@@ -8,26 +8,32 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{at, never, select, unbounded, Receiver};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
+use nix::unistd;
+use rustix::io::Errno;
 use rustix::process::{
     getpgrp, getpid, getppid, kill_process, kill_process_group, set_child_subreaper,
     set_parent_process_death_signal, test_kill_process_group, wait, Pid, Signal, WaitOptions,
 };
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use signal_hook::consts::signal::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
 };
 use signal_hook::iterator::Signals;
 
 /// The argument by which a program knows that it is to be the [`stage`].
 const STAGE: &str = "--exec-stage";
+
+/// This program, also after another version has been installed in its place: to wait for a lock can
+/// take days.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// Exit status: the command was not found.
 const NOT_FOUND: i32 = 127;
@@ -38,6 +44,9 @@ const SYSTEM_ERROR: i32 = 71;
 
 /// The signals that are passed on to the command, and that end a wait for the lock.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
+/// More than anybody waits, and less than an `Instant` can bear.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How often we look whether a process group is empty that is not ours to wait for.
 const GROUP_POLL: Duration = Duration::from_millis(20);
@@ -57,8 +66,13 @@ impl SignalWatch {
         // We take the terminal back while we are in the background. Blocked, SIGTTOU does not stop us;
         // all threads to come inherit the mask, and the stage takes it off again.
         terminal_signal().thread_block()?;
+        let ignored = ignored_signals();
         let mut caught = PASSED_ON.to_vec();
-        caught.extend([SIGCHLD, SIGCONT, SIGTSTP]);
+        caught.push(SIGTSTP);
+        // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
+        // would not if we caught it.
+        caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
+        caught.extend([SIGCHLD, SIGCONT]);
         let mut signals = Signals::new(caught)?;
         let (sender, receiver) = unbounded();
         std::thread::Builder::new()
@@ -88,11 +102,64 @@ impl SignalWatch {
                 },
                 recv(self.signals) -> signal => match signal {
                     Ok(signal) if PASSED_ON.contains(&signal) => return Err(signal),
+                    Ok(SIGTSTP) if somebody_can_continue_us() => {
+                        let _ = kill_process(getpid(), Signal::STOP);
+                    }
                     _ => {}
                 },
             }
         }
     }
+}
+
+/// The signals that we ignored when we started: bit N - 1 stands for signal N. None if /proc cannot tell.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// Whether a shell with job control looks after us. If not, nobody would continue us after Ctrl-Z: the
+/// system itself discards that signal then, and so do we.
+fn somebody_can_continue_us() -> bool {
+    let ours = (unistd::getsid(None), unistd::getpgrp());
+    let mut ancestor = getppid();
+    while let Some(pid) = ancestor {
+        let number = pid.as_raw_nonzero().get();
+        let its = unistd::Pid::from_raw(number);
+        if unistd::getsid(Some(its)) != ours.0 {
+            return false;
+        }
+        if unistd::getpgid(Some(its)) != Ok(ours.1) {
+            return true;
+        }
+        ancestor = stat_of(number).and_then(|stat| Pid::from_raw(stat.parent));
+    }
+    false
+}
+
+/// Our process group; `None` if it is not of our namespace, where it has no number.
+fn our_group() -> Option<Pid> {
+    Pid::from_raw(unistd::getpgrp().as_raw())
+}
+
+/// What /proc says of a process.
+struct Stat {
+    state: char,
+    parent: i32,
+    group: i32,
+}
+
+fn stat_of(pid: i32) -> Option<Stat> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name stands in parentheses and may have any of these, too.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        parent: fields.next()?.parse().ok()?,
+        group: fields.next()?.parse().ok()?,
+    })
 }
 
 /// What to run, and how.
@@ -129,8 +196,9 @@ pub fn run(
 ) -> io::Result<Ended> {
     // What the command leaves behind in its group becomes our child, so that we learn of its end.
     let _ = set_child_subreaper(Some(getpid()));
-    let terminal = Terminal::if_ours();
-    let leader = start(job, terminal.is_some())?;
+    let terminal = Terminal::open();
+    let has_terminal = terminal.as_ref().is_some_and(Terminal::is_ours);
+    let leader = start(job, has_terminal)?;
     let mut group = Group {
         leader,
         terminal,
@@ -138,6 +206,7 @@ pub fn run(
         status: None,
         is_lost: false,
         kill_at: None,
+        is_killed: false,
     };
     let mut lost = Some(lost);
     loop {
@@ -162,7 +231,7 @@ pub fn run(
 }
 
 fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
-    let mut stage = Command::new(env::current_exe()?);
+    let mut stage = Command::new(THIS_PROGRAM);
     stage
         .arg(STAGE)
         .arg(getpid().as_raw_nonzero().to_string())
@@ -201,7 +270,9 @@ pub fn stage(program: &str) {
     }
     let _ = terminal_signal().thread_unblock();
     let error = Command::new(&command).args(arguments).exec();
-    eprintln!(
+    // Where nobody can hear that, the status still says it.
+    let _ = writeln!(
+        io::stderr(),
         "{program}: {}: {}",
         command.to_string_lossy(),
         crate::escape::reason(&error)
@@ -220,26 +291,36 @@ fn terminal_signal() -> SigSet {
     set
 }
 
-/// The controlling terminal, which was ours when we started.
+/// The controlling terminal. It can be ours at one time (`fg`) and somebody else's at another (`bg`).
 struct Terminal(File);
 
 impl Terminal {
-    fn if_ours() -> Option<Terminal> {
-        let terminal = File::open("/dev/tty").ok()?;
-        let is_ours = tcgetpgrp(&terminal).ok() == Some(getpgrp());
-        is_ours.then_some(Terminal(terminal))
-    }
-
-    fn give_to(&self, group: Pid) {
-        let _ = tcsetpgrp(&self.0, group);
-    }
-
-    fn take_back(&self) {
-        let _ = tcsetpgrp(&self.0, getpgrp());
+    fn open() -> Option<Terminal> {
+        File::open("/dev/tty").ok().map(Terminal)
     }
 
     fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.0).ok() == Some(getpgrp())
+        our_group().is_some_and(|group| self.is_of(group))
+    }
+
+    fn is_of(&self, group: Pid) -> bool {
+        tcgetpgrp(&self.0) == Ok(group)
+    }
+
+    /// Whether it is the group's now.
+    fn give_to(&self, group: Pid) -> bool {
+        tcsetpgrp(&self.0, group).is_ok()
+    }
+
+    /// Takes it back from a group that had it from us, or from what that has left. In the background it
+    /// is the shell's, which would lose its terminal and end.
+    fn take_back_from(&self, group: Pid) {
+        let (Ok(owner), Some(ours)) = (tcgetpgrp(&self.0), our_group()) else {
+            return;
+        };
+        if owner == group || test_kill_process_group(owner) == Err(Errno::SRCH) {
+            let _ = tcsetpgrp(&self.0, ours);
+        }
     }
 }
 
@@ -254,6 +335,7 @@ struct Group {
     is_lost: bool,
     /// When patience is over, once the group was told to end.
     kill_at: Option<Instant>,
+    is_killed: bool,
 }
 
 impl Group {
@@ -264,40 +346,72 @@ impl Group {
             if pid != self.leader {
                 continue;
             }
-            if status.stopped() {
-                self.stop_with_it(still_held);
+            if let Some(stopped_by) = status.stopping_signal() {
+                self.stop_with_it(stopped_by, still_held);
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
                 if let Some(terminal) = &self.terminal {
-                    terminal.take_back();
+                    terminal.take_back_from(self.leader);
                 }
             }
         }
     }
 
     /// The command has stopped: so do we, and when we go on, it does so only if the lock is still ours.
-    fn stop_with_it(&mut self, still_held: &impl Fn() -> bool) {
+    fn stop_with_it(&mut self, stopped_by: i32, still_held: &impl Fn() -> bool) {
         if self.kill_at.is_some() {
             // Told to end, it shall not sleep over it.
             self.signal(Signal::CONT);
             return;
         }
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back();
+        let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
+        if wants_terminal && self.lend_terminal() {
+            // `fg` has brought us to the foreground without a word.
+            self.signal(Signal::CONT);
+            return;
         }
-        let _ = kill_process(getpid(), Signal::STOP);
+        let is_job_control = wants_terminal || stopped_by == SIGTSTP;
+        if is_job_control && !somebody_can_continue_us() {
+            if wants_terminal {
+                // It would ask again and again for what it cannot have.
+                self.signal(Signal::HUP);
+            }
+            self.signal(Signal::CONT);
+            return;
+        }
+        self.stop_ourselves(is_job_control);
         // Somebody has continued us, who knows how much later.
         if !still_held() {
             self.lose();
             return;
         }
-        if let Some(terminal) = &self.terminal {
-            // In the background (`bg`), the terminal is not ours to give.
-            if terminal.is_ours() {
-                terminal.give_to(self.leader);
-            }
-        }
+        self.lend_terminal();
         self.signal(Signal::CONT);
+    }
+
+    fn stop_ourselves(&self, is_job_control: bool) {
+        let had_terminal = self
+            .terminal
+            .as_ref()
+            .is_some_and(|terminal| terminal.is_of(self.leader));
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back_from(self.leader);
+        }
+        let _ = match our_group() {
+            // Ctrl-Z is for the whole job: the script that we are in, or the rest of our pipeline. Those
+            // have not seen it, for the terminal was the command's.
+            Some(group) if is_job_control && had_terminal => {
+                kill_process_group(group, Signal::STOP)
+            }
+            _ => kill_process(getpid(), Signal::STOP),
+        };
+    }
+
+    /// Gives the terminal to the command if it is ours to give; in the background it is not.
+    fn lend_terminal(&self) -> bool {
+        self.terminal
+            .as_ref()
+            .is_some_and(|terminal| terminal.is_ours() && terminal.give_to(self.leader))
     }
 
     fn pass_on(&self, signal: i32) {
@@ -316,7 +430,7 @@ impl Group {
         if self.kill_at.is_none() {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
-            self.kill_at = Some(Instant::now() + self.kill_after);
+            self.kill_at = Some(Instant::now() + self.kill_after.min(LONGEST));
         }
     }
 
@@ -326,14 +440,22 @@ impl Group {
             .is_some_and(|kill_at| kill_at <= Instant::now())
         {
             self.signal(Signal::KILL);
+            self.is_killed = true;
         }
+    }
+
+    /// Whether anything of the group is left that could still do something. After the kill, these are
+    /// not the dead whose parent has left the group and does not care for them: we would stay for as
+    /// long as it lives.
+    fn is_alive(&self) -> bool {
+        test_kill_process_group(self.leader).is_ok() && (!self.is_killed || has_living(self.leader))
     }
 
     /// How it all ended, once the command and all of its group are gone. What the command leaves
     /// behind in its group is told to end.
     fn ended(&mut self) -> Option<Ended> {
         let status = self.status?;
-        if test_kill_process_group(self.leader).is_ok() {
+        if self.is_alive() {
             self.end_it();
             return None;
         }
@@ -349,11 +471,33 @@ impl Group {
     /// When to look again without a signal: for the kill, and for the end of what is not our child.
     fn next_look(&self) -> Option<Instant> {
         let kill_at = self.kill_at?;
-        Some(kill_at.max(Instant::now()).min(Instant::now() + GROUP_POLL))
+        let soon = Instant::now() + GROUP_POLL;
+        // A kill that is over is no reason not to sleep.
+        Some(if self.is_killed {
+            soon
+        } else {
+            kill_at.min(soon)
+        })
     }
 
     fn signal(&self, signal: Signal) {
         // A group that is gone needs no signal.
         let _ = kill_process_group(self.leader, signal);
     }
+}
+
+/// Whether a process of the group is more than a zombie, or one that is ours to wait for. If /proc cannot
+/// tell, one is.
+fn has_living(group: Pid) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return true;
+    };
+    processes
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(stat_of)
+        .filter(|stat| stat.group == group.as_raw_nonzero().get())
+        .any(|stat| {
+            let is_dead = matches!(stat.state, 'Z' | 'X');
+            !is_dead || stat.parent == getpid().as_raw_nonzero().get()
+        })
 }

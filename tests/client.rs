@@ -219,3 +219,21 @@ fn refusals_of_the_server_have_their_names() {
         Err(Error::Draining)
     ));
 }
+
+#[test]
+fn renewals_from_many_threads_are_all_carried_out_at_once() {
+    let daemon = Daemon::start(&[]);
+    let guard = client(&daemon)
+        .lock("k")
+        .lease(Duration::from_secs(120))
+        .acquire()
+        .expect("free");
+    let began = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..50).for_each(|_| assert!(guard.renew())));
+        }
+    });
+    // One that was overheard would wait for the next renewal, which is due in about a minute.
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+}

@@ -1,169 +1,21 @@
-//! `latch` with real processes: what a shell sees of it.
+//! `latch` with real processes: what a shell sees of all that does not run a command.
 
 mod support;
 
-use std::fs;
-use std::io::Write;
-use std::process::{Child, Command, Output, Stdio};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{mpsc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{kill_process, test_kill_process, Pid, Signal};
-use support::{eventually, Daemon, PATIENCE};
-
-fn latch(daemon: &Daemon, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
-    command
-        .args(arguments)
-        .env("LATCH_SERVER", daemon.addr().to_string())
-        .env_remove("LATCH_AUTH_TOKEN_FILE")
-        .stdin(Stdio::null());
-    command
-}
-
-fn run(daemon: &Daemon, arguments: &[&str]) -> Output {
-    let mut child = latch(daemon, arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("latch starts");
-    let status = wait(&mut child);
-    let output = child.wait_with_output().expect("its output");
-    assert_eq!(output.status.code(), status);
-    output
-}
-
-/// The exit status of a child, in bounded time.
-fn wait(child: &mut Child) -> Option<i32> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().expect("a child") {
-            return status.code();
-        }
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            panic!("latch does not end");
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn status(daemon: &Daemon, arguments: &[&str]) -> i32 {
-    run(daemon, arguments)
-        .status
-        .code()
-        .expect("an exit status")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn signal(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).expect("it runs");
-}
-
-fn is_held(daemon: &Daemon, key: &str) -> bool {
-    let stats = daemon.stats();
-    let locks = stats["locks"].as_array().expect("a list");
-    locks.iter().any(|lock| lock["key"] == key)
-}
-
-/// Starts a command under a lock and waits until it holds it and its process runs; returns its
-/// process number, which it writes to `file`.
-fn started(
-    daemon: &Daemon,
-    key: &str,
-    directory: &tempfile::TempDir,
-    script: &str,
-) -> (Child, Pid) {
-    let file = directory.path().join("pid");
-    let script = format!("echo $$ > {}.new; mv {0}.new {0}; {script}", file.display());
-    let child = latch(
-        daemon,
-        &["run", key, "--kill-after", "1", "--", "sh", "-c", &script],
-    )
-    .spawn()
-    .expect("latch starts");
-    let mut pid = None;
-    eventually(PATIENCE, "the command runs", || {
-        pid = fs::read_to_string(&file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
-        pid.is_some()
-    });
-    (
-        child,
-        Pid::from_raw(pid.expect("just read")).expect("a process number"),
-    )
-}
-
-fn is_gone(pid: Pid) -> bool {
-    test_kill_process(pid).is_err()
-}
-
-#[test]
-fn the_commands_exit_status_and_streams_pass_through() {
-    let daemon = Daemon::start(&[]);
-    let mut child = latch(
-        &daemon,
-        &[
-            "run",
-            "k",
-            "--",
-            "sh",
-            "-c",
-            "cat; echo $LATCH_KEY >&2; exit 7",
-        ],
-    )
-    .stdin(Stdio::piped())
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped())
-    .spawn()
-    .expect("latch starts");
-    child
-        .stdin
-        .take()
-        .expect("piped")
-        .write_all(b"in and out")
-        .expect("it reads");
-    let output = child.wait_with_output().expect("its output");
-    assert_eq!(output.status.code(), Some(7));
-    assert_eq!(
-        (text(&output.stdout).as_str(), text(&output.stderr).as_str()),
-        ("in and out", "k\n")
-    );
-    assert_eq!(
-        status(&daemon, &["run", "k", "--", "sh", "-c", "kill -KILL $$"]),
-        137
-    );
-    assert_eq!(status(&daemon, &["run", "k", "--", "/nowhere/at/all"]), 127);
-    assert_eq!(status(&daemon, &["run", "k", "--", "/etc/passwd"]), 126);
-    assert!(!is_held(&daemon, "k"));
-}
-
-#[test]
-fn the_command_finds_key_token_and_fence_in_its_environment() {
-    let daemon = Daemon::start(&[]);
-    let output = run(
-        &daemon,
-        &[
-            "run",
-            "k",
-            "--",
-            "sh",
-            "-c",
-            "echo $LATCH_KEY $LATCH_TOKEN $LATCH_FENCE",
-        ],
-    );
-    let output = text(&output.stdout);
-    let words: Vec<&str> = output.split_whitespace().collect();
-    let [key, token, fence] = words[..] else {
-        panic!("{output}")
-    };
-    assert_eq!(key, "k");
-    assert_eq!(support::fence(token).to_string(), fence);
-}
+use rustix::fs::{flock, FlockOperation};
+use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
+use support::{Daemon, Signal, PATIENCE};
 
 #[test]
 fn a_lock_that_somebody_has_is_busy_in_the_way_that_was_asked_for() {
@@ -267,153 +119,6 @@ fn a_wrong_auth_token_is_77_and_the_right_one_lets_in() {
 }
 
 #[test]
-fn signals_reach_the_command_and_end_it() {
-    for (sent, expected) in [
-        (Signal::TERM, 143),
-        (Signal::INT, 130),
-        (Signal::HUP, 129),
-        (Signal::USR1, 138),
-    ] {
-        let daemon = Daemon::start(&[]);
-        let directory = tempfile::tempdir().expect("a directory");
-        let (mut child, command) = started(&daemon, "k", &directory, "exec sleep 60");
-        signal(&child, sent);
-        assert_eq!(wait(&mut child), Some(expected), "{sent:?}");
-        assert!(is_gone(command));
-        eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
-    }
-}
-
-#[test]
-fn signals_end_a_wait_and_leave_the_queue() {
-    for (sent, expected) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::QUIT, 131)] {
-        let daemon = Daemon::start(&[]);
-        let mut holder = daemon.connect();
-        holder.acquire("k", 0);
-        let mut child = latch(&daemon, &["run", "k", "--", "true"])
-            .spawn()
-            .expect("latch starts");
-        daemon.wait_for_waiters("k", 1);
-        signal(&child, sent);
-        assert_eq!(wait(&mut child), Some(expected), "{sent:?}");
-        daemon.wait_for_waiters("k", 0);
-    }
-}
-
-#[test]
-fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
-    for script in ["exec sleep 60", "trap '' TERM; while :; do sleep 1; done"] {
-        let daemon = Daemon::start(&[]);
-        let directory = tempfile::tempdir().expect("a directory");
-        let (mut child, command) = started(&daemon, "k", &directory, script);
-        drop(daemon);
-        assert_eq!(wait(&mut child), Some(70), "{script}");
-        assert!(is_gone(command), "{script}");
-    }
-}
-
-#[test]
-fn a_server_that_stands_still_for_longer_than_the_lease_is_a_lost_lock() {
-    let daemon = Daemon::start(&["--default-lease-ttl", "1"]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut child, command) = started(&daemon, "k", &directory, "exec sleep 60");
-    daemon.signal(Signal::STOP);
-    let status = wait(&mut child);
-    daemon.signal(Signal::CONT);
-    assert_eq!(status, Some(70));
-    assert!(is_gone(command));
-}
-
-#[test]
-fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
-    let daemon = Daemon::start(&["--default-lease-ttl", "1"]);
-    let mut child = latch(&daemon, &["run", "k", "--", "sleep", "3"])
-        .spawn()
-        .expect("latch starts");
-    eventually(PATIENCE, "it is held", || is_held(&daemon, "k"));
-    while child.try_wait().expect("a child").is_none() {
-        assert!(is_held(&daemon, "k") || child.try_wait().expect("a child").is_some());
-        thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(wait(&mut child), Some(0));
-}
-
-#[test]
-fn what_the_command_leaves_behind_in_its_group_ends_with_it() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let left = directory.path().join("left");
-    let script = format!("sleep 60 & echo $! > {}; exit 3", left.display());
-    assert_eq!(status(&daemon, &["run", "k", "--", "sh", "-c", &script]), 3);
-    let left: i32 = fs::read_to_string(&left)
-        .expect("written")
-        .trim()
-        .parse()
-        .expect("a number");
-    assert!(is_gone(Pid::from_raw(left).expect("a process number")));
-}
-
-#[test]
-fn kill_9_of_latch_ends_its_command_and_frees_the_lock() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut child, command) = started(&daemon, "k", &directory, "exec sleep 60");
-    signal(&child, Signal::KILL);
-    wait(&mut child);
-    eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
-    eventually(PATIENCE, "the command has ended", || {
-        let state = fs::read_to_string(format!("/proc/{}/stat", command.as_raw_nonzero()));
-        state.map_or(true, |stat| stat.contains(") Z"))
-    });
-}
-
-#[test]
-fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
-    for (pause, expected) in [
-        (Duration::from_millis(100), 0),
-        (Duration::from_millis(2500), 70),
-    ] {
-        let daemon = Daemon::start(&["--default-lease-ttl", "2"]);
-        let directory = tempfile::tempdir().expect("a directory");
-        let (mut child, command) = started(&daemon, "k", &directory, "kill -STOP $$; exit 0");
-        let stat = format!("/proc/{}/stat", child.id());
-        eventually(PATIENCE, "latch has stopped, too", || {
-            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T"))
-        });
-        thread::sleep(pause);
-        signal(&child, Signal::CONT);
-        assert_eq!(wait(&mut child), Some(expected), "after {pause:?}");
-        assert!(is_gone(command));
-    }
-}
-
-#[test]
-fn fifty_at_once_never_overlap() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let log = directory.path().join("log");
-    let script = format!("echo in >> {0}; sleep 0.01; echo out >> {0}", log.display());
-    let mut children: Vec<Child> = (0..50)
-        .map(|_| {
-            latch(&daemon, &["run", "k", "--", "sh", "-c", &script])
-                .spawn()
-                .expect("latch starts")
-        })
-        .collect();
-    for child in &mut children {
-        let deadline = Instant::now() + 3 * PATIENCE;
-        while child.try_wait().expect("a child").is_none() {
-            assert!(Instant::now() < deadline, "somebody does not get his turn");
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-    let log = fs::read_to_string(log).expect("the log");
-    let lines: Vec<&str> = log.lines().collect();
-    assert_eq!(lines.len(), 100);
-    assert!(lines.chunks(2).all(|pair| pair == ["in", "out"]), "{log}");
-}
-
-#[test]
 fn a_lock_can_be_taken_for_a_script_where_the_server_keeps_it() {
     let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
     let output = run(&daemon, &["acquire", "k", "--lease", "20"]);
@@ -470,4 +175,419 @@ fn an_older_token_is_told_from_the_newest() {
         74
     );
     assert_eq!(status(&daemon, &["fence-check", file, "x"]), 64);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Exit status
+
+#[test]
+fn the_status_for_busy_is_any_that_a_status_can_be() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    for (options, expected, said) in [
+        (&["-E", "0"][..], 0, 1),
+        (&["-E", "255"], 255, 1),
+        (&["--busy-status=3"], 3, 1),
+        (&["--busy-ok=no"], 75, 1),
+        (&["--busy-ok=YES"], 0, 0),
+        (&["--busy-ok", "-E", "9"], 0, 0),
+        (&["-E", "256"], 64, 1),
+        (&["-E", "-1"], 64, 1),
+        (&["--busy-ok=perhaps"], 64, 1),
+    ] {
+        let mut arguments = vec!["run", "k", "--timeout", "0"];
+        arguments.extend(options);
+        arguments.extend(["--", "false"]);
+        let output = run(&daemon, &arguments);
+        assert_eq!(output.status.code(), Some(expected), "{options:?}");
+        assert_eq!(
+            text(&output.stderr).lines().count(),
+            said,
+            "{options:?}: {}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_server_without_room_and_one_that_is_about_to_stop_are_busy() {
+    let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let mut waiter = daemon.connect();
+    waiter.send("l\nk\n60\n");
+    daemon.wait_for_waiters("k", 1);
+    assert_eq!(status(&daemon, &["run", "other", "--", "true"]), 75);
+    assert_eq!(status(&daemon, &["run", "k", "--", "true"]), 75);
+    // --busy-ok is about somebody else who has the lock, which nobody can tell here.
+    let busy_ok = ["run", "other", "--busy-ok", "--", "true"];
+    assert_eq!(status(&daemon, &busy_ok), 75);
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("draining", PATIENCE);
+    assert_eq!(status(&daemon, &["run", "k", "--", "true"]), 75);
+}
+
+#[test]
+fn another_kind_or_limit_is_76_and_so_is_what_no_server_says() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    assert!(holder.request("sl", "pool", "0 2").starts_with("ok "));
+    for options in [&[][..], &["--limit", "3"]] {
+        let mut arguments = vec!["run", "pool"];
+        arguments.extend(options);
+        arguments.extend(["--", "true"]);
+        assert_eq!(status(&daemon, &arguments), 76, "{options:?}");
+    }
+    assert_eq!(
+        status(&daemon, &["run", "pool", "--limit", "2", "--", "true"]),
+        0
+    );
+
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = stranger.local_addr().expect("its address").to_string();
+    let answers = thread::spawn(move || {
+        let (mut stream, _) = stranger.accept().expect("a client");
+        let _ = std::io::Write::write_all(&mut stream, b"220 mail.example ESMTP\r\n");
+        let _ = stream.read(&mut [0; 100]);
+    });
+    let arguments = ["run", "k", "--server", &address, "--", "true"];
+    assert_eq!(status(&daemon, &arguments), 76);
+    answers.join().expect("it answered");
+}
+
+#[test]
+fn a_server_that_is_not_there_or_goes_away_is_69() {
+    let daemon = Daemon::start(&[]);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a port")
+        .to_string();
+    for server in [&closed, "/nowhere/at/all"] {
+        for command in ["run", "wait", "acquire"] {
+            let mut arguments = vec![command, "k", "--server", server];
+            if command == "run" {
+                arguments.extend(["--", "true"]);
+            }
+            assert_eq!(status(&daemon, &arguments), 69, "{arguments:?}");
+        }
+    }
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let mut child = Latch::start(&mut latch(&daemon, &["run", "k", "--", "true"]));
+    daemon.wait_for_waiters("k", 1);
+    drop(daemon);
+    assert_eq!(wait(&mut child), Some(69));
+}
+
+#[test]
+fn a_server_that_wants_a_token_is_77_without_one_and_a_file_that_cannot_be_read_is_74() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let right = directory.path().join("right");
+    fs::write(&right, " secret\n\n").expect("write");
+    let right = right.to_str().expect("text");
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("write");
+    let daemon = Daemon::start(&["--auth-token-file", secret.to_str().expect("text")]);
+    let here = directory.path().to_str().expect("text");
+    for (file, expected) in [(None, 77), (Some(right), 0), (Some(here), 74)] {
+        let mut by_variable = latch(&daemon, &["run", "k", "--", "true"]);
+        let mut by_option = latch(&daemon, &["run", "k"]);
+        if let Some(file) = file {
+            by_variable.env("LATCH_AUTH_TOKEN_FILE", file);
+            by_option.args(["--auth-token-file", file]);
+            by_option.env("LATCH_AUTH_TOKEN_FILE", "/nowhere/at/all");
+        }
+        by_option.args(["--", "true"]);
+        for mut command in [by_variable, by_option] {
+            let output = output(&mut command);
+            assert_eq!(output.status.code(), Some(expected), "{command:?}");
+            assert!(!text(&output.stderr).contains("secret"));
+        }
+    }
+}
+
+#[test]
+fn a_command_that_is_too_long_with_its_environment_is_71() {
+    let daemon = Daemon::start(&[]);
+    // The longest that latch itself can be started with; what it adds to that is too much.
+    let with = |count: usize| {
+        let mut command = latch(&daemon, &["run", "k", "--", "true"]);
+        // In pieces, since the length of a single one is limited, too.
+        command.args((0..count / 1000).map(|_| "x".repeat(999)));
+        command.arg("x".repeat(count % 1000));
+        command
+    };
+    let can_start = |count: usize| {
+        let child = with(count).stderr(Stdio::null()).spawn();
+        child.is_ok_and(|mut child| wait(&mut child).is_some())
+    };
+    let (mut possible, mut impossible) = (0, 8_000_000);
+    assert!(can_start(possible) && !can_start(impossible));
+    while impossible - possible > 1 {
+        let middle = (possible + impossible) / 2;
+        if can_start(middle) {
+            possible = middle;
+        } else {
+            impossible = middle;
+        }
+    }
+    let output = output(&mut with(possible));
+    assert_eq!(output.status.code(), Some(71), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr).lines().count(), 1);
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_variable_that_cannot_be_read_is_not_taken_for_none() {
+    let daemon = Daemon::start(&[]);
+    let unreadable = OsStr::from_bytes(b"/run/\xff/socket");
+    for variable in ["LATCH_SERVER", "LATCH_AUTH_TOKEN_FILE"] {
+        let mut command = latch(&daemon, &["ping"]);
+        let output = output(command.env(variable, unreadable));
+        assert_eq!(output.status.code(), Some(64), "{variable}");
+        assert!(text(&output.stderr).contains(variable));
+    }
+    // An option goes before its variable, whatever that holds.
+    let mut command = latch(&daemon, &["ping", "--server", &daemon.addr().to_string()]);
+    let output = output(command.env("LATCH_SERVER", unreadable));
+    assert_eq!(output.status.code(), Some(0));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Several servers
+
+#[test]
+fn each_key_belongs_to_the_server_that_its_checksum_says() {
+    let daemons = [(); 3].map(|()| Daemon::start(&["--no-auto-release-on-disconnect"]));
+    let addresses: Vec<String> = daemons.iter().map(|d| d.addr().to_string()).collect();
+    // By an independent implementation of CRC-32 (zlib), modulo 3.
+    for (key, server) in [
+        ("a", 0),
+        ("my-job", 1),
+        ("foo", 2),
+        ("deploy", 1),
+        ("user:42", 1),
+        ("_", 2),
+        ("backup-db", 1),
+    ] {
+        let options = addresses.iter().flat_map(|address| ["--server", address]);
+        let mut arguments = vec!["acquire", key];
+        arguments.extend(options.clone());
+        let token = run(&daemons[0], &arguments).stdout;
+        let held = [0, 1, 2].map(|number| is_held(&daemons[number], key));
+        assert_eq!(held, [0, 1, 2].map(|number| number == server), "{key}");
+        // The variable names the same servers; a run has its turn where the others look.
+        let token = text(&token);
+        let mut release = latch(&daemons[0], &["release", key, token.trim()]);
+        let output = output(release.env("LATCH_SERVER", addresses.join(", ")));
+        assert_eq!(output.status.code(), Some(0), "{key}");
+        let script = format!(
+            "{PROGRAM} run {key} --timeout 0 -E 9 --server {} -- true",
+            { &addresses[server] }
+        );
+        let mut arguments = vec!["run", key];
+        arguments.extend(options);
+        arguments.extend(["--", "sh", "-c", &script]);
+        assert_eq!(status(&daemons[0], &arguments), 9, "{key}");
+    }
+}
+
+#[test]
+fn stats_of_several_servers_stand_under_their_names_and_no_other_server_stands_in() {
+    let [first, second] = [(); 2].map(|()| Daemon::start(&[]));
+    let addresses = [&first, &second].map(|daemon| daemon.addr().to_string());
+    let servers = ["--server", &addresses[0], "--server", &addresses[1]];
+    let mut holder = second.connect();
+    holder.acquire("deploy", 0);
+    let stats = |options: &[&str]| {
+        let arguments: Vec<&str> = ["stats"]
+            .iter()
+            .chain(options)
+            .chain(&servers)
+            .copied()
+            .collect();
+        run(&first, &arguments)
+    };
+    let table = text(&stats(&[]).stdout);
+    let places = [
+        &addresses[0],
+        "0 in use",
+        &addresses[1],
+        "deploy",
+        "1 in use",
+    ]
+    .map(|text| {
+        table
+            .find(text)
+            .unwrap_or_else(|| panic!("{text}: {table}"))
+    });
+    assert!(places.is_sorted(), "{table}");
+    let json = text(&stats(&["--json"]).stdout);
+    let counts: Vec<usize> = json
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+        .map(|stats| stats["locks"].as_array().expect("a list").len())
+        .collect();
+    assert_eq!(counts, [0, 1]);
+
+    drop(second);
+    // By the checksum modulo 2, "a" is the second's and "deploy" the first's.
+    for (key, expected) in [("a", 69), ("deploy", 0)] {
+        let mut arguments = vec!["run", key];
+        arguments.extend(servers);
+        arguments.extend(["--", "true"]);
+        assert_eq!(status(&first, &arguments), expected, "{key}");
+    }
+    let output = stats(&[]);
+    assert_eq!(output.status.code(), Some(69));
+    assert!(text(&output.stderr).contains(&addresses[1]));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Watching
+
+#[test]
+fn a_watch_goes_on_until_nobody_watches() {
+    let daemon = Daemon::start(&[]);
+    for (options, expected) in [(&["--watch"][..], "in use"), (&["--watch", "--json"], "{")] {
+        let mut arguments = vec!["stats"];
+        arguments.extend(options);
+        let mut child = Latch::start(latch(&daemon, &arguments).stdout(Stdio::piped()));
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, rounds) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            // Two rounds, and then the reader is gone.
+            let lines = stdout.lines().map_while(Result::ok);
+            for line in lines.filter(|line| line.contains(expected)).take(2) {
+                let _ = sender.send(line);
+            }
+        });
+        for _ in 0..2 {
+            let line = rounds.recv_timeout(PATIENCE).expect("a round");
+            assert!(!line.contains('\u{1b}'), "that is for terminals");
+        }
+        reader.join().expect("it has read enough");
+        assert_eq!(wait(&mut child), Some(0), "{options:?}");
+    }
+    let mut child = Latch::start(latch(&daemon, &["stats", "--watch"]).stdout(Stdio::null()));
+    thread::sleep(Duration::from_millis(100));
+    signal(&child, Signal::INT);
+    assert_eq!(wait(&mut child), None, "a signal ends it as any program");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Fences
+
+/// How one call of `latch fence-check` went.
+#[derive(Debug)]
+struct Check {
+    fence: u64,
+    began: Instant,
+    ended: Instant,
+    /// `None` if it was killed.
+    status: Option<i32>,
+}
+
+fn check_fence(file: &Path, fence: u64, kill_after: Option<Duration>) -> Check {
+    let began = Instant::now();
+    let mut child = Latch::start(
+        Command::new(PROGRAM)
+            .arg("fence-check")
+            .arg(file)
+            .arg(format!("{fence:016x}{:016x}", 0x5a17))
+            .stdin(Stdio::null()),
+    );
+    if let Some(time) = kill_after {
+        thread::sleep(time);
+        let _ = child.kill();
+    }
+    let status = wait(&mut child);
+    Check {
+        fence,
+        began,
+        ended: Instant::now(),
+        status,
+    }
+}
+
+/// The fence in `file`, read between two writers; `None` if there is none yet.
+fn remembered(file: &Path) -> Option<u64> {
+    let mut file = File::open(file).ok()?;
+    flock(&file, FlockOperation::LockShared).expect("a lock");
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("text");
+    if text.is_empty() {
+        return None;
+    }
+    assert!(text.len() == 17 && text.ends_with('\n'), "{text:?}");
+    Some(u64::from_str_radix(text.trim_end(), 16).expect("a fence"))
+}
+
+#[test]
+fn fences_never_go_back_whoever_is_killed_at_whatever_moment() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("fence");
+    let (next, over) = (AtomicU64::new(3), AtomicBool::new(false));
+    let checks = Mutex::new(Vec::new());
+    let seed = std::process::id();
+    println!("seed {seed}");
+    thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut highest = None;
+            while !over.load(Ordering::Acquire) {
+                let now = remembered(&file);
+                assert!(now >= highest, "{now:?} after {highest:?}");
+                highest = now;
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let callers: Vec<_> = (0..8)
+            .map(|caller| {
+                let (file, next, checks) = (&file, &next, &checks);
+                scope.spawn(move || {
+                    let mut random = seed.wrapping_mul(8).wrapping_add(caller) | 1;
+                    for _ in 0..60 {
+                        random ^= random << 13;
+                        random ^= random >> 17;
+                        random ^= random << 5;
+                        // Sometimes a token that may be too old by now.
+                        let fence = next.fetch_add(1, Ordering::Relaxed) - u64::from(random % 3);
+                        let time = Duration::from_micros(u64::from(random % 4000));
+                        let kill_after = (random % 2 == 0).then_some(time);
+                        let check = check_fence(file, fence, kill_after);
+                        checks.lock().unwrap().push(check);
+                    }
+                })
+            })
+            .collect();
+        let ended: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
+        over.store(true, Ordering::Release);
+        watcher.join().expect("the file never went back");
+        assert!(ended.iter().all(Result::is_ok), "a caller failed");
+    });
+    let checks = checks.into_inner().unwrap();
+    let killed = checks.iter().filter(|check| check.status.is_none()).count();
+    println!("{killed} of {} were killed", checks.len());
+    assert!(killed > 0, "nobody was killed in time");
+    let mut accepted: Vec<&Check> = checks.iter().filter(|c| c.status == Some(0)).collect();
+    assert!(accepted.len() > 50, "{} were accepted", accepted.len());
+    assert!(checks
+        .iter()
+        .all(|check| matches!(check.status, None | Some(0 | 1))));
+    accepted.sort_by_key(|check| check.ended);
+    for newer in &accepted {
+        for older in &accepted {
+            let is_later = older.began > newer.ended;
+            assert!(
+                !is_later || older.fence >= newer.fence,
+                "{older:?} was accepted after {newer:?}"
+            );
+        }
+    }
+    let highest = accepted.iter().map(|check| check.fence).max();
+    assert!(remembered(&file) >= highest);
+    let newest = next.into_inner();
+    assert_eq!(check_fence(&file, newest, None).status, Some(0));
+    assert_eq!(check_fence(&file, newest - 1, None).status, Some(1));
 }

@@ -121,10 +121,9 @@ impl Guard {
                 on_lost: None,
             }),
         });
-        let bell = Arc::new(
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(std::io::Error::from)?,
-        );
+        // Each ring is heard once, so that orders that come together are all carried out.
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
         let (orders, inbox) = unbounded();
         let keeper = Keeper {
             connection,

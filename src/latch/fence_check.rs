@@ -37,6 +37,11 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
         .create(true)
         .truncate(false)
         .open(file)?;
+    if !opened.metadata()?.is_file() {
+        // A device would forget the fence, and a pipe would keep us waiting.
+        let reason = "it is not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
     flock(&opened, FlockOperation::LockExclusive)?;
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
@@ -120,6 +125,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&file).expect("text"), content);
         }
         assert!(check(directory.path(), 9).is_err());
+        assert!(check(Path::new("/dev/null"), 9).is_err());
     }
 
     #[test]

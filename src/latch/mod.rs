@@ -92,15 +92,16 @@ fn fail(failure: Failure) -> ExitCode {
 
 /// Prints, and says nothing if nobody reads it any more.
 fn print(text: &str) -> u8 {
-    let mut stdout = io::stdout();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Ok(()) => 0,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-        Err(_) => FILE_ERROR,
+    match try_print(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FILE_ERROR,
+        _ => 0,
     }
+}
+
+fn try_print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
 }
 
 fn carry_out(command: &Command, words: &[OsString]) -> Outcome {
@@ -288,9 +289,13 @@ fn stats(options: &options::Stats) -> Outcome {
         if watch && !as_json && io::stdout().is_terminal() {
             text.insert_str(0, "\u{1b}[H\u{1b}[2J");
         }
-        let printed = print(&text);
-        if !watch || printed != 0 {
-            return Ok(printed);
+        if !watch {
+            return Ok(print(&text));
+        }
+        // Whoever watched may have left; there is nobody to look for then.
+        if let Err(error) = try_print(&text) {
+            let has_left = error.kind() == io::ErrorKind::BrokenPipe;
+            return Ok(if has_left { 0 } else { FILE_ERROR });
         }
         thread::sleep(WATCH_INTERVAL);
     }
@@ -324,9 +329,8 @@ fn check_fence(options: &options::FenceCheck) -> Outcome {
 
 /// A client of the servers that the command line, the environment or nobody names.
 fn client(reach: Reach<'_>) -> Result<Client, Failure> {
-    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     let named: Vec<String> = if reach.servers.is_empty() {
-        let listed = variable("LATCH_SERVER").unwrap_or_else(|| DEFAULT_SERVER.into());
+        let listed = variable("LATCH_SERVER")?.unwrap_or_else(|| DEFAULT_SERVER.into());
         listed
             .split([',', ' '])
             .filter(|server| !server.is_empty())
@@ -344,16 +348,28 @@ fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     if servers.is_empty() {
         return Err(Failure::usage("LATCH_SERVER: it names no server"));
     }
-    let file = reach
-        .auth_token_file
-        .map(str::to_owned)
-        .or_else(|| variable("LATCH_AUTH_TOKEN_FILE"));
+    let file = match reach.auth_token_file {
+        Some(file) => Some(file.to_owned()),
+        None => variable("LATCH_AUTH_TOKEN_FILE")?,
+    };
     let auth_token = file.map(|file| read_token(&file)).transpose()?;
     let settings = Settings {
         auth_token,
         ..Settings::default()
     };
     Ok(Client::with_settings(servers, settings))
+}
+
+/// A variable that is set and not empty. One that cannot be read is not as good as none: the lock of
+/// another server is another lock.
+fn variable(name: &str) -> Result<Option<String>, Failure> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(_)) => {
+            Err(Failure::usage(format_args!("{name}: it is not UTF-8")))
+        }
+    }
 }
 
 fn read_token(file: &str) -> Result<String, Failure> {

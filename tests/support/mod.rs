@@ -5,6 +5,8 @@
 // Each test file compiles its own copy of this module and uses only a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod latch;
+
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};

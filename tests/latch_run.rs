@@ -1,0 +1,750 @@
+//! `latch run` with real processes: signals, loss, streams, and what a command may do to it.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{kill_process, Pid};
+use support::latch::{
+    fed, installed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
+    status, text, wait, Latch, PROGRAM,
+};
+use support::{eventually, Daemon, Signal, PATIENCE};
+
+/// The signals that end a wait and are passed on, with their names in the shell.
+const SIGNALS: [(Signal, &str); 6] = [
+    (Signal::TERM, "TERM"),
+    (Signal::INT, "INT"),
+    (Signal::HUP, "HUP"),
+    (Signal::QUIT, "QUIT"),
+    (Signal::USR1, "USR1"),
+    (Signal::USR2, "USR2"),
+];
+
+/// A daemon that stands still, and goes on at the latest when the test ends.
+struct Standstill<'a>(&'a Daemon);
+
+impl Standstill<'_> {
+    fn of(daemon: &Daemon) -> Standstill<'_> {
+        daemon.signal(Signal::STOP);
+        Standstill(daemon)
+    }
+}
+
+impl Drop for Standstill<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::CONT);
+    }
+}
+
+/// A process that the test has to end itself.
+struct Stray(Pid);
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+fn lines_of(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+fn has_stopped(pid: Pid) -> bool {
+    state(pid) == Some('T')
+}
+
+#[test]
+fn the_commands_exit_status_and_streams_pass_through() {
+    let daemon = Daemon::start(&[]);
+    let script = "cat; echo $LATCH_KEY >&2; exit 7";
+    let arguments = ["run", "k", "--", "sh", "-c", script];
+    let output = fed(&mut latch(&daemon, &arguments), b"in and out");
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(
+        (text(&output.stdout).as_str(), text(&output.stderr).as_str()),
+        ("in and out", "k\n")
+    );
+    assert_eq!(
+        status(&daemon, &["run", "k", "--", "sh", "-c", "kill -KILL $$"]),
+        137
+    );
+    assert_eq!(status(&daemon, &["run", "k", "--", "/nowhere/at/all"]), 127);
+    assert_eq!(status(&daemon, &["run", "k", "--", "/etc/passwd"]), 126);
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
+    let daemon = Daemon::start(&[]);
+    for (command, expected) in [
+        ("/nowhere/at/all", 127),
+        ("no-such-command-at-all", 127),
+        ("/etc/passwd", 126),
+        ("/etc", 126),
+        ("/etc/passwd/x", 126),
+        ("", 127),
+    ] {
+        let output = run(&daemon, &["run", "k", "--", command]);
+        assert_eq!(output.status.code(), Some(expected), "{command:?}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{command:?}");
+        let full = fs::File::options().write(true).open("/dev/full");
+        let mut unheard = latch(&daemon, &["run", "k", "--", command]);
+        unheard.stderr(full.expect("every Linux has it"));
+        assert_eq!(wait(&mut Latch::start(&mut unheard)), Some(expected));
+    }
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn the_words_of_the_command_are_passed_on_as_they_are() {
+    let daemon = Daemon::start(&[]);
+    let words: [&[u8]; 6] = [b"--", b"--help", b"", b"a b", b"\xff\n", b"$HOME"];
+    let mut command = latch(&daemon, &["run", "k", "--", "printf", "<%s>"]);
+    command.args(words.map(OsStr::from_bytes));
+    let expected: Vec<u8> = words
+        .iter()
+        .flat_map(|word| [b"<", *word, b">"].concat())
+        .collect();
+    assert_eq!(output(&mut command).stdout, expected);
+}
+
+#[test]
+fn the_command_finds_key_token_and_fence_in_its_environment() {
+    let daemon = Daemon::start(&[]);
+    let output = run(
+        &daemon,
+        &[
+            "run",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            "echo $LATCH_KEY $LATCH_TOKEN $LATCH_FENCE",
+        ],
+    );
+    let output = text(&output.stdout);
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let [key, token, fence] = words[..] else {
+        panic!("{output}")
+    };
+    assert_eq!(key, "k");
+    assert_eq!(support::fence(token).to_string(), fence);
+}
+
+#[test]
+fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
+    let daemon = Daemon::start(&["--default-lease-ttl", "1"]);
+    let mut child = latch(&daemon, &["run", "k", "--", "sleep", "3"])
+        .spawn()
+        .expect("latch starts");
+    eventually(PATIENCE, "it is held", || is_held(&daemon, "k"));
+    while child.try_wait().expect("a child").is_none() {
+        assert!(is_held(&daemon, "k") || child.try_wait().expect("a child").is_some());
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn what_the_command_leaves_behind_in_its_group_ends_with_it() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let left = directory.path().join("left");
+    let script = format!("sleep 60 & echo $! > {}; exit 3", left.display());
+    assert_eq!(status(&daemon, &["run", "k", "--", "sh", "-c", &script]), 3);
+    let left: i32 = fs::read_to_string(&left)
+        .expect("written")
+        .trim()
+        .parse()
+        .expect("a number");
+    assert!(is_gone(Pid::from_raw(left).expect("a process number")));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Signals
+
+#[test]
+fn every_signal_ends_a_wait_and_leaves_the_queue() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let directory = directory();
+    let started = directory.path().join("started");
+    for (sent, name) in SIGNALS {
+        let mut child = Latch::start(&mut latch(
+            &daemon,
+            &["run", "k", "--", "touch", started.to_str().expect("text")],
+        ));
+        daemon.wait_for_waiters("k", 1);
+        let mut behind = daemon.connect();
+        behind.send("l\nk\n10\n");
+        daemon.wait_for_waiters("k", 2);
+        signal(&child, sent);
+        assert_eq!(
+            wait(&mut child),
+            Some(128 + sent.as_raw()),
+            "{name} while it waits"
+        );
+        daemon.wait_for_waiters("k", 1);
+        drop(behind);
+        daemon.wait_for_waiters("k", 0);
+    }
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert!(!started.exists(), "the command was started after all");
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn every_signal_reaches_the_command_and_ends_it() {
+    let daemon = Daemon::start(&[]);
+    for (sent, name) in SIGNALS {
+        let directory = directory();
+        let script = "eval \"$READY\"; exec sleep 60";
+        let (mut child, command) = started(&daemon, "k", &directory, &[], script);
+        signal(&child, sent);
+        assert_eq!(wait(&mut child), Some(128 + sent.as_raw()), "{name}");
+        assert!(is_gone(command));
+        eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
+    }
+}
+
+#[test]
+fn every_signal_reaches_the_whole_group_once_and_who_traps_it_decides() {
+    let daemon = Daemon::start(&[]);
+    for (sent, name) in SIGNALS {
+        let directory = directory();
+        let log = directory.path().join("log");
+        let log_path = log.display();
+        let inner = format!(
+            "trap \"echo inner >> {log_path}; exit 0\" {name}; eval \"$READY\"; \
+             while :; do sleep 0.02; done"
+        );
+        let script =
+            format!("trap 'echo outer >> {log_path}' {name}; sh -c '{inner}'; sleep 0.1; exit 5");
+        let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
+        signal(&child, sent);
+        assert_eq!(wait(&mut child), Some(5), "{name}");
+        let mut lines = lines_of(&log);
+        lines.sort();
+        assert_eq!(lines, ["inner", "outer"], "{name}");
+    }
+}
+
+#[test]
+fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
+    for (sent, name) in SIGNALS {
+        let daemon = Daemon::start(&[]);
+        let directory = directory();
+        let log = directory.path().join("log");
+        let log_path = log.display();
+        // The second TERM is ours; the first says that the lock is lost.
+        let script = format!(
+            "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
+             trap 'echo TERM >> {log_path}; n=x$n; [ $n = xx ] && exit 0' TERM; \
+             eval \"$READY\"; while :; do sleep 0.02; done"
+        );
+        let (mut child, command) =
+            started(&daemon, "k", &directory, &["--kill-after", "60"], &script);
+        drop(daemon);
+        eventually(PATIENCE, "the command was told to end", || {
+            lines_of(&log) == ["TERM"]
+        });
+        signal(&child, sent);
+        assert_eq!(wait(&mut child), Some(70), "{name}");
+        assert_eq!(lines_of(&log), ["TERM", name]);
+        assert!(is_gone(command));
+    }
+}
+
+#[test]
+fn what_latch_was_told_to_ignore_the_command_ignores_too() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let inner = "eval \"$READY\"; exec sleep 60";
+    let script = format!("trap '' HUP INT; exec {PROGRAM} run k -- sh -c '{inner}'");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &script])
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    let (mut child, command) = ready(command, &directory);
+    for sent in [Signal::HUP, Signal::INT] {
+        signal(&child, sent);
+        kill_process(command, sent).expect("it runs");
+    }
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(child.try_wait().expect("a child"), None);
+    signal(&child, Signal::TERM);
+    assert_eq!(wait(&mut child), Some(143));
+}
+
+#[test]
+fn a_wait_can_be_stopped_and_continued() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let mut command = latch(&daemon, &["run", "k", "--", "true"]);
+    let mut child = Latch::start(command.process_group(0));
+    daemon.wait_for_waiters("k", 1);
+    let pid = Pid::from_child(&child);
+    signal(&child, Signal::TSTP);
+    eventually(PATIENCE, "latch has stopped", || has_stopped(pid));
+    signal(&child, Signal::CONT);
+    eventually(PATIENCE, "latch goes on", || !has_stopped(pid));
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn kill_9_of_latch_tells_its_command_to_end_and_the_next_has_the_lock_at_once() {
+    let daemon = Daemon::start(&[]);
+    let mut slowest = Duration::ZERO;
+    for _ in 0..5 {
+        let directory = directory();
+        let told = directory.path().join("told");
+        let script = format!(
+            "trap 'echo TERM > {}; exit 0' TERM; eval \"$READY\"; while :; do sleep 0.02; done",
+            told.display()
+        );
+        let (mut child, command) = started(&daemon, "k", &directory, &[], &script);
+        let _stray = Stray(command);
+        let mut next = daemon.connect();
+        next.send("l\nk\n10\n");
+        daemon.wait_for_waiters("k", 1);
+        let killed_at = Instant::now();
+        signal(&child, Signal::KILL);
+        assert!(next.line().starts_with("ok "));
+        slowest = slowest.max(killed_at.elapsed());
+        wait(&mut child);
+        eventually(PATIENCE, "the command was told", || {
+            lines_of(&told) == ["TERM"]
+        });
+        eventually(PATIENCE, "the command has ended", || {
+            matches!(state(command), None | Some('Z'))
+        });
+    }
+    println!("the lock was free {slowest:?} after the kill at the latest");
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Loss
+
+#[test]
+fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
+    for script in [
+        "eval \"$READY\"; exec sleep 60",
+        "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
+    ] {
+        let daemon = Daemon::start(&[]);
+        let directory = directory();
+        let (mut child, command) =
+            started(&daemon, "k", &directory, &["--kill-after", "1"], script);
+        drop(daemon);
+        assert_eq!(wait(&mut child), Some(70), "{script}");
+        assert!(is_gone(command), "{script}");
+    }
+}
+
+#[test]
+fn no_time_to_end_is_too_short_or_too_long() {
+    for (kill_after, script) in [
+        (
+            "0",
+            "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
+        ),
+        ("18446744073709551615", "eval \"$READY\"; exec sleep 60"),
+    ] {
+        let daemon = Daemon::start(&[]);
+        let directory = directory();
+        let options = ["--kill-after", kill_after];
+        let (mut child, command) = started(&daemon, "k", &directory, &options, script);
+        drop(daemon);
+        assert_eq!(wait(&mut child), Some(70), "{kill_after}");
+        assert!(is_gone(command));
+    }
+}
+
+#[test]
+fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "eval \"$READY\"; exec sleep 60";
+    let (mut child, command) = started(&daemon, "k", &directory, &["--lease", "4"], script);
+    // Just after a renewal, so that none comes between looking and the standstill.
+    let mut client = daemon.connect();
+    let mut ends_at = Instant::now();
+    eventually(PATIENCE, "it has just been renewed", || {
+        let asked_at = Instant::now();
+        let left = client.stats()["locks"][0]["lease_expires_in_s"].as_f64();
+        let left = left.expect("a number");
+        ends_at = asked_at + Duration::from_secs_f64(left);
+        left > 3.8
+    });
+    let standstill = Standstill::of(&daemon);
+    let status = wait(&mut child);
+    let over = Instant::now();
+    assert_eq!(status, Some(70));
+    assert!(is_gone(command));
+    println!("over {:?} before the lease", ends_at - over);
+    assert!(over < ends_at, "{:?} too late", over - ends_at);
+    thread::sleep(ends_at - over);
+    drop(standstill);
+    eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
+    for stop in ["STOP", "TSTP"] {
+        for (pause, expected) in [
+            (Duration::from_millis(100), 0),
+            (Duration::from_millis(2500), 70),
+        ] {
+            let daemon = Daemon::start(&["--default-lease-ttl", "2"]);
+            let directory = directory();
+            let log = directory.path().join("log");
+            let script = format!(
+                "trap 'echo TERM >> {0}; exit 0' TERM; eval \"$READY\"; kill -{stop} $$; \
+                 sleep 0.1; echo on >> {0}; exit 0",
+                log.display()
+            );
+            let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+            // A shell with job control would do so; else nobody is there to continue a job.
+            command.process_group(0);
+            let (mut child, command) = ready(command, &directory);
+            let pid = Pid::from_child(&child);
+            eventually(PATIENCE, "latch has stopped, too", || has_stopped(pid));
+            thread::sleep(pause);
+            assert!(has_stopped(command));
+            signal(&child, Signal::CONT);
+            assert_eq!(wait(&mut child), Some(expected), "{stop} for {pause:?}");
+            assert!(is_gone(command));
+            let expected = if expected == 0 { "on" } else { "TERM" };
+            assert_eq!(lines_of(&log), [expected], "{stop} for {pause:?}");
+        }
+    }
+}
+
+#[test]
+fn where_nobody_could_continue_it_job_control_does_not_stop_the_command() {
+    let daemon = Daemon::start(&[]);
+    let mut command = Command::new(installed("setsid", "util-linux"));
+    command
+        .args(["-w", PROGRAM, "run", "k", "--"])
+        .args(["sh", "-c", "kill -TSTP $$; exit 3"])
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    assert_eq!(output(&mut command).status.code(), Some(3));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Turns
+
+#[test]
+fn fifty_at_once_take_turns_in_the_order_of_their_arrival() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let log = directory.path().join("log");
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let mut children: Vec<Latch> = (0..50)
+        .map(|number| {
+            let script = format!(
+                "echo in {number} >> {0}; sleep 0.01; echo out {number} >> {0}",
+                log.display()
+            );
+            let child = Latch::start(&mut latch(
+                &daemon,
+                &["run", "k", "--", "sh", "-c", &script],
+            ));
+            daemon.wait_for_waiters("k", number + 1);
+            child
+        })
+        .collect();
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    for child in &mut children {
+        assert_eq!(wait(child), Some(0));
+    }
+    let expected: Vec<String> = (0..50)
+        .flat_map(|number| [format!("in {number}"), format!("out {number}")])
+        .collect();
+    assert_eq!(lines_of(&log), expected);
+}
+
+#[test]
+fn a_new_version_of_the_program_does_not_disturb_one_that_waits() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let directory = directory();
+    let program = directory.path().join("latch");
+    fs::copy(PROGRAM, &program).expect("a copy");
+    let mut child = Latch::start(
+        Command::new(&program)
+            .args(["run", "k", "--", "sh", "-c", "exit 4"])
+            .env("LATCH_SERVER", daemon.addr().to_string()),
+    );
+    daemon.wait_for_waiters("k", 1);
+    fs::remove_file(&program).expect("the old version");
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(wait(&mut child), Some(4));
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the command leaves behind
+
+#[test]
+fn what_is_left_in_the_group_and_does_not_end_is_killed_and_the_status_stays() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let left = directory.path().join("left");
+    let script = format!(
+        "(trap '' TERM; exec sleep 60) & echo $! > {}; sleep 0.1; exit 3",
+        left.display()
+    );
+    let arguments = ["run", "k", "--kill-after", "1", "--", "sh", "-c", &script];
+    assert_eq!(status(&daemon, &arguments), 3);
+    assert!(is_gone(number_in(&left).expect("written")));
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn what_leaves_the_group_is_neither_waited_for_nor_killed() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let file = directory.path().join("stray");
+    let setsid = installed("setsid", "util-linux");
+    let script = format!(
+        "{setsid} sh -c 'echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60' & \
+         while ! test -e {0}; do sleep 0.02; done; exit 4",
+        file.display()
+    );
+    // Its output must not be a pipe, which the stray would keep open.
+    let mut child = Latch::start(&mut latch(
+        &daemon,
+        &["run", "k", "--", "sh", "-c", &script],
+    ));
+    assert_eq!(wait(&mut child), Some(4));
+    let stray = Stray(number_in(&file).expect("written"));
+    assert!(!is_held(&daemon, "k"));
+    thread::sleep(Duration::from_millis(100));
+    assert!(matches!(state(stray.0), Some('S' | 'R' | 'D')));
+}
+
+#[test]
+fn a_zombie_that_nobody_waits_for_does_not_hold_the_lock() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let file = directory.path().join("stray");
+    // Its parent leaves the group and never asks for its end.
+    let stray = "import os, sys, time
+dead = os.fork()
+if dead == 0: os._exit(0)
+os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
+os.setsid()
+with open(sys.argv[1] + '.new', 'w') as file: file.write(str(os.getpid()))
+os.rename(sys.argv[1] + '.new', sys.argv[1])
+time.sleep(60)";
+    let path = file.to_str().expect("text");
+    let script = "\"$0\" -c \"$1\" \"$2\" & while ! test -e \"$2\"; do sleep 0.02; done; exit 4";
+    let arguments = ["run", "k", "--kill-after", "1", "--", "sh", "-c", script];
+    let mut child = Latch::start(
+        latch(&daemon, &arguments)
+            .arg(installed("python3", "python3"))
+            .args([stray, path]),
+    );
+    let ended = wait(&mut child);
+    let _stray = Stray(number_in(&file).expect("written"));
+    assert_eq!(ended, Some(4));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams
+
+#[test]
+fn streams_pass_through_unchanged_however_big() {
+    let daemon = Daemon::start(&[]);
+    let mut seed = 0x9e37_79b9_u32;
+    let data: Vec<u8> = (0..4_000_000)
+        .map(|_| {
+            seed ^= seed << 13;
+            seed ^= seed >> 17;
+            seed ^= seed << 5;
+            seed.to_le_bytes()[3]
+        })
+        .collect();
+    let through = fed(&mut latch(&daemon, &["run", "k", "--", "cat"]), &data);
+    assert_eq!(through.status.code(), Some(0));
+    assert!(through.stdout == data && through.stderr.is_empty());
+    let script = ["run", "k", "--", "sh", "-c", "cat >&2"];
+    let through = fed(&mut latch(&daemon, &script), &data);
+    assert!(through.stderr == data && through.stdout.is_empty());
+
+    let directory = directory();
+    let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+    fs::write(&from, &data).expect("write");
+    let pipe = "cat \"$2\" | \"$1\" run k -- cat | cat > \"$3\"";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", pipe, "sh", PROGRAM])
+        .args([&from, &to])
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    assert_eq!(output(&mut command).status.code(), Some(0));
+    assert!(fs::read(&to).expect("written") == data);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_command_as_without_latch() {
+    let daemon = Daemon::start(&[]);
+    let pipe = "\"$1\" run k -- yes | head -n 1; echo \"${PIPESTATUS[@]}\"";
+    let mut command = Command::new(installed("bash", "bash"));
+    command
+        .args(["-c", pipe, "bash", PROGRAM])
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    let output = output(&mut command);
+    assert_eq!(text(&output.stdout), "y\n141 0\n");
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn closed_streams_do_no_harm() {
+    let daemon = Daemon::start(&[]);
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let script = format!("\"$1\" run k -- sh -c 'cat; exit 7' {closed}");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &script, "sh", PROGRAM])
+            .stdin(Stdio::null())
+            .env("LATCH_SERVER", daemon.addr().to_string());
+        assert_eq!(output(&mut command).status.code(), Some(7), "{closed}");
+    }
+}
+
+#[test]
+fn the_command_has_the_descriptors_that_it_would_have_without_latch() {
+    let daemon = Daemon::start(&[]);
+    let descriptors = |prefix: &str| {
+        let script = format!("exec {prefix} ls /proc/self/fd 7</dev/null");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &script])
+            .env("LATCH_SERVER", daemon.addr().to_string());
+        text(&output(&mut command).stdout)
+    };
+    let without = descriptors("");
+    assert!(without.contains('7'), "{without}");
+    assert_eq!(descriptors(&format!("{PROGRAM} run k --")), without);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Surroundings
+
+#[test]
+fn it_works_as_cron_would_start_it() {
+    let daemon = Daemon::start(&[]);
+    for home in [&["HOME="][..], &[]] {
+        let mut command = Command::new(installed("setsid", "util-linux"));
+        let script = "cat; (: < /dev/tty) 2> /dev/null || echo no terminal; exit 6";
+        command
+            .args(["-w", "env", "-i", "PATH=/usr/bin:/bin"])
+            .args(home)
+            .arg(format!("LATCH_SERVER={}", daemon.addr()))
+            .args([PROGRAM, "run", "nightly", "--timeout", "0", "--busy-ok"])
+            .args(["--", "sh", "-c", script])
+            .current_dir("/")
+            .stdin(Stdio::null());
+        let output = output(&mut command);
+        assert_eq!(
+            (
+                output.status.code(),
+                text(&output.stdout).as_str(),
+                text(&output.stderr).as_str()
+            ),
+            (Some(6), "no terminal\n", "")
+        );
+    }
+}
+
+/// `latch` as process 1 of a namespace of its own; `None` where the system makes none for us.
+fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Command> {
+    let unshare = installed("unshare", "util-linux");
+    let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
+    if !rustix::process::geteuid().is_root() {
+        flags.extend(["--user", "--map-root-user"]);
+    }
+    let probe = output(Command::new(unshare).args(&flags).arg("true"));
+    if !probe.status.success() {
+        // Not by a macro, whose output is captured: this shall be seen.
+        let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), refusal.as_bytes());
+        return None;
+    }
+    let mut command = Command::new(unshare);
+    command
+        .args(flags)
+        .args([PROGRAM, "run", "k"])
+        .args(options)
+        .args(["--", "sh", "-c", script])
+        .env("LATCH_SERVER", daemon.addr().to_string())
+        .stdin(Stdio::null());
+    Some(command)
+}
+
+#[test]
+fn as_process_1_it_passes_the_status_on_and_reaps_orphans() {
+    let daemon = Daemon::start(&[]);
+    // Each orphan says who its parent is now; then all of them have to vanish.
+    let script = "for i in 1 2 3 4 5 6 7 8; do
+  (setsid sh -c 'sleep 0.1; echo orphan of $(cut -d \" \" -f 4 /proc/$$/stat)' &)
+done
+sleep 0.3
+for try in $(seq 200); do
+  set -- /proc/[0-9]*
+  test $# -le 3 && ! grep -q '^State:.Z' /proc/[0-9]*/status 2> /dev/null && echo clean && exit 9
+  sleep 0.02
+done
+grep . /proc/[0-9]*/status; exit 8";
+    let Some(mut command) = as_process_1(&daemon, &[], script) else {
+        return;
+    };
+    let output = output(&mut command);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(9), "{said}");
+    assert_eq!(said, "orphan of 1\n".repeat(8) + "clean\n");
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn as_process_1_it_hears_signals_and_cannot_be_stopped() {
+    let daemon = Daemon::start(&[]);
+    for (sent, name) in SIGNALS {
+        let directory = directory();
+        // Process numbers are others in there. The file says that it runs, not under which number.
+        let script = "eval \"$READY\"; exec sleep 60";
+        let Some(command) = as_process_1(&daemon, &[], script) else {
+            return;
+        };
+        let (mut unshare, _) = ready(command, &directory);
+        let number = unshare.id();
+        let children = format!("/proc/{number}/task/{number}/children");
+        let init = number_in(Path::new(&children)).expect("its only child");
+        kill_process(init, sent).expect("it runs");
+        assert_eq!(wait(&mut unshare), Some(128 + sent.as_raw()), "{name}");
+    }
+    for stop in ["STOP", "TSTP"] {
+        let script = format!("kill -{stop} $$; exit 6");
+        let mut command = as_process_1(&daemon, &[], &script).expect("possible just before");
+        assert_eq!(output(&mut command).status.code(), Some(6), "{stop}");
+    }
+}

@@ -1,0 +1,396 @@
+//! `latch run` at a terminal: the command reads it, Ctrl-C and Ctrl-Z reach it, `fg` and `bg` work, and
+//! the shell has its terminal back afterwards.
+
+mod support;
+
+use std::cell::Cell;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use support::latch::{installed, is_held, PROGRAM};
+use support::{eventually, Daemon, PATIENCE};
+
+/// Shells with job control, and the Debian package of each.
+const SHELLS: [(&[&str], &str); 2] = [
+    (
+        &["bash", "--norc", "--noprofile", "--noediting", "-i"],
+        "bash",
+    ),
+    (&["dash", "-i"], "dash"),
+];
+
+const PROMPT: &str = "ready> ";
+const CTRL_C: &str = "\x03";
+const CTRL_D: &str = "\x04";
+const CTRL_Z: &str = "\x1a";
+
+/// Says what it reads, and is told from the terminal's echo by that.
+const SAY: &str = "sed -u s/^/got:/";
+
+/// An interactive shell at a terminal of its own, which Python lends it; hung up when dropped.
+struct Terminal {
+    python: Child,
+    keyboard: ChildStdin,
+    screen: Arc<Mutex<String>>,
+    /// How much of the screen has been looked at.
+    seen: Cell<usize>,
+}
+
+impl Terminal {
+    fn start(daemon: &Daemon, (shell, package): (&[&str], &str)) -> Terminal {
+        installed(shell[0], package);
+        Terminal::start_any(daemon, shell)
+    }
+
+    /// Starts any program, which says [`PROMPT`] when it is ready.
+    fn start_any(daemon: &Daemon, command: &[&str]) -> Terminal {
+        let mut python = Command::new(installed("python3", "python3"))
+            .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
+            // Not by the environment of Python, which may be started by a shell that does not keep this.
+            .args(["env", &format!("PS1={PROMPT}")])
+            .args(command)
+            .env("LATCH_SERVER", daemon.addr().to_string())
+            .env("LATCH", PROGRAM)
+            .env("TERM", "dumb")
+            .env_remove("ENV")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let mut output = python.stdout.take().expect("piped");
+        let screen = Arc::new(Mutex::new(String::new()));
+        let sink = Arc::clone(&screen);
+        thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut chunk) {
+                let text = String::from_utf8_lossy(&chunk[..count]).into_owned();
+                sink.lock().unwrap().push_str(&text);
+            }
+        });
+        let terminal = Terminal {
+            keyboard: python.stdin.take().expect("piped"),
+            python,
+            screen,
+            seen: Cell::new(0),
+        };
+        terminal.expect(PROMPT);
+        terminal
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard
+            .write_all(keys.as_bytes())
+            .and_then(|()| self.keyboard.flush())
+            .expect("the terminal is there");
+    }
+
+    fn enter(&mut self, line: &str) {
+        self.press(&format!("{line}\n"));
+    }
+
+    /// Waits until `text` appears behind all that was waited for before.
+    fn expect(&self, text: &str) {
+        let position = Cell::new(None);
+        let mut screen = String::new();
+        for _ in 0..PATIENCE.as_millis() / 5 {
+            screen = self.screen.lock().unwrap().clone();
+            position.set(screen[self.seen.get()..].find(text));
+            if position.get().is_some() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let found = position
+            .get()
+            .unwrap_or_else(|| panic!("no {text:?} at the end of:\n{screen}"));
+        self.seen.set(self.seen.get() + found + text.len());
+    }
+
+    /// Has the shell say the last exit status, which shows that it reads its terminal.
+    fn expect_status(&mut self, status: i32) {
+        // The echo of this line is another text.
+        self.enter("echo \"<$?:$((40 + 2))>\"");
+        self.expect(":42>");
+        let screen = self.screen.lock().unwrap().clone();
+        let said = screen[..self.seen.get()].rsplit_once('<').expect("said").1;
+        assert_eq!(said, format!("{status}:42>"), "{screen}");
+        self.expect(PROMPT);
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.python.kill();
+        let _ = self.python.wait();
+    }
+}
+
+fn at_each_shell(test: impl Fn(&Daemon, Terminal)) {
+    for shell in SHELLS {
+        let daemon = Daemon::start(&[]);
+        let terminal = Terminal::start(&daemon, shell);
+        test(&daemon, terminal);
+    }
+}
+
+fn free(daemon: &Daemon) {
+    eventually(PATIENCE, "the lock is free", || !is_held(daemon, "k"));
+}
+
+/// A script that makes the pipe `file`, and then waits until it is told to go on. It starts no process to
+/// wait: a shell that is stopped between vfork and exec does not count as stopped.
+fn waits_for(file: &Path) -> String {
+    format!("mkfifo {0}; read line < {0}", file.display())
+}
+
+fn appears(file: &Path) {
+    eventually(PATIENCE, "the command runs", || file.exists());
+}
+
+fn let_go_on(file: &Path) {
+    // Without a reader it cannot be opened in this way.
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK;
+    eventually(PATIENCE, "the command goes on", || {
+        rustix::fs::open(file, flags, Mode::empty())
+            .is_ok_and(|pipe| rustix::io::write(&pipe, b"go on\n").is_ok())
+    });
+}
+
+#[test]
+fn the_command_reads_the_terminal_and_ctrl_d_and_ctrl_c_are_for_it() {
+    at_each_shell(|daemon, mut terminal| {
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter("hello");
+        terminal.expect("got:hello");
+        terminal.press(CTRL_D);
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+        free(daemon);
+
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter("again");
+        terminal.expect("got:again");
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        terminal.expect_status(130);
+        free(daemon);
+    });
+}
+
+#[test]
+fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
+    at_each_shell(|daemon, mut terminal| {
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        for round in ["one", "two"] {
+            terminal.enter(round);
+            terminal.expect(&format!("got:{round}"));
+            terminal.press(CTRL_Z);
+            terminal.expect(PROMPT);
+            assert!(is_held(daemon, "k"));
+            terminal.enter("echo $((6 * 7)) is here; jobs");
+            terminal.expect("42 is here");
+            terminal.expect("Stopped");
+            terminal.expect(PROMPT);
+            terminal.enter("fg");
+        }
+        terminal.enter("three");
+        terminal.expect("got:three");
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        terminal.expect_status(130);
+        free(daemon);
+    });
+}
+
+#[test]
+fn bg_lets_a_silent_command_go_on_and_the_shell_keeps_its_terminal() {
+    at_each_shell(|daemon, mut terminal| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        let done = directory.path().join("done");
+        let script = format!("{}; echo done > {}", waits_for(&file), done.display());
+        terminal.enter(&format!("$LATCH run k -- sh -c '{script}'"));
+        appears(&file);
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        terminal.enter("bg");
+        terminal.expect(PROMPT);
+        terminal.enter("echo $((6 * 7)) is here");
+        terminal.expect("42 is here");
+        terminal.expect(PROMPT);
+        let_go_on(&file);
+        eventually(PATIENCE, "the command went on", || done.exists());
+        free(daemon);
+        terminal.enter("wait; true");
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter("mine again");
+        terminal.expect("got:mine again");
+        terminal.press(CTRL_D);
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+    });
+}
+
+#[test]
+fn a_job_that_was_started_in_the_background_can_be_brought_to_the_terminal() {
+    at_each_shell(|daemon, mut terminal| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        // One stops for want of the terminal; the other does not want it before it has it.
+        terminal.enter(&format!("$LATCH run k -- {SAY} &"));
+        eventually(PATIENCE, "the job has stopped", || {
+            terminal.enter("jobs");
+            terminal.expect(PROMPT);
+            terminal.screen.lock().unwrap().contains("Stopped")
+        });
+        terminal.enter("fg");
+        terminal.enter("late");
+        terminal.expect("got:late");
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        terminal.expect_status(130);
+        free(daemon);
+
+        terminal.enter(&format!(
+            "$LATCH run k -- sh -c '{}; {SAY}' &",
+            waits_for(&file)
+        ));
+        appears(&file);
+        terminal.enter("fg");
+        let_go_on(&file);
+        terminal.enter("later");
+        terminal.expect("got:later");
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        terminal.enter("fg");
+        terminal.enter("latest");
+        terminal.expect("got:latest");
+        terminal.press(CTRL_D);
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+        free(daemon);
+    });
+}
+
+#[test]
+fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
+    at_each_shell(|daemon, mut terminal| {
+        for job in [
+            format!("$LATCH run k -- {SAY} | cat"),
+            format!("sh -c '$LATCH run k -- {SAY}; echo over'"),
+        ] {
+            terminal.enter(&job);
+            terminal.enter("one");
+            terminal.expect("got:one");
+            terminal.press(CTRL_Z);
+            terminal.expect(PROMPT);
+            terminal.enter("fg");
+            terminal.enter("two");
+            terminal.expect("got:two");
+            terminal.press(CTRL_D);
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+        }
+    });
+}
+
+#[test]
+fn a_script_reads_on_from_the_terminal_after_its_command() {
+    at_each_shell(|_, mut terminal| {
+        terminal.enter("sh -c '$LATCH run k -- true; read x; echo got:$x'");
+        terminal.enter("the rest");
+        terminal.expect("got:the rest");
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+    });
+}
+
+#[test]
+fn a_shell_under_the_lock_has_job_control_of_its_own() {
+    at_each_shell(|daemon, mut terminal| {
+        terminal.enter("PS1='inner> ' $LATCH run k -- bash --norc --noprofile --noediting -i");
+        terminal.expect("inner> ");
+        terminal.enter(SAY);
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect("inner> ");
+        terminal.enter("fg");
+        terminal.enter("two");
+        terminal.expect("got:two");
+        terminal.press(CTRL_C);
+        terminal.expect("inner> ");
+        terminal.enter("exit 3");
+        terminal.expect(PROMPT);
+        terminal.expect_status(3);
+        free(daemon);
+    });
+}
+
+#[test]
+fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
+    at_each_shell(|daemon, mut terminal| {
+        let mut holder = daemon.connect();
+        holder.acquire("k", 0);
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        daemon.wait_for_waiters("k", 1);
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        terminal.enter("jobs");
+        terminal.expect("Stopped");
+        terminal.expect(PROMPT);
+        terminal.enter("fg");
+        terminal.expect("run k");
+        thread::sleep(Duration::from_millis(100)); // dash says what it continues before it does
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        terminal.expect_status(130);
+        daemon.wait_for_waiters("k", 0);
+    });
+}
+
+#[test]
+fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
+    for shell in SHELLS {
+        let daemon = Daemon::start(&[]);
+        let mut terminal = Terminal::start(&daemon, shell);
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        drop(daemon);
+        terminal.enter("fg");
+        terminal.expect("the lock was lost");
+        terminal.expect(PROMPT);
+        terminal.expect_status(70);
+    }
+}
+
+#[test]
+fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
+    let daemon = Daemon::start(&[]);
+    // As with `ssh -t host latch run ...`: nobody is there who could continue it.
+    let script = format!("printf '{PROMPT}'; exec {SAY}");
+    let command: &[&str] = &[PROGRAM, "run", "k", "--", "sh", "-c", &script];
+    let mut terminal = Terminal::start_any(&daemon, command);
+    terminal.enter("one");
+    terminal.expect("got:one");
+    terminal.press(CTRL_Z);
+    thread::sleep(Duration::from_millis(100)); // Ctrl-Z throws away what is typed at the same time
+    terminal.enter("two");
+    terminal.expect("got:two");
+    terminal.press(CTRL_D);
+    eventually(PATIENCE, "it ends", || {
+        terminal.python.try_wait().expect("our child").is_some()
+    });
+    free(&daemon);
+}

@@ -1,0 +1,205 @@
+//! `latch` as a process of its own.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{kill_process, test_kill_process, Pid};
+
+use super::{eventually, Daemon, Deadline, Signal, PATIENCE};
+
+/// Where the program is.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_latch");
+
+/// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
+pub struct Latch(Child);
+
+impl Latch {
+    /// Starts `command`.
+    pub fn start(command: &mut Command) -> Latch {
+        Latch(
+            command
+                .spawn()
+                .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}")),
+        )
+    }
+}
+
+impl Deref for Latch {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Latch {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Latch {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command line of `latch` for a server, deaf to whatever the environment of the test says.
+pub fn latch(daemon: &Daemon, arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(arguments)
+        .env("LATCH_SERVER", daemon.addr().to_string())
+        .env_remove("LATCH_AUTH_TOKEN_FILE")
+        .stdin(Stdio::null());
+    command
+}
+
+/// What it prints, and its status.
+pub fn run(daemon: &Daemon, arguments: &[&str]) -> Output {
+    output(&mut latch(daemon, arguments))
+}
+
+/// What `command` prints, and its status, in bounded time.
+pub fn output(command: &mut Command) -> Output {
+    fed(command, &[])
+}
+
+/// What `command` prints, and its status, if it reads `input`. All three streams are served at once.
+pub fn fed(command: &mut Command, input: &[u8]) -> Output {
+    if !input.is_empty() {
+        command.stdin(Stdio::piped());
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Latch::start(command);
+    let stdin = child.stdin.take();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            if let Some(mut stdin) = stdin {
+                // Whoever does not want it all may go.
+                let _ = stdin.write_all(input);
+            }
+        });
+        let [stdout, stderr] = [
+            scope.spawn(|| all_of(stdout)),
+            scope.spawn(|| all_of(stderr)),
+        ];
+        wait(&mut child);
+        Output {
+            status: child.wait().expect("it has ended"),
+            stdout: stdout.join().expect("read"),
+            stderr: stderr.join().expect("read"),
+        }
+    })
+}
+
+fn all_of(stream: Option<impl Read>) -> Vec<u8> {
+    let mut content = Vec::new();
+    let mut stream = stream.expect("piped");
+    stream.read_to_end(&mut content).expect("a pipe");
+    content
+}
+
+/// The exit status of a child, in bounded time; `None` if a signal ended it.
+pub fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Deadline::after(PATIENCE);
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status.code();
+        }
+        if deadline.is_over() {
+            let _ = child.kill();
+            panic!("latch does not end");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Its exit status.
+pub fn status(daemon: &Daemon, arguments: &[&str]) -> i32 {
+    run(daemon, arguments)
+        .status
+        .code()
+        .expect("an exit status")
+}
+
+/// Output as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Sends a signal to a child that has not been waited for.
+pub fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+}
+
+/// Whether somebody holds the lock `key`.
+pub fn is_held(daemon: &Daemon, key: &str) -> bool {
+    let stats = daemon.stats();
+    let locks = stats["locks"].as_array().expect("a list");
+    locks.iter().any(|lock| lock["key"] == key)
+}
+
+/// Starts a command under a lock and waits until it is ready; returns its process number. The script
+/// says so with `eval "$READY"`.
+pub fn started(
+    daemon: &Daemon,
+    key: &str,
+    directory: &tempfile::TempDir,
+    options: &[&str],
+    script: &str,
+) -> (Latch, Pid) {
+    let mut arguments = vec!["run", key];
+    arguments.extend(options);
+    arguments.extend(["--", "sh", "-c", script]);
+    ready(latch(daemon, &arguments), directory)
+}
+
+/// Starts a command and waits until a shell under it evaluates `$READY`; returns that shell's number.
+pub fn ready(mut command: Command, directory: &tempfile::TempDir) -> (Latch, Pid) {
+    let file = directory.path().join("ready");
+    let say = format!("echo $$ > {0}.new; mv {0}.new {0}", file.display());
+    // Nobody is interested in the core of a process that SIGQUIT ends.
+    let child = Latch::start(command.env("READY", format!("ulimit -c 0; {say}")));
+    let mut pid = None;
+    eventually(PATIENCE, "the command runs", || {
+        pid = number_in(&file);
+        pid.is_some()
+    });
+    (child, pid.expect("just read"))
+}
+
+/// The process number that stands in `file`, if it is there already.
+pub fn number_in(file: &std::path::Path) -> Option<Pid> {
+    let text = fs::read_to_string(file).ok()?;
+    Pid::from_raw(text.trim().parse().ok()?)
+}
+
+/// Whether there is no such process, not even a zombie.
+pub fn is_gone(pid: Pid) -> bool {
+    test_kill_process(pid).is_err()
+}
+
+/// The state of a process as one letter, see proc(5); `None` if it is gone.
+pub fn state(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Finds a program that a test cannot do without.
+pub fn installed<'a>(program: &'a str, package: &str) -> &'a str {
+    let path = std::env::var_os("PATH").expect("a test has a PATH");
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    assert!(
+        found,
+        "{program} is missing: install the Debian package {package}"
+    );
+    program
+}
