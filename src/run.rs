@@ -3,13 +3,14 @@
 //!
 //! The command is a process group of its own, and has the terminal if we had it. It is started through a
 //! second instance of this program ([`stage`]), which arranges for what a parent cannot arrange without
-//! unsafe code: that the command gets SIGTERM should we die without a word, and that it has the
-//! terminal before it runs.
+//! unsafe code: that the command gets SIGTERM should we die without a word, where that is wanted, and
+//! that it has the terminal before it runs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ use signal_hook::iterator::Signals;
 
 /// The argument by which a program knows that it is to be the [`stage`].
 const STAGE: &str = "--exec-stage";
+
+/// What stands there for our process number if the command is not to end with us.
+const NO_PARENT: &str = "-";
 
 /// Exit status: the command was not found.
 const NOT_FOUND: i32 = 127;
@@ -104,6 +108,19 @@ pub struct Job<'a> {
     pub environment: &'a [(&'a str, String)],
     /// For how long it may go on after it was told to end.
     pub kill_after: Duration,
+    /// What it inherits besides the standard streams: a lock that it holds together with us.
+    pub inherited: Option<BorrowedFd<'a>>,
+    /// What becomes of it if we die without a word.
+    pub orphan: Orphan,
+}
+
+/// What becomes of a command whose parent was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// It gets SIGTERM: the lock goes with us.
+    Ends,
+    /// It goes on, since it holds the lock itself.
+    GoesOn,
 }
 
 /// How a command under a lock has ended.
@@ -163,9 +180,16 @@ pub fn run(
 
 fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
     let mut stage = Command::new(env::current_exe()?);
+    let parent = match job.orphan {
+        Orphan::Ends => getpid().as_raw_nonzero().to_string(),
+        Orphan::GoesOn => NO_PARENT.to_owned(),
+    };
+    // The copy, unlike the original, stays open when another program takes over. It is closed here once the
+    // command has it.
+    let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
     stage
         .arg(STAGE)
-        .arg(getpid().as_raw_nonzero().to_string())
+        .arg(parent)
         .arg(if has_terminal { "terminal" } else { "-" })
         .args(job.command)
         .process_group(0);
@@ -188,11 +212,8 @@ pub fn stage(program: &str) {
     let Some(command) = arguments.next() else {
         std::process::exit(SYSTEM_ERROR);
     };
-    let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    // It may have died before we asked to be told.
-    let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
-    if parent.as_deref() != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
-        std::process::exit(128 + SIGTERM);
+    if parent.as_deref() != Some(OsStr::new(NO_PARENT)) {
+        end_with(parent.as_deref());
     }
     if has_terminal {
         if let Ok(terminal) = File::open("/dev/tty") {
@@ -212,6 +233,16 @@ pub fn stage(program: &str) {
         CANNOT_RUN
     };
     std::process::exit(status);
+}
+
+/// Arranges for this process to end when its parent does, whose number is given.
+fn end_with(parent: Option<&OsStr>) {
+    let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    // It may have died before we asked to be told.
+    let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
+    if parent != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
+        std::process::exit(128 + SIGTERM);
+    }
 }
 
 fn terminal_signal() -> SigSet {

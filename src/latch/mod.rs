@@ -19,7 +19,7 @@ use crossbeam_channel::bounded;
 use crate::arguments::{self, Parsed};
 use crate::client::{Client, Connection, Error, Lock, Patience, Settings, Terms, Token};
 use crate::escape::{reason, Escaped};
-use crate::run::{self, Ended, Job, SignalWatch};
+use crate::run::{self, Ended, Job, Orphan, SignalWatch};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
@@ -180,6 +180,8 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
             ("LATCH_FENCE", guard.token().fence().to_string()),
         ],
         kill_after: Duration::from_secs(options.kill_after),
+        inherited: None,
+        orphan: Orphan::Ends,
     };
     match run::run(&job, &signals, &lost, || guard.renew()) {
         Ok(Ended::Exited(status)) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),
