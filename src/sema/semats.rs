@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::escape::Plain;
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
+    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
     SemaphoreOptions, Status, Terms,
 };
 
@@ -218,6 +218,13 @@ fn release(semaphore: &Semaphore, request: &Request) -> u8 {
         Ok(Ok(())) => {
             let object = Object::new().with("status", "released");
             print_out(&shown(&object, request), DONE)
+        }
+        Ok(Err(busy)) if busy.obstacle == Obstacle::NotAFile => {
+            let cause = "not a regular file";
+            fail(
+                &failed("IO_ERROR", "IO error").with("cause", cause),
+                request,
+            )
         }
         Ok(Err(busy)) => {
             let holder = busy
