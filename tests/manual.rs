@@ -67,7 +67,7 @@ const STATUS_WORDS: &[&str] = &[
 fn the_help_and_the_manual_name_the_same_options() {
     let manual = options_of_manual(&page("latchd.8"));
     assert_eq!(
-        options_of_help(),
+        options_of(Daemon::command()),
         manual,
         "left: --help, right: man/latchd.8"
     );
@@ -79,6 +79,19 @@ fn the_help_and_the_manual_name_the_same_options() {
         manual, known,
         "left: man/latchd.8, right: the table of this test"
     );
+}
+
+#[test]
+fn the_help_and_the_manual_of_sema_name_the_same_options() {
+    let page = page("sema.1");
+    assert_eq!(
+        options_of(Command::new(env!("CARGO_BIN_EXE_sema"))),
+        options_of_manual(&page),
+        "left: --help, right: man/sema.1"
+    );
+    for name in ["EXIT STATUS", "SIGNALS", "EXAMPLES", "CAVEATS"] {
+        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
+    }
 }
 
 #[test]
@@ -247,12 +260,9 @@ fn sources() -> Vec<String> {
     texts
 }
 
-/// The option words at the beginning of the lines of `latchd --help`.
-fn options_of_help() -> BTreeSet<String> {
-    let output = Daemon::command()
-        .arg("--help")
-        .output()
-        .expect("latchd was built");
+/// The option words at the beginning of the lines of a program's help.
+fn options_of(mut program: Command) -> BTreeSet<String> {
+    let output = program.arg("--help").output().expect("it was built");
     let help = String::from_utf8(output.stdout).expect("the help is UTF-8");
     let lines = help
         .lines()
