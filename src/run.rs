@@ -43,6 +43,9 @@ const SYSTEM_ERROR: i32 = 71;
 /// The signals that are passed on to the command, and that end a wait for the lock.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
+/// No patience is longer: the clock must be able to tell when it is over.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// How often we look whether a process group is empty that is not ours to wait for.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
@@ -105,7 +108,7 @@ pub struct Job<'a> {
     /// The command and its arguments; at least one word.
     pub command: &'a [OsString],
     /// What it finds in its environment besides ours.
-    pub environment: &'a [(&'a str, String)],
+    pub environment: &'a [(&'a str, OsString)],
     /// For how long it may go on after it was told to end.
     pub kill_after: Duration,
     /// What it inherits besides the standard streams: a lock that it holds together with us.
@@ -347,7 +350,7 @@ impl Group {
         if self.kill_at.is_none() {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
-            self.kill_at = Some(Instant::now() + self.kill_after);
+            self.kill_at = Some(Instant::now() + self.kill_after.min(LONGEST_PATIENCE));
         }
     }
 

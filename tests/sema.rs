@@ -742,6 +742,20 @@ fn what_the_system_refuses_is_3_and_says_where() {
 }
 
 #[test]
+fn a_grant_that_cannot_be_told_is_given_back() {
+    let place = Place::new();
+    for command in ["try", "acquire"] {
+        let full = File::options().write(true).open("/dev/full");
+        let mut program = place.command("sema", &[command, "f"]);
+        let output = finish(program.stdout(full.expect("/dev/full")));
+        assert_eq!(output.status.code(), Some(3), "{command}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.starts_with("Error: standard output: "), "{stderr}");
+        assert_eq!(place.names(), [""; 0], "{command}");
+    }
+}
+
+#[test]
 fn help_and_version_go_to_stdout_wherever_they_stand() {
     let place = Place::new();
     for arguments in [
@@ -1180,6 +1194,28 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
 }
 
 #[test]
+fn the_longest_times_are_no_trouble() {
+    let longest = u64::MAX.to_string();
+    let place = Place::new();
+    let options = [
+        "--kill-after",
+        &longest,
+        "--stale",
+        &longest,
+        "--timeout",
+        &longest,
+    ];
+    let (mut child, _) = place.started(&options, "exec sleep 60");
+    fs::remove_file(place.path("f")).expect("it is there");
+    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(
+        place.status(&["acquire", "f", "--timeout", &longest, "--stale", &longest]),
+        0
+    );
+    assert_eq!(place.status(&["try", "f", "--stale", &longest]), 1);
+}
+
+#[test]
 fn a_command_may_ignore_that_its_lock_is_lost() {
     let place = Place::new();
     let wait_for_go = "while ! [ -e go ]; do sleep 0.01; done; exit 5";
@@ -1355,6 +1391,10 @@ fn a_path_may_be_any_bytes_and_a_link_is_not_replaced() {
     let mut command = place.command("sema", &["try"]);
     let output = finish(command.arg(OsStr::from_bytes(b"a\xff\x1b")));
     assert_eq!(text(&output.stdout), "Lock acquired: a\\xff\\x1b\n");
+    let mut command = place.command("sema", &["run"]);
+    command.arg(OsStr::from_bytes(b"b\xff"));
+    let output = finish(command.args(["--", "sh", "-c", "test -e \"$SEMA_PATH\" && echo there"]));
+    assert_eq!(text(&output.stdout), "there\n");
     assert_eq!(place.status(&["try", "--", "-f"]), 0);
     assert!(place.path("-f").exists());
 

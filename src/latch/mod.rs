@@ -175,9 +175,9 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     let job = Job {
         command,
         environment: &[
-            ("LATCH_KEY", options.key.clone()),
-            ("LATCH_TOKEN", guard.token().to_string()),
-            ("LATCH_FENCE", guard.token().fence().to_string()),
+            ("LATCH_KEY", options.key.clone().into()),
+            ("LATCH_TOKEN", guard.token().to_string().into()),
+            ("LATCH_FENCE", guard.token().fence().to_string().into()),
         ],
         kill_after: Duration::from_secs(options.kill_after),
         inherited: None,

@@ -50,7 +50,7 @@ pub(super) fn run(request: &Request) -> Outcome {
     };
     let job = Job {
         command: &request.words,
-        environment: &[("SEMA_PATH", path.to_string_lossy().into_owned())],
+        environment: &[("SEMA_PATH", path.into())],
         kill_after: options.kill_after,
         inherited: Some(guard.as_fd()),
         orphan: Orphan::GoesOn,

@@ -164,6 +164,7 @@ pub(super) fn holder_text(path: &Path, status: &Status, obstacle: Option<Obstacl
         Some(Obstacle::Unreadable) => Some("this user may not read the file"),
         Some(Obstacle::NotRemovable) => Some("stale, but this user may not remove the file"),
         Some(Obstacle::NoLocks) => Some("stale, but the file system knows no locks on files"),
+        Some(Obstacle::Contended) => Some("somebody else reached for it at the same time"),
         _ if !status.is_readable && status.is_locked => Some(UNREADABLE),
         _ => None,
     };
