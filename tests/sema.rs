@@ -1165,6 +1165,16 @@ fn kill_9_of_sema_leaves_the_lock_with_the_command_until_it_ends() {
         &["try", "f", "--stale", "1", "--stale-rule", "age"],
         &["release", "f"],
         &["acquire", "f", "--timeout", "200ms"],
+        &[
+            "wait",
+            "f",
+            "--timeout",
+            "0",
+            "--stale",
+            "1",
+            "--stale-rule",
+            "age",
+        ],
     ] {
         assert_eq!(place.status(arguments), 1, "{arguments:?}");
     }
@@ -1191,6 +1201,33 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
         let output = child.wait_with_output().expect("its output");
         assert_eq!(text(&output.stderr), "Error: the lock was lost: f\n");
     }
+}
+
+#[test]
+fn a_lock_that_is_replaced_is_lost_and_stays_with_whoever_has_it_now() {
+    let place = Place::new();
+    let (mut child, command) = place.started(&[], "exec sleep 60");
+    let theirs = format!("pid=1\ntimestamp={}\n", now());
+    place.write("f.1.0123456789abcdef.tmp", &theirs);
+    fs::rename(place.path("f.1.0123456789abcdef.tmp"), place.path("f")).expect("a rename");
+    assert_eq!(wait(&mut child), Some(3));
+    assert!(is_gone(command));
+    assert_eq!(place.read("f"), theirs);
+    assert_eq!(place.names(), ["f"]);
+}
+
+#[test]
+fn a_lock_under_which_a_command_runs_is_released_only_by_force() {
+    let place = Place::new();
+    let (mut child, _) = place.started(&["--token", "t"], "exec sleep 60");
+    let pid = child.id().to_string();
+    for terms in [&["--quiet"][..], &["--pid", &pid], &["--token", "t"]] {
+        let arguments = [&["release", "f"], terms].concat();
+        assert_eq!(place.status(&arguments), 1, "{terms:?}");
+    }
+    assert_eq!(place.status(&["release", "f", "--force"]), 0);
+    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(place.names(), [""; 0]);
 }
 
 #[test]
