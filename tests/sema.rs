@@ -183,6 +183,14 @@ fn now() -> u64 {
     since.expect("a clock").as_secs()
 }
 
+/// When a process was started, in clock ticks: of an old lock whose holder was started only now, or
+/// with the system, nobody else would think that it is alive.
+fn start_of(pid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
+    fields.split(' ').nth(19).expect("a start").to_owned()
+}
+
 fn age(path: &Path, seconds: u64) {
     let then = SystemTime::now() - Duration::from_secs(seconds);
     let file = File::options().write(true).open(path).expect("a file");
@@ -227,7 +235,7 @@ const MINE: Option<&str> = Some("pid={me}\ntimestamp={now}\ntag=build 7\n");
 const ANOTHERS: Option<&str> = Some("pid=1\ntimestamp={now}\n");
 const DEAD: Option<&str> = Some("pid=99999999\ntimestamp={now}\n");
 const STALE: Option<&str> = Some("pid=99999999\ntimestamp={old}\ntag=gone\n");
-const OLD_AND_ALIVE: Option<&str> = Some("pid=1\ntimestamp={old}\n");
+const OLD_AND_ALIVE: Option<&str> = Some("pid=1\ntimestamp={old}\nx-start={start}\n");
 const EMPTY: Option<&str> = Some("");
 const NOTHING: Option<&str> = None;
 
@@ -239,6 +247,7 @@ fn play(program: &str, rows: &[Row]) {
             text.replace("{me}", &std::process::id().to_string())
                 .replace("{now}", &now.to_string())
                 .replace("{old}", &old.to_string())
+                .replace("{start}", &start_of(1))
         };
         if let Some(file) = row.file {
             place.write("f", &filled(file));
@@ -973,14 +982,11 @@ fn a_wait_ends_when_the_holder_of_an_old_lock_dies() {
     for command in ["wait", "acquire"] {
         let place = Place::new();
         let mut holder = Command::new("sleep").arg("60").spawn().expect("sleep");
-        // Its start is not held against it: that is written down.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", holder.id())).expect("it runs");
-        let start = stat.rsplit(") ").next().expect("fields").split(' ').nth(19);
         let record = format!(
             "pid={}\ntimestamp={}\nx-start={}\n",
             holder.id(),
             now() - TWO_HOURS,
-            start.expect("a start")
+            start_of(holder.id())
         );
         place.write("f", &record);
         assert_eq!(place.status(&["try", "f"]), 1, "it is alive");
