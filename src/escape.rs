@@ -29,6 +29,31 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
+/// Shows bytes that somebody else chose, in a place of their own: UTF-8 as it is, but control
+/// characters, and what is not UTF-8, as `\xNN`.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain<'a>(pub &'a [u8]);
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_control() {
+                    hex(c.encode_utf8(&mut [0; 4]).as_bytes(), f)?;
+                } else {
+                    write!(f, "{c}")?;
+                }
+            }
+            hex(chunk.invalid(), f)?;
+        }
+        Ok(())
+    }
+}
+
+fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
+}
+
 /// The system's reason for a failure, as the end of a sentence: `permission denied`.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -62,6 +87,19 @@ mod tests {
             .to_string()
             .bytes()
             .all(|byte| (b' '..=b'~').contains(&byte)));
+    }
+
+    #[test]
+    fn plain_text_stays_and_controls_do_not() {
+        for (bytes, shown) in [
+            (&b"build 7 = \"x\""[..], "build 7 = \"x\""),
+            ("ж".as_bytes(), "ж"),
+            (b"\x1b[31m\0\n\x7f", "\\x1b[31m\\x00\\x0a\\x7f"),
+            ("\u{9b}31m".as_bytes(), "\\xc2\\x9b31m"),
+            (b"a\xff\xc3", "a\\xff\\xc3"),
+        ] {
+            assert_eq!(Plain(bytes).to_string(), shown);
+        }
     }
 
     #[test]

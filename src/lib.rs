@@ -3,8 +3,8 @@
 //! # Map
 //!
 //! ```text
-//!   bins        bin/latchd, bin/latch
-//!   programs    latchd/, latch/        options, wiring, signals, exit codes
+//!   bins        bin/latchd, bin/latch, bin/sema
+//!   programs    latchd/, latch/, sema/ options, wiring, signals, exit codes
 //!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
 //!   services    manager                one mutex, wake-ups, the reaper
@@ -51,7 +51,9 @@ mod manager;
 mod mint;
 mod net;
 mod run;
+mod sema;
 mod table;
 
 pub use latch::main as latch_main;
 pub use latchd::main as latchd_main;
+pub use sema::main as sema_main;

@@ -3,13 +3,14 @@
 //!
 //! The command is a process group of its own, and has the terminal if we had it. It is started through a
 //! second instance of this program ([`stage`]), which arranges for what a parent cannot arrange without
-//! unsafe code: that the command gets SIGTERM should we die without a word, and that it has the
-//! terminal before it runs.
+//! unsafe code: that the command gets SIGTERM should we die without a word, where that is wanted, and
+//! that it has the terminal before it runs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -34,6 +35,9 @@ const STAGE: &str = "--exec-stage";
 /// This program, also after another version has been installed in its place: to wait for a lock can
 /// take days.
 const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// What stands there for our process number if the command is not to end with us.
+const NO_PARENT: &str = "-";
 
 /// Exit status: the command was not found.
 const NOT_FOUND: i32 = 127;
@@ -168,9 +172,22 @@ pub struct Job<'a> {
     /// The command and its arguments; at least one word.
     pub command: &'a [OsString],
     /// What it finds in its environment besides ours.
-    pub environment: &'a [(&'a str, String)],
+    pub environment: &'a [(&'a str, OsString)],
     /// For how long it may go on after it was told to end.
     pub kill_after: Duration,
+    /// What it inherits besides the standard streams: a lock that it holds together with us.
+    pub inherited: Option<BorrowedFd<'a>>,
+    /// What becomes of it if we die without a word.
+    pub orphan: Orphan,
+}
+
+/// What becomes of a command whose parent was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// It gets SIGTERM: the lock goes with us.
+    Ends,
+    /// It goes on, since it holds the lock itself.
+    GoesOn,
 }
 
 /// How a command under a lock has ended.
@@ -232,9 +249,16 @@ pub fn run(
 
 fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
     let mut stage = Command::new(THIS_PROGRAM);
+    let parent = match job.orphan {
+        Orphan::Ends => getpid().as_raw_nonzero().to_string(),
+        Orphan::GoesOn => NO_PARENT.to_owned(),
+    };
+    // The copy, unlike the original, stays open when another program takes over. It is closed here once the
+    // command has it.
+    let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
     stage
         .arg(STAGE)
-        .arg(getpid().as_raw_nonzero().to_string())
+        .arg(parent)
         .arg(if has_terminal { "terminal" } else { "-" })
         .args(job.command)
         .process_group(0);
@@ -257,11 +281,8 @@ pub fn stage(program: &str) {
     let Some(command) = arguments.next() else {
         std::process::exit(SYSTEM_ERROR);
     };
-    let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    // It may have died before we asked to be told.
-    let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
-    if parent.as_deref() != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
-        std::process::exit(128 + SIGTERM);
+    if parent.as_deref() != Some(OsStr::new(NO_PARENT)) {
+        end_with(parent.as_deref());
     }
     if has_terminal {
         if let Ok(terminal) = File::open("/dev/tty") {
@@ -283,6 +304,16 @@ pub fn stage(program: &str) {
         CANNOT_RUN
     };
     std::process::exit(status);
+}
+
+/// Arranges for this process to end when its parent does, whose number is given.
+fn end_with(parent: Option<&OsStr>) {
+    let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    // It may have died before we asked to be told.
+    let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
+    if parent != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
+        std::process::exit(128 + SIGTERM);
+    }
 }
 
 fn terminal_signal() -> SigSet {

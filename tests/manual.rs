@@ -65,7 +65,7 @@ const STATUS_WORDS: &[&str] = &[
 fn the_help_and_the_manual_name_the_same_options() {
     let manual = options_of_manual(&page("latchd.8"));
     assert_eq!(
-        options_of_help(),
+        options_of_help(env!("CARGO_BIN_EXE_latchd")),
         manual,
         "left: --help, right: man/latchd.8"
     );
@@ -176,6 +176,19 @@ fn the_manual_of_latch_names_the_booleans_and_the_operands() {
             operands, shown,
             "left: latch {name} --help, right: SYNOPSIS"
         );
+    }
+}
+
+#[test]
+fn the_help_and_the_manual_of_sema_name_the_same_options() {
+    let page = page("sema.1");
+    assert_eq!(
+        options_of_help(env!("CARGO_BIN_EXE_sema")),
+        options_of_manual(&page),
+        "left: --help, right: man/sema.1"
+    );
+    for name in ["EXIT STATUS", "SIGNALS", "EXAMPLES", "CAVEATS"] {
+        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
     }
 }
 
@@ -390,9 +403,9 @@ fn usage_options(help: &str) -> BTreeMap<String, Option<String>> {
     options.collect()
 }
 
-/// The option words at the beginning of the lines of `latchd --help`.
-fn options_of_help() -> BTreeSet<String> {
-    let help = help(env!("CARGO_BIN_EXE_latchd"), &[]);
+/// The option words at the beginning of the lines of a program's help.
+fn options_of_help(program: &str) -> BTreeSet<String> {
+    let help = help(program, &[]);
     let lines = help
         .lines()
         .map(str::trim_start)

@@ -19,7 +19,7 @@ use crossbeam_channel::bounded;
 use crate::arguments::{self, Parsed};
 use crate::client::{Client, Connection, Error, Lock, Patience, Settings, Terms, Token};
 use crate::escape::{reason, Escaped};
-use crate::run::{self, Ended, Job, SignalWatch};
+use crate::run::{self, Ended, Job, Orphan, SignalWatch};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
@@ -176,11 +176,13 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     let job = Job {
         command,
         environment: &[
-            ("LATCH_KEY", options.key.clone()),
-            ("LATCH_TOKEN", guard.token().to_string()),
-            ("LATCH_FENCE", guard.token().fence().to_string()),
+            ("LATCH_KEY", options.key.clone().into()),
+            ("LATCH_TOKEN", guard.token().to_string().into()),
+            ("LATCH_FENCE", guard.token().fence().to_string().into()),
         ],
         kill_after: Duration::from_secs(options.kill_after),
+        inherited: None,
+        orphan: Orphan::Ends,
     };
     match run::run(&job, &signals, &lost, || guard.renew()) {
         Ok(Ended::Exited(status)) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),

@@ -203,6 +203,14 @@ fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
     let beat = care.beat.unwrap_or(LONGEST_BEAT);
     let mut next_beat = Instant::now() + beat;
     loop {
+        // First thing, too: it may have been lost before the watch began.
+        if !grip.is_still_ours() {
+            grip.is_lost.store(true, Ordering::SeqCst);
+            if let Some(on_lost) = &care.on_lost {
+                on_lost();
+            }
+            return;
+        }
         let concerns = |name: &[u8]| name == grip.name.as_bytes();
         match watch.wait(concerns, &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
@@ -216,13 +224,6 @@ fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
                 let _ = grip.beat();
             }
             next_beat = Instant::now() + beat;
-        }
-        if !grip.is_still_ours() {
-            grip.is_lost.store(true, Ordering::SeqCst);
-            if let Some(on_lost) = &care.on_lost {
-                on_lost();
-            }
-            return;
         }
     }
 }

@@ -45,8 +45,10 @@ use crate::directory::Directory;
 pub use error::{SemaphoreError, SemaphoreResult};
 pub use files::Settle;
 pub use guard::SemaphoreGuard;
+pub(crate) use path::check as check_path;
 pub use record::LockInfo;
 pub use staleness::{Alive, StaleRule};
+pub(crate) use status::Unlockable;
 pub use status::{Cleaned, Status};
 pub use takeover::Obstacle;
 pub(crate) use watch::Flag;
@@ -641,9 +643,10 @@ fn rest(
         .map(|slot| slot.config.retry_interval)
         .min()
         .unwrap_or(FOREVER);
+    // What is stale already and was not to be had, is in the way for another reason.
     let stale_in = held
         .iter()
-        .filter_map(|status| status.stale_in)
+        .filter_map(|status| status.stale_in.filter(|stale_in| !stale_in.is_zero()))
         .min()
         .unwrap_or(FOREVER);
     let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();

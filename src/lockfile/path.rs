@@ -25,12 +25,12 @@ pub(super) struct LockPath {
     pub(super) name: OsString,
 }
 
-/// Finds out where the lock file of `path` stands.
+/// Whether a path can be that of a lock file at all, whatever the file system says.
 ///
 /// # Errors
 ///
-/// [`SemaphoreError::InvalidPath`] if that is nowhere, or would be somebody else's choice.
-pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
+/// [`SemaphoreError::InvalidPath`] if it cannot.
+pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     let invalid = |reason: String| Err(SemaphoreError::InvalidPath(reason));
     let bytes = path.as_os_str().as_bytes();
     if bytes.iter().all(u8::is_ascii_whitespace) {
@@ -49,16 +49,26 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     if names_directory || path.file_name().is_none() {
         return invalid(format!("it names a directory: {}", path.display()));
     }
+    Ok(())
+}
+
+/// Finds out where the lock file of `path` stands.
+///
+/// # Errors
+///
+/// [`SemaphoreError::InvalidPath`] if that is nowhere, or would be somebody else's choice.
+pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
+    check(path)?;
     let parent = parent_of(path);
     if !parent.is_dir() {
         // Why not, will be said when it is used.
         if let Ok(_) | Err(io::ErrorKind::NotFound) =
             fs::metadata(parent).map_err(|error| error.kind())
         {
-            return invalid(format!(
+            return Err(SemaphoreError::InvalidPath(format!(
                 "parent directory does not exist: {}",
                 parent.display()
-            ));
+            )));
         }
     }
     let working_directory = env::current_dir().map_err(SemaphoreError::IoError)?;

@@ -94,7 +94,8 @@ pub(super) fn judge(
         || (says_flock(record, world.here()) && is_locked != Some(true));
     let age = age(content, record, world);
     let is_old = Duration::from_secs(age) > timeout;
-    let counts_as_dead = rule == StaleRule::Age || alive != Alive::Yes;
+    // Whoever has it locked is in the way of a takeover, however old it is.
+    let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || alive != Alive::Yes);
     let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
     Judgement {
         alive,

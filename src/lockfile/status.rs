@@ -133,6 +133,14 @@ pub struct Cleaned {
     pub temporaries: u32,
 }
 
+/// What to do about a stale lock on a file system that knows no locks on files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unlockable {
+    Keep,
+    /// Somebody may be about to take it over, or to beat its heart.
+    Remove,
+}
+
 impl Semaphore {
     /// Looks at the lock. Does not wait, and changes nothing.
     ///
@@ -167,15 +175,20 @@ impl Semaphore {
     ///
     /// What the system says.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
+        self.clean_with(Unlockable::Keep)
+    }
+
+    /// As [`Semaphore::clean`], with a word on where that is not safe.
+    pub(crate) fn clean_with(&self, unlockable: Unlockable) -> SemaphoreResult<Cleaned> {
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
             let allows = |content: &Content, locking: Locking| match locking {
-                Locking::Ours if self.is_stale_unless_locked(content, &directory) => Ok(()),
-                Locking::Ours => Err(Obstacle::NotStale),
                 Locking::Theirs => Err(Obstacle::Locked),
-                Locking::Unknown => Err(Obstacle::NoLocks),
+                _ if !self.is_stale_unless_locked(content, &directory) => Err(Obstacle::NotStale),
+                Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
+                Locking::Ours | Locking::Unknown => Ok(()),
             };
             cleaned.lock = matches!(takeover::remove(&files, &allows)?, Removal::Removed);
         }

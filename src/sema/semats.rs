@@ -1,0 +1,377 @@
+//! `sema` when it is called `semats`: the commands, texts and exit statuses of an older program of that name,
+//! with times in milliseconds. See sema(1), SEMATS.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::escape::Plain;
+use crate::lockfile::{
+    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
+    SemaphoreOptions, Status, Terms,
+};
+
+use super::report::{complain, print, shown_path, Object};
+use super::{caller, reason, ALREADY_HELD};
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+
+/// Nobody else needs to read these lock files.
+const MODE: u32 = 0o600;
+
+/// A lock may be stale once it is so old. There is no option for it.
+const STALE: Duration = Duration::from_secs(3600);
+
+const USAGE: &str = "\
+Usage: semats COMMAND PATH [OPTIONS]
+
+Commands:
+  acquire        wait for the lock and take it
+  try-acquire    take the lock if it is free or stale
+  release        give the lock back
+  status         show who holds the lock
+  clean          remove a stale lock and what crashes have left
+
+Options:
+  -t, --tag text             what the lock is held for
+  --timeout milliseconds     for how long to wait (for ever)
+  -f, --force                release whoever holds it
+  -j, --json                 print JSON
+  -v, --verbose              say on stderr what is done
+  -h, --help                 print this and exit
+";
+
+/// What the command line says. Whatever else stands there is passed over.
+#[derive(Debug, Default)]
+struct Request {
+    /// The command, the path, and more.
+    words: Vec<OsString>,
+    tag: Option<String>,
+    timeout: Option<Duration>,
+    force: bool,
+    json: bool,
+    verbose: bool,
+    help: bool,
+}
+
+/// Runs one command and returns its exit status.
+pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
+    let request = read(arguments);
+    if request.help {
+        return print_out(USAGE, DONE);
+    }
+    let Some(name) = request.words.first() else {
+        return print_out(USAGE, FAILED);
+    };
+    let command = match name.to_str() {
+        Some("acquire") => acquire,
+        Some("try-acquire") => try_acquire,
+        Some("release") => release,
+        Some("status") => status,
+        Some("clean") => clean,
+        _ => {
+            let name = Plain(name.as_bytes());
+            complain(&format!("Unknown command: {name}\n{USAGE}"));
+            return FAILED;
+        }
+    };
+    let Some(path) = request.words.get(1) else {
+        complain("Error: Lock path is required\n");
+        return FAILED;
+    };
+    match semaphore(Path::new(path)) {
+        Ok(semaphore) => command(&semaphore, &request),
+        Err(message) => {
+            complain(&format!("Error: {message}\n"));
+            FAILED
+        }
+    }
+}
+
+fn read(arguments: impl Iterator<Item = OsString>) -> Request {
+    let mut request = Request::default();
+    let mut arguments = arguments.peekable();
+    while let Some(argument) = arguments.next() {
+        let bytes = argument.as_bytes();
+        let equals = bytes.iter().position(|byte| *byte == b'=');
+        let (name, attached) = match equals {
+            Some(at) if bytes.starts_with(b"--") => {
+                let value = OsStr::from_bytes(&bytes[at + 1..]).to_owned();
+                (&bytes[..at], Some(value))
+            }
+            _ => (bytes, None),
+        };
+        let mut value = || attached.clone().or_else(|| arguments.next());
+        match name {
+            b"-t" | b"--tag" => {
+                let tag = value().map(|tag| tag.to_string_lossy().into_owned());
+                request.tag = tag.or(request.tag);
+            }
+            b"--timeout" => {
+                request.timeout = value()
+                    .and_then(|value| milliseconds(&value.to_string_lossy()))
+                    .or(request.timeout);
+            }
+            b"-f" | b"--force" => request.force = true,
+            b"-j" | b"--json" => request.json = true,
+            b"-v" | b"--verbose" => request.verbose = true,
+            b"-h" | b"--help" => request.help = true,
+            _ if bytes.len() > 1 && bytes.starts_with(b"-") => {}
+            _ => request.words.push(argument),
+        }
+    }
+    request
+}
+
+/// The whole number that a text begins with; what is below zero is no time at all.
+fn milliseconds(text: &str) -> Option<Duration> {
+    let text = text.trim_start();
+    let is_negative = text.starts_with('-');
+    let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    if end == 0 {
+        return None;
+    }
+    let count = text[..end].parse().unwrap_or(u64::MAX);
+    Some(Duration::from_millis(if is_negative { 0 } else { count }))
+}
+
+fn semaphore(path: &Path) -> Result<Semaphore, String> {
+    let config = SemaphoreConfig {
+        stale_timeout: Some(STALE),
+        ..SemaphoreConfig::default()
+    };
+    if path.as_os_str().as_bytes().trim_ascii().is_empty() {
+        return Err("Path cannot be empty".into());
+    }
+    let made = Semaphore::with_options(path, config, SemaphoreOptions::new().mode(MODE));
+    made.map_err(|error| match error {
+        SemaphoreError::InvalidPath(reason) => {
+            let mut chars = reason.chars();
+            let first = chars.next().map(|first| first.to_ascii_uppercase());
+            let sentence: String = first.into_iter().chain(chars).collect();
+            Plain(sentence.as_bytes()).to_string()
+        }
+        other => Plain(other.to_string().as_bytes()).to_string(),
+    })
+}
+
+fn try_acquire(semaphore: &Semaphore, request: &Request) -> u8 {
+    announce("Trying to acquire lock", semaphore, request);
+    match semaphore.try_acquire_detached(&info(request)) {
+        Ok(Ok(())) => granted(semaphore, request),
+        Ok(Err(busy)) => {
+            let status = &busy.status;
+            let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
+                .undefined_or("holderPid", status.pid, request)
+                .undefined_or("lockedSince", status.timestamp, request);
+            print_out(&shown(&failure, request), FAILED)
+        }
+        Err(error) => io_error(&error, request),
+    }
+}
+
+fn acquire(semaphore: &Semaphore, request: &Request) -> u8 {
+    announce("Acquiring lock", semaphore, request);
+    let patience = Patience::new(request.timeout, None);
+    let slots = std::slice::from_ref(semaphore);
+    match acquire_any_detached(slots, &info(request), &patience) {
+        Ok(_) => granted(semaphore, request),
+        Err(SemaphoreError::Timeout) => {
+            let waited = request.timeout.unwrap_or_default().as_millis();
+            let message = format!("Timeout waiting for lock after {waited}ms");
+            fail(&failed("TIMEOUT", &message), request)
+        }
+        Err(error) => io_error(&error, request),
+    }
+}
+
+/// Says what stands in the file now.
+fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
+    let written = semaphore.lock_info().unwrap_or_else(|| info(request));
+    let object = Object::new()
+        .with("status", "acquired")
+        .with("pid", written.pid)
+        .with("timestamp", written.timestamp)
+        .undefined_or("tag", written.tag, request);
+    print_out(&shown(&object, request), DONE)
+}
+
+fn release(semaphore: &Semaphore, request: &Request) -> u8 {
+    announce("Releasing lock", semaphore, request);
+    let own = Terms {
+        force: request.force,
+        pid: Some(caller()),
+        asking: caller(),
+        ..Terms::default()
+    };
+    let mut released = semaphore.release(&own);
+    if matches!(&released, Ok(Err(busy)) if !busy.status.is_readable) {
+        // It names nobody: then it depends on its age.
+        released = semaphore.release(&Terms { pid: None, ..own });
+    }
+    match released {
+        Ok(Ok(())) => {
+            let object = Object::new().with("status", "released");
+            print_out(&shown(&object, request), DONE)
+        }
+        Ok(Err(busy)) if busy.obstacle == Obstacle::NotAFile => {
+            let cause = "not a regular file";
+            fail(
+                &failed("IO_ERROR", "IO error").with("cause", cause),
+                request,
+            )
+        }
+        Ok(Err(busy)) => {
+            let holder = busy
+                .status
+                .pid
+                .map_or_else(|| "undefined".to_owned(), |pid| pid.to_string());
+            let message = format!("Lock held by different process (PID {holder})");
+            let failure = failed("PERMISSION_DENIED", &message).undefined_or(
+                "holderPid",
+                busy.status.pid,
+                request,
+            );
+            fail(&failure, request)
+        }
+        Err(SemaphoreError::NotLocked) => fail(&failed("NOT_LOCKED", "Lock not held"), request),
+        Err(error) => io_error(&error, request),
+    }
+}
+
+fn status(semaphore: &Semaphore, request: &Request) -> u8 {
+    let status = match semaphore.status() {
+        Ok(status) => status,
+        Err(error) => return io_error(&error, request),
+    };
+    let info = status.info();
+    let object = Object::new()
+        .with("locked", status.is_locked)
+        .with_object("info", info.as_ref().map(info_object))
+        .with("isStale", is_old(&status))
+        .with(
+            "isOwnedByCurrentProcess",
+            info.is_some_and(|info| info.pid == caller()),
+        );
+    print_out(&shown(&object, request), DONE)
+}
+
+/// Whether a lock is stale as far as its age goes, which is what this program says.
+fn is_old(status: &Status) -> bool {
+    status.info().is_some_and(|info| info.is_stale(STALE))
+}
+
+fn clean(semaphore: &Semaphore, request: &Request) -> u8 {
+    announce("Cleaning stale locks", semaphore, request);
+    match semaphore.clean() {
+        Ok(cleaned) => {
+            let object = Object::new().with("cleaned", cleaned.lock);
+            print_out(&shown(&object, request), DONE)
+        }
+        Err(error) => io_error(&error, request),
+    }
+}
+
+fn info(request: &Request) -> LockInfo {
+    LockInfo {
+        pid: caller(),
+        tag: request.tag.clone(),
+        ..LockInfo::new()
+    }
+}
+
+fn info_object(info: &LockInfo) -> Object {
+    Object::new()
+        .with("pid", info.pid)
+        .with("timestamp", info.timestamp)
+        .with_any("tag", info.tag.clone())
+}
+
+fn failed(kind: &str, message: &str) -> Object {
+    Object::new()
+        .with("status", "failed")
+        .with("type", kind)
+        .with("message", message)
+}
+
+fn io_error(error: &SemaphoreError, request: &Request) -> u8 {
+    let cause = match error {
+        SemaphoreError::IoError(error) => reason(error),
+        other => other.to_string(),
+    };
+    fail(
+        &failed("IO_ERROR", "IO error").with("cause", cause),
+        request,
+    )
+}
+
+impl Object {
+    /// A key that JSON leaves out if there is no value, and people see as `undefined`.
+    fn undefined_or(
+        self,
+        key: &'static str,
+        value: Option<impl Into<serde_json::Value>>,
+        request: &Request,
+    ) -> Object {
+        match value {
+            None if !request.json => self.with(key, "undefined"),
+            value => self.with_any(key, value),
+        }
+    }
+}
+
+fn shown(object: &Object, request: &Request) -> String {
+    match request.json {
+        true => format!("{}\n", object.pretty()),
+        false => object.lines(),
+    }
+}
+
+fn fail(object: &Object, request: &Request) -> u8 {
+    complain(&shown(object, request));
+    FAILED
+}
+
+fn print_out(text: &str, status: u8) -> u8 {
+    match print(text) {
+        Ok(()) => status,
+        Err(error) => {
+            complain(&format!("Error: standard output: {}\n", reason(&error)));
+            FAILED
+        }
+    }
+}
+
+fn announce(what: &str, semaphore: &Semaphore, request: &Request) {
+    if request.verbose {
+        complain(&format!(
+            "[INFO] {what}: {}\n",
+            shown_path(semaphore.path())
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_the_number_that_a_text_begins_with() {
+        for (text, count) in [
+            ("200", Some(200)),
+            ("200ms", Some(200)),
+            (" +1.9", Some(1)),
+            ("-5", Some(0)),
+            ("abc", None),
+            ("", None),
+        ] {
+            let expected = count.map(Duration::from_millis);
+            assert_eq!(milliseconds(text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,1453 @@
+//! `sema` with real processes and real files: what a shell sees of it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{kill_process, test_kill_process, Pid, Signal};
+use support::{eventually, PATIENCE};
+
+/// The number of no process: none is so high.
+const NOBODY: &str = "99999999";
+
+const TWO_HOURS: u64 = 7200;
+
+/// A directory for lock files, and the program in it.
+struct Place {
+    directory: tempfile::TempDir,
+    bin: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let place = Place {
+            directory: tempfile::tempdir().expect("a directory"),
+            bin: tempfile::tempdir().expect("a directory"),
+        };
+        for name in ["sema", "file-semaphore", "semats", "file-semaphore-ts"] {
+            let link = place.bin.path().join(name);
+            symlink(env!("CARGO_BIN_EXE_sema"), link).expect("a link");
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        fs::write(self.path(name), content).expect("write");
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).expect("read")
+    }
+
+    /// Everything in the directory, with its content.
+    fn content(&self) -> BTreeMap<String, Vec<u8>> {
+        let entries = fs::read_dir(self.directory.path()).expect("a directory");
+        entries
+            .map(|entry| entry.expect("an entry"))
+            .map(|entry| {
+                let content = fs::read(entry.path()).unwrap_or_default();
+                (entry.file_name().to_string_lossy().into_owned(), content)
+            })
+            .collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.content().into_keys().collect()
+    }
+
+    /// A program by one of its names.
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sema"));
+        command
+            .arg0(program)
+            .args(arguments)
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn sema(&self, arguments: &[&str]) -> Output {
+        finish(&mut self.command("sema", arguments))
+    }
+
+    fn status(&self, arguments: &[&str]) -> i32 {
+        self.sema(arguments).status.code().expect("an exit status")
+    }
+
+    /// Runs a shell script that finds the programs by their names.
+    fn script(&self, script: &str) -> Output {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .env("PATH", format!("{}:{path}", self.bin.path().display()))
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        finish(&mut command)
+    }
+
+    /// Starts `sema run f` with a script, and waits until the script runs.
+    fn started(&self, options: &[&str], script: &str) -> (Child, Pid) {
+        let script = format!("echo $$ > new; mv new started; {script}");
+        let mut arguments = vec!["run", "f"];
+        arguments.extend(options);
+        arguments.extend(["--", "sh", "-c", &script]);
+        let child = self
+            .command("sema", &arguments)
+            .spawn()
+            .expect("sema starts");
+        let mut pid = None;
+        eventually(PATIENCE, "the command runs", || {
+            let text = fs::read_to_string(self.path("started")).ok();
+            pid = text.and_then(|text| text.trim().parse().ok());
+            pid.is_some()
+        });
+        fs::remove_file(self.path("started")).expect("it was there");
+        let pid = Pid::from_raw(pid.expect("just read")).expect("a process number");
+        (child, pid)
+    }
+
+    /// Starts a program and waits until it waits for files.
+    fn waiting(&self, arguments: &[&str]) -> Child {
+        let mut child = self
+            .command("sema", arguments)
+            .spawn()
+            .expect("sema starts");
+        let descriptors = format!("/proc/{}/fd", child.id());
+        eventually(PATIENCE, "it waits", || {
+            assert_eq!(child.try_wait().expect("a child"), None, "{arguments:?}");
+            let links = fs::read_dir(&descriptors).into_iter().flatten().flatten();
+            links
+                .filter_map(|link| fs::read_link(link.path()).ok())
+                .any(|target| target.to_string_lossy().contains("inotify"))
+        });
+        child
+    }
+}
+
+fn finish(command: &mut Command) -> Output {
+    let mut child = command.spawn().expect("it starts");
+    let code = wait(&mut child);
+    let output = child.wait_with_output().expect("its output");
+    assert_eq!(output.status.code(), code);
+    output
+}
+
+/// The exit status of a child, in bounded time.
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("it does not end");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+}
+
+/// Gone, or a zombie that somebody else has to see to.
+fn is_gone(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    test_kill_process(pid).is_err() || stat.map_or(true, |stat| stat.contains(") Z"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.expect("a clock").as_secs()
+}
+
+/// When a process was started, in clock ticks: of an old lock whose holder was started only now, or
+/// with the system, nobody else would think that it is alive.
+fn start_of(pid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
+    fields.split(' ').nth(19).expect("a start").to_owned()
+}
+
+fn age(path: &Path, seconds: u64) {
+    let then = SystemTime::now() - Duration::from_secs(seconds);
+    let file = File::options().write(true).open(path).expect("a file");
+    file.set_modified(then).expect("a time");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tables
+
+/// One run of a program over one lock file.
+struct Row {
+    /// What stands in `f` before; `None` for nothing.
+    file: Option<&'static str>,
+    arguments: &'static str,
+    code: i32,
+    stdout: &'static str,
+    stderr: &'static str,
+    /// Whether there is an `f` afterwards.
+    is_left: bool,
+}
+
+const fn row(
+    file: Option<&'static str>,
+    arguments: &'static str,
+    code: i32,
+    stdout: &'static str,
+    stderr: &'static str,
+    is_left: bool,
+) -> Row {
+    Row {
+        file,
+        arguments,
+        code,
+        stdout,
+        stderr,
+        is_left,
+    }
+}
+
+/// A lock of this process, of process 1, of nobody; young and old; and what is none.
+const MINE: Option<&str> = Some("pid={me}\ntimestamp={now}\ntag=build 7\n");
+const ANOTHERS: Option<&str> = Some("pid=1\ntimestamp={now}\n");
+const DEAD: Option<&str> = Some("pid=99999999\ntimestamp={now}\n");
+const STALE: Option<&str> = Some("pid=99999999\ntimestamp={old}\ntag=gone\n");
+const OLD_AND_ALIVE: Option<&str> = Some("pid=1\ntimestamp={old}\nx-start={start}\n");
+const EMPTY: Option<&str> = Some("");
+const NOTHING: Option<&str> = None;
+
+fn play(program: &str, rows: &[Row]) {
+    for row in rows {
+        let place = Place::new();
+        let (now, old) = (now(), now() - TWO_HOURS);
+        let filled = |text: &str| {
+            text.replace("{me}", &std::process::id().to_string())
+                .replace("{now}", &now.to_string())
+                .replace("{old}", &old.to_string())
+                .replace("{start}", &start_of(1))
+        };
+        if let Some(file) = row.file {
+            place.write("f", &filled(file));
+        }
+        let arguments: Vec<String> = row.arguments.split(' ').map(filled).collect();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = finish(&mut place.command(program, &arguments));
+        let what = format!("{program} {} with {:?}", row.arguments, row.file);
+        let said = (text(&output.stdout), text(&output.stderr));
+        let (stdout, stderr) = (timeless(&said.0, now), timeless(&said.1, now));
+        assert_eq!(stdout, timeless(&filled(row.stdout), now), "{what}: stdout");
+        assert_eq!(stderr, timeless(&filled(row.stderr), now), "{what}: stderr");
+        assert_eq!(output.status.code(), Some(row.code), "{what}");
+        assert_eq!(place.path("f").exists(), row.is_left, "{what}: f");
+        let rest: Vec<String> = place
+            .names()
+            .into_iter()
+            .filter(|name| name != "f")
+            .collect();
+        assert_eq!(rest, [""; 0], "{what}");
+    }
+}
+
+/// The same without what depends on when a second begins: ages, and the time of a grant.
+fn timeless(text: &str, now: u64) -> String {
+    let mut text = text.to_owned();
+    for later in 0..20 {
+        text = text.replace(&(now + later).to_string(), "NOW");
+    }
+    for key in ["age: ", "Age: ", "\"age\":"] {
+        let mut parts = text.split(key);
+        let mut without = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+            without.push_str(&format!("{key}N{rest}"));
+        }
+        text = without;
+    }
+    text
+}
+
+const HELD_BY_ME: &str =
+    "Lock already held\n  Holder PID: {me}\n  Path: f\n  Tag: build 7\n  Age: 0s\n";
+const TIMEOUT_BY_ME: &str =
+    "Timeout waiting for lock\n  Holder PID: {me}\n  Path: f\n  Tag: build 7\n  Age: 0s\n";
+const HELD_JSON: &str = "{\"locked\":true,\"pid\":{me},\"since\":{now}}\n";
+
+#[test]
+fn try_and_acquire_say_what_their_users_rely_on() {
+    play(
+        "sema",
+        &[
+            row(NOTHING, "try f", 0, "Lock acquired: f\n", "", true),
+            row(NOTHING, "try f --json", 0, "Lock acquired: f\n", "", true),
+            row(NOTHING, "try f -q", 0, "", "", true),
+            row(NOTHING, "--quiet try --tag=x f", 0, "", "", true),
+            row(MINE, "try f", 1, "", HELD_BY_ME, true),
+            row(MINE, "try f -q", 1, "", "", true),
+            row(MINE, "try f --json", 1, HELD_JSON, "", true),
+            row(MINE, "try -q --json f", 1, HELD_JSON, "", true),
+            row(
+                EMPTY,
+                "try f",
+                1,
+                "",
+                "Lock already held\n  Path: f\n  Note: contents unreadable\n",
+                true,
+            ),
+            row(
+                EMPTY,
+                "try f --json",
+                1,
+                "{\"locked\":true,\"pid\":0,\"since\":0,\"error\":\"contents unreadable\"}\n",
+                "",
+                true,
+            ),
+            row(NOTHING, "acquire f", 0, "Lock acquired: f\n", "", true),
+            row(
+                NOTHING,
+                "acquire f --timeout 0",
+                0,
+                "Lock acquired: f\n",
+                "",
+                true,
+            ),
+            row(MINE, "acquire f --timeout 0", 1, "", TIMEOUT_BY_ME, true),
+            row(MINE, "acquire f --timeout=20ms", 1, "", TIMEOUT_BY_ME, true),
+            row(MINE, "acquire f --timeout 0.02 -q", 1, "", "", true),
+            row(
+                MINE,
+                "acquire f --timeout 0 --json",
+                1,
+                HELD_JSON,
+                TIMEOUT_BY_ME,
+                true,
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_lock_is_stale_by_age_unless_its_holder_is_provably_alive() {
+    const GRANTED: &str = "Lock acquired: f\n";
+    const HELD: &str = "Lock already held\n  Holder PID: 1\n  Path: f\n  Age: 0s\n";
+    const DEAD_HELD: &str = "Lock already held\n  Holder PID: 99999999\n  Path: f\n  Age: 0s\n";
+    const STALE_HELD: &str =
+        "Lock already held\n  Holder PID: 99999999\n  Path: f\n  Tag: gone\n  Age: 0s\n";
+    play(
+        "sema",
+        &[
+            row(STALE, "try f", 0, GRANTED, "", true),
+            row(STALE, "acquire f", 0, GRANTED, "", true),
+            row(STALE, "try f --stale 3h", 1, "", STALE_HELD, true),
+            row(STALE, "try f --stale 0", 1, "", STALE_HELD, true),
+            row(STALE, "try f --stale=90m", 0, GRANTED, "", true),
+            row(DEAD, "try f", 1, "", DEAD_HELD, true),
+            row(OLD_AND_ALIVE, "try f", 1, "", HELD, true),
+            row(
+                OLD_AND_ALIVE,
+                "try f --stale-rule age-and-liveness",
+                1,
+                "",
+                HELD,
+                true,
+            ),
+            row(
+                OLD_AND_ALIVE,
+                "try f --stale-rule age",
+                0,
+                GRANTED,
+                "",
+                true,
+            ),
+            row(ANOTHERS, "try f --stale-rule age", 1, "", HELD, true),
+        ],
+    );
+}
+
+#[test]
+fn release_gives_back_what_is_not_provably_somebody_elses() {
+    const RELEASED: &str = "Lock released: f\n";
+    const REFUSED: &str = "Lock held by different process\n  Holder PID: 1\n  Path: f\n  Age: 0s\n";
+    const UNREADABLE: &str = "Lock not released\n  Path: f\n  Note: contents unreadable\n";
+    const TOKEN: Option<&str> = Some("pid=1\ntimestamp={now}\nx-token=abc\n");
+    play(
+        "sema",
+        &[
+            row(NOTHING, "release f", 0, RELEASED, "", false),
+            row(NOTHING, "release f -q", 0, "", "", false),
+            row(MINE, "release f", 0, RELEASED, "", false),
+            row(DEAD, "release f", 0, RELEASED, "", false),
+            row(STALE, "release f", 0, RELEASED, "", false),
+            row(ANOTHERS, "release f", 1, "", REFUSED, true),
+            row(ANOTHERS, "release f -q", 1, "", "", true),
+            row(
+                ANOTHERS,
+                "release f --json",
+                1,
+                "{\"locked\":true,\"pid\":1,\"since\":{now}}\n",
+                "",
+                true,
+            ),
+            row(ANOTHERS, "release f --force", 0, RELEASED, "", false),
+            row(ANOTHERS, "release f --pid 1", 0, RELEASED, "", false),
+            row(ANOTHERS, "release f --pid 2", 1, "", REFUSED, true),
+            row(DEAD, "release --pid={me} f -q", 1, "", "", true),
+            row(TOKEN, "release f --token abc", 0, RELEASED, "", false),
+            row(TOKEN, "release f --token abd", 1, "", REFUSED, true),
+            row(MINE, "release f --token abc -q", 1, "", "", true),
+            row(EMPTY, "release f", 1, "", UNREADABLE, true),
+            row(EMPTY, "release f --force", 0, RELEASED, "", false),
+        ],
+    );
+}
+
+#[test]
+fn status_shows_a_line_for_each_thing_it_knows() {
+    const FREE: &str = "locked: false\n";
+    const MINE_TEXT: &str = "locked: true\npid: {me}\ntimestamp: {now}\ntag: build 7\nage: 0s\n\
+                             alive: yes\nstale: no\n";
+    play(
+        "sema",
+        &[
+            row(NOTHING, "status f", 0, FREE, "", false),
+            row(NOTHING, "status f --json", 0, "{\"locked\":false}\n", "", false),
+            row(MINE, "status f", 1, MINE_TEXT, "", true),
+            row(MINE, "status f -q", 1, MINE_TEXT, "", true),
+            row(
+                MINE,
+                "status f --json",
+                1,
+                "{\"locked\":true,\"pid\":{me},\"timestamp\":{now},\"tag\":\"build 7\",\"age\":0,\
+                 \"alive\":\"yes\",\"stale\":false,\"token\":null}\n",
+                "",
+                true,
+            ),
+            row(
+                STALE,
+                "status f",
+                1,
+                "locked: true\npid: 99999999\ntimestamp: {old}\ntag: gone\nage: 0s\nalive: no\nstale: yes\n",
+                "",
+                true,
+            ),
+            row(
+                Some("pid=99999999\ntimestamp={old}\nx-token=k\nx-host=elsewhere\nx-boot=b\n"),
+                "status f --json --stale 0",
+                1,
+                "{\"locked\":true,\"pid\":99999999,\"timestamp\":{old},\"tag\":null,\"age\":0,\
+                 \"alive\":\"unknown\",\"stale\":false,\"token\":\"k\"}\n",
+                "",
+                true,
+            ),
+            row(
+                Some("pid=7\ngarbage"),
+                "status f",
+                1,
+                "locked: true\nerror: contents unreadable\npid: 7\nalive: unknown\nstale: no\n",
+                "",
+                true,
+            ),
+            row(
+                EMPTY,
+                "status f --json",
+                1,
+                "{\"locked\":true,\"error\":\"contents unreadable\",\"pid\":null,\"timestamp\":null,\
+                 \"tag\":null,\"age\":null,\"alive\":\"unknown\",\"stale\":false,\"token\":null}\n",
+                "",
+                true,
+            ),
+        ],
+    );
+}
+
+#[test]
+fn wait_and_clean_see_staleness() {
+    const FREE: &str = "Lock is free: f\n";
+    const TIMEOUT: &str =
+        "Timeout waiting for lock to be released\n  Holder PID: {me}\n  Path: f\n  \
+                           Tag: build 7\n  Age: 0s\n";
+    play(
+        "sema",
+        &[
+            row(NOTHING, "wait f", 0, FREE, "", false),
+            row(NOTHING, "wait f -q", 0, "", "", false),
+            row(STALE, "wait f", 0, FREE, "", true),
+            row(MINE, "wait f --timeout 20ms", 1, "", TIMEOUT, true),
+            row(MINE, "wait f --timeout 0 -q", 1, "", "", true),
+            row(MINE, "wait f --timeout 0 --json -q", 1, HELD_JSON, "", true),
+            row(STALE, "clean f", 0, "Stale lock removed: f\n", "", false),
+            row(STALE, "clean f -q", 0, "", "", false),
+            row(
+                STALE,
+                "clean f --json",
+                0,
+                "{\"cleaned\":true,\"temporaries\":0}\n",
+                "",
+                false,
+            ),
+            row(
+                STALE,
+                "clean f --stale 0",
+                0,
+                "Nothing to clean: f\n",
+                "",
+                true,
+            ),
+            row(
+                MINE,
+                "clean f --force",
+                0,
+                "Nothing to clean: f\n",
+                "",
+                true,
+            ),
+            row(
+                OLD_AND_ALIVE,
+                "clean f --json",
+                0,
+                "{\"cleaned\":false,\"temporaries\":0}\n",
+                "",
+                true,
+            ),
+            row(EMPTY, "clean f", 0, "Nothing to clean: f\n", "", true),
+            row(NOTHING, "clean f", 0, "Nothing to clean: f\n", "", false),
+        ],
+    );
+}
+
+#[test]
+fn as_semats_it_speaks_as_semats() {
+    const FAILED: &str = "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\n\
+                          holderPid: {me}\nlockedSince: {now}\n";
+    const TIMEOUT: &str =
+        "status: failed\ntype: TIMEOUT\nmessage: Timeout waiting for lock after 20ms\n";
+    const DENIED: &str = "status: failed\ntype: PERMISSION_DENIED\n\
+                          message: Lock held by different process (PID 1)\nholderPid: 1\n";
+    const NOT_LOCKED: &str = "status: failed\ntype: NOT_LOCKED\nmessage: Lock not held\n";
+    const ACQUIRED: &str = "status: acquired\npid: {me}\ntimestamp: {now}\ntag: undefined\n";
+    const FREE: &str =
+        "locked: false\ninfo: null\nisStale: false\nisOwnedByCurrentProcess: false\n";
+    let rows = [
+        row(NOTHING, "try-acquire f", 0, ACQUIRED, "", true),
+        row(NOTHING, "acquire f --nonsense -x", 0, ACQUIRED, "", true),
+        row(NOTHING, "-t x acquire --timeout abc f and more", 0,
+            "status: acquired\npid: {me}\ntimestamp: {now}\ntag: x\n", "", true),
+        row(NOTHING, "try-acquire f --tag", 0, ACQUIRED, "", true),
+        row(NOTHING, "try-acquire f -j --tag=x", 0,
+            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now},\n  \"tag\": \"x\"\n}\n",
+            "", true),
+        row(NOTHING, "-j acquire f", 0,
+            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now}\n}\n", "", true),
+        row(MINE, "try-acquire f", 1, FAILED, "", true),
+        row(EMPTY, "try-acquire f", 1,
+            "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\nholderPid: undefined\n\
+             lockedSince: undefined\n", "", true),
+        row(EMPTY, "try-acquire f --json", 1,
+            "{\n  \"status\": \"failed\",\n  \"type\": \"ALREADY_LOCKED\",\n  \
+             \"message\": \"Lock already held\"\n}\n", "", true),
+        row(STALE, "try-acquire f", 0, ACQUIRED, "", true),
+        row(OLD_AND_ALIVE, "try-acquire f", 1,
+            "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\nholderPid: 1\n\
+             lockedSince: {old}\n", "", true),
+        row(MINE, "acquire f --timeout 20", 1, "", TIMEOUT, true),
+        row(MINE, "acquire f --timeout 20 -v", 1, "",
+            "[INFO] Acquiring lock: f\nstatus: failed\ntype: TIMEOUT\n\
+             message: Timeout waiting for lock after 20ms\n", true),
+        row(NOTHING, "try-acquire -v f", 0, ACQUIRED, "[INFO] Trying to acquire lock: f\n", true),
+        row(MINE, "release f", 0, "status: released\n", "", false),
+        row(MINE, "release --verbose f -j", 0, "{\n  \"status\": \"released\"\n}\n",
+            "[INFO] Releasing lock: f\n", false),
+        row(ANOTHERS, "release f", 1, "", DENIED, true),
+        row(ANOTHERS, "release f -f", 0, "status: released\n", "", false),
+        row(NOTHING, "release f", 1, "", NOT_LOCKED, false),
+        row(NOTHING, "release f --force", 1, "", NOT_LOCKED, false),
+        row(EMPTY, "release f", 1, "",
+            "status: failed\ntype: PERMISSION_DENIED\n\
+             message: Lock held by different process (PID undefined)\nholderPid: undefined\n", true),
+        row(NOTHING, "status f", 0, FREE, "", false),
+        row(MINE, "status f", 0,
+            "locked: true\ninfo: {\"pid\":{me},\"timestamp\":{now},\"tag\":\"build 7\"}\nisStale: false\n\
+             isOwnedByCurrentProcess: true\n", "", true),
+        row(OLD_AND_ALIVE, "status f", 0,
+            "locked: true\ninfo: {\"pid\":1,\"timestamp\":{old}}\nisStale: true\n\
+             isOwnedByCurrentProcess: false\n", "", true),
+        row(EMPTY, "status f", 0,
+            "locked: true\ninfo: null\nisStale: false\nisOwnedByCurrentProcess: false\n", "", true),
+        row(ANOTHERS, "status f -j", 0,
+            "{\n  \"locked\": true,\n  \"info\": {\n    \"pid\": 1,\n    \"timestamp\": {now}\n  },\n  \
+             \"isStale\": false,\n  \"isOwnedByCurrentProcess\": false\n}\n", "", true),
+        row(STALE, "clean f", 0, "cleaned: true\n", "", false),
+        row(MINE, "clean f -v", 0, "cleaned: false\n", "[INFO] Cleaning stale locks: f\n", true),
+        row(EMPTY, "clean f --json", 0, "{\n  \"cleaned\": false\n}\n", "", true),
+        row(NOTHING, "release", 1, "", "Error: Lock path is required\n", false),
+        row(NOTHING, "acquire nowhere/f", 1, "", "Error: Parent directory does not exist: nowhere\n",
+            false),
+    ];
+    play("semats", &rows);
+    play("/usr/bin/file-semaphore-ts", &rows[..3]);
+
+    let place = Place::new();
+    let usage = "Usage: semats COMMAND PATH [OPTIONS]\n";
+    for (arguments, code, stdout, stderr) in [
+        (&[][..], 1, usage, ""),
+        (&["-h"], 0, usage, ""),
+        (&["acquire", "f", "--help"], 0, usage, ""),
+        (&["lock", "f"], 1, "", "Unknown command: lock\n"),
+        (&["acquire", " "], 1, "", "Error: Path cannot be empty\n"),
+        (
+            &["acquire", "a/../f"],
+            1,
+            "",
+            "Error: It contains `..`: a/../f\n",
+        ),
+    ] {
+        let output = finish(&mut place.command("semats", arguments));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let starts = |text: &[u8], start: &str| {
+            self::text(text).starts_with(start) && text.is_empty() == start.is_empty()
+        };
+        assert!(starts(&output.stdout, stdout), "{arguments:?}: {output:?}");
+        assert!(starts(&output.stderr, stderr), "{arguments:?}: {output:?}");
+    }
+    assert_eq!(place.names(), [""; 0]);
+}
+
+#[test]
+fn bad_usage_is_said_in_one_line_and_touches_nothing() {
+    let place = Place::new();
+    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    let before = place.content();
+    for (arguments, reason) in [
+        (&[][..], "missing command"),
+        (&["--json"], "missing command"),
+        (&["try"], "missing lock path"),
+        (&["lock", "g"], "unknown command: lock"),
+        (&["TRY", "g"], "unknown command: TRY"),
+        (&["try", "g", "--bogus"], "unknown option: --bogus"),
+        (&["try", "g", "--bogus=1"], "unknown option: --bogus"),
+        (&["try", "g", "-x"], "unknown option: -x"),
+        (&["try", "g", "--ta\u{1b}g"], "unknown option: --ta\\x1bg"),
+        (&["try", "g", "--timeout"], "--timeout requires a value"),
+        (&["try", "g", "--stale"], "--stale requires a value"),
+        (&["try", "g", "--tag"], "--tag requires a value"),
+        (&["try", "g", "--timeout", "abc"], "invalid timeout value"),
+        (&["try", "g", "--timeout", "-1"], "invalid timeout value"),
+        (&["try", "g", "--timeout="], "invalid timeout value"),
+        (&["try", "g", "--timeout", "1d"], "invalid timeout value"),
+        (
+            &["try", "g", "--stale", "1 h"],
+            "invalid stale timeout value",
+        ),
+        (
+            &["try", "g", "--stale-rule", "young"],
+            "invalid stale-rule value",
+        ),
+        (&["try", "g", "--mode", "8"], "invalid mode value"),
+        (&["try", "g", "--mode", "1777"], "invalid mode value"),
+        (&["try", "g", "--mode", "+644"], "invalid mode value"),
+        (&["try", "g", "--pid", "0"], "invalid pid value"),
+        (&["try", "g", "--pid", "4294967295"], "invalid pid value"),
+        (&["try", "g", "--token", "a b"], "invalid token value"),
+        (&["try", "g", "--slots", "0"], "invalid slots value"),
+        (&["try", "g", "--slots", "1025"], "invalid slots value"),
+        (&["try", "g", "--json=yes"], "--json takes no value"),
+        (&["try", "g", "--settle", "now"], "invalid settle value"),
+        (&["try", "g", "--force"], "--force is no option of try"),
+        (
+            &["status", "g", "--slots", "2"],
+            "--slots is no option of status",
+        ),
+        (
+            &["wait", "g", "-E", "2"],
+            "--busy-status is no option of wait",
+        ),
+        (&["try", "g", "h"], "unexpected argument: h"),
+        (&["try", "g", "--", "h"], "unexpected argument: h"),
+        (&["run", "g"], "missing command to run, after --"),
+        (&["run", "g", "--"], "missing command to run, after --"),
+        (
+            &["run", "g", "-E", "256", "--", "true"],
+            "invalid busy-status value",
+        ),
+        (
+            &["run", "g", "--on-lost", "x", "--", "true"],
+            "invalid on-lost value",
+        ),
+        (&["run", "--", "true"], "missing lock path"),
+        (&["try", ""], "Invalid path: it is empty"),
+        (&["try", "  "], "Invalid path: it is empty"),
+        (
+            &["release", "f/../f"],
+            "Invalid path: it contains `..`: f/../f",
+        ),
+        (&["release", "./"], "Invalid path: it names a directory: ./"),
+    ] {
+        let output = place.sema(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        let expected = format!("Error: {reason}\n\nUsage: sema COMMAND PATH [OPTIONS]\n");
+        assert!(stderr.starts_with(&expected), "{arguments:?}: {stderr}");
+        assert!(stderr.lines().count() <= 5, "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert_eq!(place.content(), before, "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_the_system_refuses_is_3_and_says_where() {
+    let place = Place::new();
+    fs::create_dir(place.path("directory")).expect("a directory");
+    let long = "x".repeat(500);
+    for (arguments, reason) in [
+        (
+            &["try", "nowhere/f"][..],
+            "Invalid path: parent directory does not exist: nowhere",
+        ),
+        (
+            &["release", "directory"],
+            "IO error: directory: not a regular file",
+        ),
+        (
+            &["release", "directory", "--force"],
+            "IO error: directory: not a regular file",
+        ),
+        (&["try", &long], &format!("IO error: {long}: ")),
+        (&["wait", "/proc/nothing"], ""),
+    ] {
+        let output = place.sema(arguments);
+        let stderr = text(&output.stderr);
+        if reason.is_empty() {
+            assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with(&format!("Error: {reason}")), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    assert_eq!(place.status(&["try", "directory"]), 1);
+    assert_eq!(place.names(), ["directory"]);
+}
+
+#[test]
+fn a_grant_that_cannot_be_told_is_given_back() {
+    let place = Place::new();
+    for command in ["try", "acquire"] {
+        let full = File::options().write(true).open("/dev/full");
+        let mut program = place.command("sema", &[command, "f"]);
+        let output = finish(program.stdout(full.expect("/dev/full")));
+        assert_eq!(output.status.code(), Some(3), "{command}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.starts_with("Error: standard output: "), "{stderr}");
+        assert_eq!(place.names(), [""; 0], "{command}");
+    }
+}
+
+#[test]
+fn help_and_version_go_to_stdout_wherever_they_stand() {
+    let place = Place::new();
+    for arguments in [
+        &["-h"][..],
+        &["--help"],
+        &["try", "f", "-h"],
+        &["try", "f", "--tag", "--help"],
+    ] {
+        let output = place.sema(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert!(text(&output.stdout).starts_with("Usage: sema COMMAND PATH"));
+        assert!(output.stderr.is_empty());
+    }
+    for arguments in [&["-V"][..], &["run", "f", "--version", "--", "true"]] {
+        let output = place.sema(arguments);
+        let version = format!("file-semaphore {}\n", env!("CARGO_PKG_VERSION"));
+        assert_eq!(text(&output.stdout), version);
+        assert_eq!(output.status.code(), Some(0));
+    }
+    assert_eq!(place.names(), [""; 0]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What stands in the files
+
+#[test]
+fn a_record_begins_with_the_lines_that_all_know() {
+    let place = Place::new();
+    let before = now();
+    assert_eq!(place.status(&["try", "f", "--tag", "build 7"]), 0);
+    let record = place.read("f");
+    let lines: Vec<&str> = record.split('\n').collect();
+    assert_eq!(lines[0], format!("pid={}", std::process::id()));
+    let timestamp = lines[1].strip_prefix("timestamp=").expect("a timestamp");
+    assert_eq!(timestamp.len(), 10);
+    let timestamp: u64 = timestamp.parse().expect("a number");
+    assert!((before..=now()).contains(&timestamp));
+    assert_eq!(lines[2], "tag=build 7");
+    let (last, ours) = lines[3..].split_last().expect("a last line");
+    assert_eq!(*last, "", "it ends with a line break");
+    assert!(ours.iter().all(|line| line.starts_with("x-")), "{record}");
+    assert!(!record.contains("x-live"), "nobody has it locked: {record}");
+
+    assert_eq!(place.status(&["try", "g"]), 0);
+    assert!(!place.read("g").contains("tag="));
+    assert_eq!(place.status(&["try", "h", "--tag", ""]), 0);
+    assert!(place.read("h").contains("\ntag=\n"));
+}
+
+#[test]
+fn a_tag_cannot_forge_lines_nor_reach_the_terminal() {
+    let place = Place::new();
+    assert_eq!(
+        place.status(&["try", "f", "--tag", "a\npid=1\r\u{1b}[31m\u{9b}m"]),
+        0
+    );
+    assert!(place.read("f").contains("tag=a pid=1  [31m m\n"));
+
+    let evil = "\u{1b}]0;x\u{7}\u{9b}\"\\ж";
+    place.write("g", &format!("pid=1\ntimestamp={}\ntag={evil}\n", now()));
+    let shown = "tag: \\x1b]0;x\\x07\\xc2\\x9b\"\\ж\n";
+    assert!(text(&place.sema(&["status", "g"]).stdout).contains(shown));
+    assert!(text(&place.sema(&["try", "g"]).stderr).contains(&shown.replace("tag", "Tag")));
+    let semats = finish(&mut place.command("semats", &["status", "g"]));
+    assert!(!text(&semats.stdout).contains(['\u{1b}', '\u{7}', '\u{9b}']));
+    let json = text(&place.sema(&["status", "g", "--json"]).stdout);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["tag"], evil);
+}
+
+#[test]
+fn the_mode_of_a_lock_file_is_0644_or_what_was_asked_for() {
+    let place = Place::new();
+    let output = place.script(
+        "umask 022; sema try a -q; sema try b --mode 0666 -q; sema try c --mode=600 -q; \
+         umask 077; sema try d -q; umask 000; semats try-acquire e",
+    );
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    for (name, mode) in [
+        ("a", 0o644),
+        ("b", 0o644),
+        ("c", 0o600),
+        ("d", 0o600),
+        ("e", 0o600),
+    ] {
+        let found = fs::metadata(place.path(name))
+            .expect("a file")
+            .permissions();
+        assert_eq!(found.mode() & 0o7777, mode, "{name}");
+    }
+}
+
+#[test]
+fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
+    let place = Place::new();
+    let output = place.script(
+        "sema try f -q && grep -qx pid=$$ f && sema try f -q; echo $?\n\
+         sema release f && sema try f -q --pid 1 && grep -qx pid=1 f; echo $?\n\
+         sema release f -q; echo $?; sema release f -q --pid 1; echo $?\n\
+         semats try-acquire f >/dev/null && grep -qx pid=$$ f && semats release f; echo $?\n\
+         sema try f -q --token t; sh -c 'sema release f -q; echo $?; sema release f -q --token t; echo $?'",
+    );
+    assert_eq!(
+        text(&output.stdout),
+        "1\nLock released: f\n0\n1\n0\nstatus: released\n0\n1\n0\n",
+        "{output:?}"
+    );
+}
+
+#[test]
+fn a_lock_of_a_script_that_has_ended_is_free_for_the_next_who_releases() {
+    let place = Place::new();
+    place.script("sema try f; true");
+    assert_eq!(place.status(&["try", "f"]), 1, "it is not old");
+    let status = text(&place.sema(&["status", "f"]).stdout);
+    assert!(status.contains("alive: no\nstale: no\n"), "{status}");
+    assert_eq!(place.status(&["release", "f"]), 0);
+}
+
+#[test]
+fn clean_removes_what_crashes_have_left_and_nothing_else() {
+    let place = Place::new();
+    let orphans = [".sema-0123456789abcdef~", "f.99999999.0123456789abcdef.tmp"];
+    let mine = format!("f.{}.0123456789abcdef.tmp", std::process::id());
+    let others = [
+        ".sema-0123456789abcdeg~",
+        "f.backup.tmp",
+        "f.99999999.0123456789abcde.tmp",
+        "g.99999999.0123456789abcdef.tmp",
+        &mine,
+    ];
+    for name in orphans.iter().chain(&others) {
+        place.write(name, "x");
+        age(&place.path(name), TWO_HOURS);
+    }
+    let young = [".sema-fedcba9876543210~", "f.99999999.fedcba9876543210.tmp"];
+    for name in young {
+        place.write(name, "x");
+    }
+    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    let output = place.sema(&["clean", "f"]);
+    assert_eq!(
+        text(&output.stdout),
+        "Stale lock removed: f\nTemporary files removed: 2\n"
+    );
+    let mut expected: Vec<&str> = others.iter().chain(&young).copied().collect();
+    expected.sort_unstable();
+    assert_eq!(place.names(), expected);
+}
+
+#[test]
+fn an_unreadable_lock_is_stale_by_the_age_of_its_file() {
+    let place = Place::new();
+    place.write("f", "garbage");
+    assert_eq!(place.status(&["try", "f"]), 1);
+    age(&place.path("f"), TWO_HOURS);
+    assert_eq!(place.status(&["try", "f", "--stale", "3h"]), 1);
+    assert_eq!(place.status(&["try", "f"]), 0);
+    assert!(place.read("f").starts_with("pid="));
+}
+
+#[test]
+fn slots_are_as_many_locks() {
+    let place = Place::new();
+    for slot in 0..3 {
+        let output = place.sema(&["try", "pool", "--slots", "3"]);
+        assert_eq!(
+            text(&output.stdout),
+            format!("Lock acquired: pool.{slot}.lock\n")
+        );
+    }
+    let output = place.sema(&["try", "--slots=3", "pool"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("\n  Path: pool.0.lock\n"));
+    let mut waiting = place.waiting(&["acquire", "pool", "--slots", "3"]);
+    assert_eq!(place.status(&["release", "pool.1.lock"]), 0);
+    assert_eq!(wait(&mut waiting), Some(0));
+    let output = waiting.wait_with_output().expect("its output");
+    assert_eq!(text(&output.stdout), "Lock acquired: pool.1.lock\n");
+    assert_eq!(
+        place.status(&["acquire", "pool", "--slots", "3", "--timeout", "0"]),
+        1
+    );
+    let output = place.sema(&[
+        "run",
+        "pool",
+        "--slots",
+        "4",
+        "--",
+        "sh",
+        "-c",
+        "echo $SEMA_PATH",
+    ]);
+    assert_eq!(text(&output.stdout), "pool.3.lock\n");
+    assert_eq!(place.names(), ["pool.0.lock", "pool.1.lock", "pool.2.lock"]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Waiting
+
+#[test]
+fn a_wait_ends_when_the_lock_is_released() {
+    for command in ["wait", "acquire"] {
+        let place = Place::new();
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let mut child = place.waiting(&[command, "f"]);
+        fs::remove_file(place.path("f")).expect("it is there");
+        assert_eq!(wait(&mut child), Some(0), "{command}");
+        assert_eq!(place.path("f").exists(), command == "acquire");
+    }
+}
+
+#[test]
+fn a_wait_ends_when_the_holder_of_an_old_lock_dies() {
+    for command in ["wait", "acquire"] {
+        let place = Place::new();
+        let mut holder = Command::new("sleep").arg("60").spawn().expect("sleep");
+        let record = format!(
+            "pid={}\ntimestamp={}\nx-start={}\n",
+            holder.id(),
+            now() - TWO_HOURS,
+            start_of(holder.id())
+        );
+        place.write("f", &record);
+        assert_eq!(place.status(&["try", "f"]), 1, "it is alive");
+        let mut child = place.waiting(&[command, "f"]);
+        holder.kill().expect("it runs");
+        holder.wait().expect("its status");
+        assert_eq!(wait(&mut child), Some(0), "{command}");
+    }
+}
+
+#[test]
+fn a_wait_ends_when_the_lock_becomes_stale() {
+    for command in ["wait", "acquire"] {
+        let place = Place::new();
+        let start = Instant::now();
+        place.write("f", &format!("pid={NOBODY}\ntimestamp={}\n", now()));
+        assert_eq!(
+            place.status(&[command, "f", "--stale", "1s"]),
+            0,
+            "{command}"
+        );
+        assert!(start.elapsed() > Duration::from_secs(1), "{command}");
+    }
+}
+
+#[test]
+fn a_wait_for_what_it_cannot_have_does_not_spin() {
+    let place = Place::new();
+    // Stale by its looks, but somebody has it locked.
+    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    let file = File::open(place.path("f")).expect("a file");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+    let mut child = place.waiting(&["acquire", "f"]);
+    thread::sleep(Duration::from_millis(1500));
+    let switches = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
+    let switches: u64 = switches
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+        .and_then(|count| count.trim().parse().ok())
+        .expect("a number");
+    assert!(switches < 150, "it slept {switches} times in 1.5 s");
+    drop(file);
+    assert_eq!(wait(&mut child), Some(0));
+}
+
+// ---------------------------------------------------------------------------------------------
+// A command under a lock
+
+#[test]
+fn the_commands_exit_status_and_streams_pass_through() {
+    let place = Place::new();
+    let script = "cat; echo $SEMA_PATH >&2; grep -q x-live=flock f && exit 7";
+    let mut child = place
+        .command(
+            "sema",
+            &["run", "f", "--tag", "t", "--", "sh", "-c", script],
+        )
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sema starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(b"in and out").expect("it reads");
+    drop(stdin);
+    assert_eq!(wait(&mut child), Some(7));
+    let output = child.wait_with_output().expect("its output");
+    let said = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((said.0.as_str(), said.1.as_str()), ("in and out", "f\n"));
+    for (arguments, expected) in [
+        (&["run", "f", "--", "true"][..], 0),
+        (&["run", "--", "true"], 2),
+        (&["run", "f", "--", "sh", "-c", "kill -KILL $$"], 137),
+        (&["run", "f", "--", "/nowhere/at/all"], 127),
+        (&["run", "f", "--", "/etc/passwd"], 126),
+        (&["run", "nowhere/f", "--", "true"], 3),
+        (&["run", "f", "--", "-h"], 127),
+    ] {
+        assert_eq!(place.status(arguments), expected, "{arguments:?}");
+        assert_eq!(place.names(), [""; 0], "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_lock_that_somebody_has_is_1_or_what_was_asked_for() {
+    let place = Place::new();
+    place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+    for (arguments, code, line) in [
+        (
+            &["run", "f", "--timeout", "0", "--", "true"][..],
+            1,
+            "Lock already held\n  Holder PID: 1\n",
+        ),
+        (
+            &["run", "f", "--timeout", "50ms", "--", "true"],
+            1,
+            "Timeout waiting for lock\n  Holder PID: 1\n",
+        ),
+        (
+            &["run", "f", "-E", "75", "--timeout=0", "--", "true"],
+            75,
+            "Lock already held\n",
+        ),
+        (
+            &[
+                "run",
+                "f",
+                "--busy-status=0",
+                "-q",
+                "--timeout=0",
+                "--",
+                "false",
+            ],
+            0,
+            "",
+        ),
+    ] {
+        let output = place.sema(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let stderr = text(&output.stderr);
+        assert!(
+            stderr.starts_with(line) && stderr.is_empty() == line.is_empty(),
+            "{stderr}"
+        );
+        assert_eq!(place.names(), ["f"]);
+    }
+}
+
+#[test]
+fn signals_reach_the_command_and_the_lock_is_released() {
+    for (sent, expected) in [
+        (Signal::TERM, 143),
+        (Signal::INT, 130),
+        (Signal::HUP, 129),
+        (Signal::USR1, 138),
+    ] {
+        let place = Place::new();
+        let (mut child, command) = place.started(&[], "exec sleep 60");
+        assert_eq!(place.status(&["try", "f"]), 1);
+        signal(&child, sent);
+        assert_eq!(wait(&mut child), Some(expected), "{sent:?}");
+        assert!(is_gone(command));
+        assert_eq!(place.names(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_signal_while_waiting_leaves_nothing_behind() {
+    for (sent, expected) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::QUIT, 131)] {
+        let place = Place::new();
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let mut child = place.waiting(&["run", "f", "--", "touch", "ran"]);
+        signal(&child, sent);
+        assert_eq!(wait(&mut child), Some(expected), "{sent:?}");
+        assert_eq!(place.names(), ["f"]);
+    }
+}
+
+#[test]
+fn a_lock_that_is_granted_as_the_signal_comes_is_given_back() {
+    let place = Place::new();
+    for round in 0..40 {
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let mut child = place.waiting(&["run", "f", "--no-sync", "--", "sleep", "60"]);
+        fs::remove_file(place.path("f")).expect("it is there");
+        thread::sleep(Duration::from_micros(100 * round));
+        signal(&child, Signal::TERM);
+        assert_eq!(wait(&mut child), Some(143));
+        assert_eq!(place.names(), [""; 0]);
+    }
+}
+
+#[test]
+fn kill_9_of_sema_leaves_the_lock_with_the_command_until_it_ends() {
+    let place = Place::new();
+    let (mut child, command) = place.started(&[], "while ! [ -e go ]; do sleep 0.01; done");
+    signal(&child, Signal::KILL);
+    wait(&mut child);
+    // However old it looks.
+    thread::sleep(Duration::from_millis(2100));
+    assert!(!is_gone(command));
+    for arguments in [
+        &["try", "f", "--stale", "1"][..],
+        &["try", "f", "--stale", "1", "--stale-rule", "age"],
+        &["release", "f"],
+        &["acquire", "f", "--timeout", "200ms"],
+        &[
+            "wait",
+            "f",
+            "--timeout",
+            "0",
+            "--stale",
+            "1",
+            "--stale-rule",
+            "age",
+        ],
+    ] {
+        assert_eq!(place.status(arguments), 1, "{arguments:?}");
+    }
+    let status = text(&place.sema(&["status", "f"]).stdout);
+    assert!(status.contains("alive: yes\nstale: no\n"), "{status}");
+    assert_eq!(place.status(&["clean", "f"]), 0);
+    assert!(place.path("f").exists());
+    let mut next = place.waiting(&["acquire", "f"]);
+    place.write("go", "");
+    eventually(PATIENCE, "the command has ended", || is_gone(command));
+    // Young as it is: the kernel says that nobody holds it any more.
+    assert_eq!(wait(&mut next), Some(0));
+    assert!(!place.read("f").contains("x-live"));
+}
+
+#[test]
+fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
+    for script in ["exec sleep 60", "trap '' TERM; while :; do sleep 1; done"] {
+        let place = Place::new();
+        let (mut child, command) = place.started(&["--kill-after", "200ms"], script);
+        fs::remove_file(place.path("f")).expect("it is there");
+        assert_eq!(wait(&mut child), Some(3), "{script}");
+        assert!(is_gone(command), "{script}");
+        let output = child.wait_with_output().expect("its output");
+        assert_eq!(text(&output.stderr), "Error: the lock was lost: f\n");
+    }
+}
+
+#[test]
+fn a_lock_that_is_replaced_is_lost_and_stays_with_whoever_has_it_now() {
+    let place = Place::new();
+    let (mut child, command) = place.started(&[], "exec sleep 60");
+    let theirs = format!("pid=1\ntimestamp={}\n", now());
+    place.write("f.1.0123456789abcdef.tmp", &theirs);
+    fs::rename(place.path("f.1.0123456789abcdef.tmp"), place.path("f")).expect("a rename");
+    assert_eq!(wait(&mut child), Some(3));
+    assert!(is_gone(command));
+    assert_eq!(place.read("f"), theirs);
+    assert_eq!(place.names(), ["f"]);
+}
+
+#[test]
+fn a_lock_under_which_a_command_runs_is_released_only_by_force() {
+    let place = Place::new();
+    let (mut child, _) = place.started(&["--token", "t"], "exec sleep 60");
+    let pid = child.id().to_string();
+    for terms in [&["--quiet"][..], &["--pid", &pid], &["--token", "t"]] {
+        let arguments = [&["release", "f"], terms].concat();
+        assert_eq!(place.status(&arguments), 1, "{terms:?}");
+    }
+    assert_eq!(place.status(&["release", "f", "--force"]), 0);
+    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(place.names(), [""; 0]);
+}
+
+#[test]
+fn the_longest_times_are_no_trouble() {
+    let longest = u64::MAX.to_string();
+    let place = Place::new();
+    let options = [
+        "--kill-after",
+        &longest,
+        "--stale",
+        &longest,
+        "--timeout",
+        &longest,
+    ];
+    let (mut child, _) = place.started(&options, "exec sleep 60");
+    fs::remove_file(place.path("f")).expect("it is there");
+    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(
+        place.status(&["acquire", "f", "--timeout", &longest, "--stale", &longest]),
+        0
+    );
+    assert_eq!(place.status(&["try", "f", "--stale", &longest]), 1);
+}
+
+#[test]
+fn a_command_may_ignore_that_its_lock_is_lost() {
+    let place = Place::new();
+    let wait_for_go = "while ! [ -e go ]; do sleep 0.01; done; exit 5";
+    let (mut child, command) = place.started(&["--on-lost", "ignore"], wait_for_go);
+    fs::remove_file(place.path("f")).expect("it is there");
+    // Whoever has it now keeps it.
+    assert_eq!(place.status(&["try", "f"]), 0);
+    thread::sleep(Duration::from_millis(300));
+    assert!(!is_gone(command));
+    place.write("go", "");
+    assert_eq!(wait(&mut child), Some(5));
+    let output = child.wait_with_output().expect("its output");
+    assert_eq!(text(&output.stderr), "Lock lost: f\n");
+    assert!(place.path("f").exists());
+}
+
+#[test]
+fn the_heart_beats_while_the_command_runs() {
+    let place = Place::new();
+    let (mut child, _) = place.started(&["--stale", "3"], "while ! [ -e go ]; do sleep 0.01; done");
+    let timestamp = || {
+        let record = place.read("f");
+        let line = record.lines().nth(1).expect("a second line").to_owned();
+        let since = record
+            .lines()
+            .find_map(|line| line.strip_prefix("x-since="));
+        (line, since.expect("a time of grant").to_owned())
+    };
+    let first = timestamp();
+    eventually(PATIENCE, "the timestamp moves", || timestamp().0 != first.0);
+    let later = timestamp();
+    assert_eq!(later.1, first.1, "the time of the grant stays");
+    place.write("go", "");
+    assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn commands_under_one_lock_never_overlap() {
+    let place = Place::new();
+    let script = "echo in >> log; sleep 0.01; echo out >> log";
+    let mut children: Vec<Child> = (0..20)
+        .map(|_| {
+            let arguments = ["run", "f", "--no-sync", "--", "sh", "-c", script];
+            let mut command = place.command("sema", &arguments);
+            command.spawn().expect("sema starts")
+        })
+        .collect();
+    for child in &mut children {
+        assert_eq!(wait(child), Some(0));
+    }
+    let log = place.read("log");
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 40);
+    assert!(lines.chunks(2).all(|pair| pair == ["in", "out"]), "{log}");
+    assert_eq!(place.names(), ["log"]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Others
+
+#[test]
+fn plain_shell_scripts_take_part() {
+    let place = Place::new();
+    let output = place.script(
+        "set -C
+         (echo pid=$$ > f) 2>/dev/null; echo $?
+         sema try f -q; echo $?
+         sema status f --json | grep -c 'contents unreadable'
+         rm f
+         sema try f -q; echo $?
+         (echo pid=$$ > f) 2>/dev/null || echo taken
+         rm f
+         sema status f; sema run f -- sh -c 'set -C; (: > f) 2>/dev/null || echo taken'
+         (: > f) && echo free",
+    );
+    assert_eq!(
+        text(&output.stdout),
+        "0\n1\n1\n0\ntaken\nlocked: false\ntaken\nfree\n",
+        "{output:?}"
+    );
+}
+
+#[test]
+fn the_lock_of_a_script_line_by_line_is_read_and_ours_by_a_few_lines_of_python() {
+    let place = Place::new();
+    let output = place.script(
+        "echo \"pid=$$\" > my.lock
+         echo \"timestamp=$(date +%s)\" >> my.lock
+         echo \"tag=shell-script\" >> my.lock
+         sema status my.lock | grep -v -e timestamp -e age; sema release my.lock
+         sema try my.lock -q --tag 'a=b c'; echo $$",
+    );
+    let output = text(&output.stdout);
+    let lines: Vec<&str> = output.lines().collect();
+    let [locked, pid, tag, alive, stale, released, shell] = lines[..] else {
+        panic!("{output}")
+    };
+    assert_eq!(
+        [locked, tag, alive, stale, released],
+        [
+            "locked: true",
+            "tag: shell-script",
+            "alive: yes",
+            "stale: no",
+            "Lock released: my.lock"
+        ]
+    );
+    assert_eq!(pid, format!("pid: {shell}"));
+
+    let python = "
+import os
+def fields(path):
+    with open(path) as f:
+        return dict(line.strip().split('=', 1) for line in f if '=' in line)
+found = fields('my.lock')
+print(found['pid'], found['tag'], int(found['timestamp']) > 1700000000)
+try:
+    os.open('my.lock', os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+except FileExistsError:
+    print('held')
+os.unlink('my.lock')
+with open(os.open('my.lock', os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), 'w') as f:
+    f.write('pid=%d\\ntimestamp=%d\\ntag=python\\n' % (1, int(found['timestamp'])))
+";
+    let output = finish(
+        Command::new("python3")
+            .args(["-c", python])
+            .current_dir(place.directory.path())
+            .stdout(Stdio::piped()),
+    );
+    assert_eq!(text(&output.stdout), format!("{shell} a=b c True\nheld\n"));
+    let status = text(&place.sema(&["status", "my.lock"]).stdout);
+    assert!(
+        status.contains("pid: 1\n") && status.contains("tag: python\n"),
+        "{status}"
+    );
+}
+
+#[test]
+fn semats_and_sema_see_each_others_locks() {
+    let place = Place::new();
+    let output = place.script(
+        "semats try-acquire f --tag ts-process >/dev/null
+         sema status f | head -4; sema try f -q; echo $?
+         sema release f; file-semaphore try f -q; semats try-acquire f | head -2
+         semats release f; semats status f -j | head -2",
+    );
+    let stdout = text(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines[0], "locked: true");
+    assert!(lines[1].starts_with("pid: ") && lines[2].starts_with("timestamp: "));
+    assert_eq!(
+        lines[3..],
+        [
+            "tag: ts-process",
+            "1",
+            "Lock released: f",
+            "status: failed",
+            "type: ALREADY_LOCKED",
+            "status: released",
+            "{",
+            "  \"locked\": false,",
+        ]
+    );
+}
+
+#[test]
+fn a_path_may_be_any_bytes_and_a_link_is_not_replaced() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = Place::new();
+    let mut command = place.command("sema", &["try"]);
+    let output = finish(command.arg(OsStr::from_bytes(b"a\xff\x1b")));
+    assert_eq!(text(&output.stdout), "Lock acquired: a\\xff\\x1b\n");
+    let mut command = place.command("sema", &["run"]);
+    command.arg(OsStr::from_bytes(b"b\xff"));
+    let output = finish(command.args(["--", "sh", "-c", "test -e \"$SEMA_PATH\" && echo there"]));
+    assert_eq!(text(&output.stdout), "there\n");
+    assert_eq!(place.status(&["try", "--", "-f"]), 0);
+    assert!(place.path("-f").exists());
+
+    symlink("target", place.path("link")).expect("a link");
+    assert_eq!(place.status(&["try", "link"]), 0);
+    assert!(place.path("target").exists(), "a link of ours is followed");
+    assert_eq!(place.status(&["release", "link"]), 0);
+    assert!(!place.path("target").exists() && place.path("link").is_symlink());
+    let owner = fs::metadata(place.directory.path())
+        .expect("a directory")
+        .uid();
+    assert_eq!(owner, rustix::process::geteuid().as_raw());
+}
