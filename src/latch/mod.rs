@@ -283,7 +283,7 @@ fn stats(options: &options::Stats) -> Outcome {
                 format!("{json}\n")
             } else {
                 table::render(&json)
-                    .ok_or_else(|| failure(&server.to_string(), &Error::BadReply(json)))?
+                    .ok_or_else(|| failure(&server.to_string(), &Error::bad_reply(&json)))?
             };
         }
         if watch && !as_json && io::stdout().is_terminal() {
