@@ -378,6 +378,24 @@ fn no_time_to_end_is_too_short_or_too_long() {
 }
 
 #[test]
+fn a_server_that_stands_still_does_not_keep_latch_once_the_command_has_ended() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let go_on = directory.path().join("go-on");
+    let script = format!(
+        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done; exit 4",
+        go_on.display()
+    );
+    let (mut child, _) = started(&daemon, "k", &directory, &["--lease", "3600"], &script);
+    let _standstill = Standstill::of(&daemon);
+    fs::write(&go_on, "").expect("written");
+    let ended_at = Instant::now();
+    assert_eq!(wait(&mut child), Some(4));
+    // A reply may take ten seconds; this one never comes.
+    assert!(ended_at.elapsed() < Duration::from_secs(9));
+}
+
+#[test]
 fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() {
     let daemon = Daemon::start(&[]);
     let directory = directory();

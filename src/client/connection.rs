@@ -482,7 +482,7 @@ impl Terms {
     };
 
     /// Whether these can be sent.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         self.lease_argument()?;
         match self.limit {
             None | Some(1..=MAX_LIMIT) => Ok(()),
@@ -533,7 +533,7 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 }
 
 /// Whether a key can be sent.
-pub(super) fn check_key(key: &str) -> Result<(), Error> {
+pub(crate) fn check_key(key: &str) -> Result<(), Error> {
     let is_good = (1..=MAX_KEY_LEN).contains(&key.len()) && !key.contains([' ', '\t', '\r', '\n']);
     is_good.then_some(()).ok_or(Error::InvalidKey)
 }

@@ -42,7 +42,7 @@ mod guard;
 use std::time::{Duration, Instant};
 
 pub use address::Address;
-use connection::check_key;
+pub(crate) use connection::check_key;
 pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
 pub use error::Error;
 pub use guard::{Guard, Loss};
