@@ -270,6 +270,36 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
 }
 
 #[test]
+fn whatever_signal_ends_latch_nothing_of_the_group_is_left() {
+    let daemon = Daemon::start(&[]);
+    for sent in [
+        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "STKFLT", "ABRT", "SYS", "40",
+    ] {
+        let directory = directory();
+        let left = directory.path().join("left");
+        let script = format!(
+            "sleep 60 & echo $! > {}; eval \"$READY\"; wait",
+            left.display()
+        );
+        let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
+        let left = number_in(&left).expect("it was written before");
+        let stray = Stray(left);
+        let kill = format!("kill -{sent} {}", child.id());
+        assert!(output(Command::new("bash").args(["-c", &kill]))
+            .status
+            .success());
+        let status = wait(&mut child);
+        assert!(
+            status.is_some_and(|status| status > 128),
+            "{sent}: {status:?}"
+        );
+        assert!(is_gone(left), "{sent}");
+        std::mem::forget(stray);
+        assert!(!is_held(&daemon, "k"), "{sent}");
+    }
+}
+
+#[test]
 fn what_latch_was_told_to_ignore_the_command_ignores_too() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
