@@ -109,13 +109,20 @@ fn split_value(argument: &str) -> Option<(&str, &str)> {
     argument.split_once('=')
 }
 
-/// argh's messages run over several lines; the first says what is wrong.
+/// argh's messages run over several lines; the first says what is wrong, and may have a list after it.
 fn one_line(message: &str) -> String {
-    let line = message
+    let mut lines = message
         .lines()
         .map(str::trim)
-        .find(|line| !line.is_empty())
-        .unwrap_or("bad usage");
+        .filter(|line| !line.is_empty());
+    let mut line = lines.next().unwrap_or("bad usage").to_owned();
+    if line.ends_with(':') {
+        // argh's own command is none of ours.
+        for word in lines.filter(|word| *word != "help") {
+            line += " ";
+            line += word;
+        }
+    }
     line.chars()
         .flat_map(|c| {
             if c.is_control() {

@@ -54,6 +54,21 @@ fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
+/// The same JSON in printable ASCII. Elsewhere than in a string, JSON has nothing else anyway but line ends.
+pub fn escaped_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if matches!(c, ' '..='~') {
+            escaped.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                escaped += &format!("\\u{unit:04x}");
+            }
+        }
+    }
+    escaped
+}
+
 /// The system's reason for a failure, as the end of a sentence: `permission denied`.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -68,6 +83,16 @@ pub fn reason(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn escaped_json_means_the_same() {
+        let json = "[\"a\u{9b}\u{7f}ключ\u{1f512}\", 1]";
+        let escaped = escaped_json(json);
+        assert!(escaped.bytes().all(|byte| matches!(byte, b' '..=b'~')));
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        assert_eq!(read(&escaped), read(json));
+        assert_eq!(escaped_json("\u{1b}[2J"), "\\u001b[2J");
+    }
 
     #[test]
     fn nothing_but_printable_ascii_comes_out() {

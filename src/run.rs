@@ -25,7 +25,8 @@ use rustix::process::{
 };
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use signal_hook::consts::signal::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
+    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM,
+    SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ,
 };
 use signal_hook::iterator::Signals;
 
@@ -48,6 +49,27 @@ const SYSTEM_ERROR: i32 = 71;
 
 /// The signals that are passed on to the command, and that end a wait for the lock.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
+/// The other signals that would end us and are not a fault of our own: the command would be left behind.
+const ALSO_FATAL: [i32; 10] = [
+    SIGABRT,
+    SIGALRM,
+    SIGIO,
+    SIGPROF,
+    NixSignal::SIGPWR as i32,
+    SIGSYS,
+    SIGTRAP,
+    SIGVTALRM,
+    SIGXCPU,
+    SIGXFSZ,
+];
+
+/// So would the real-time signals; the two before them are for the C library.
+const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
+
+fn ends_us(signal: i32) -> bool {
+    ALSO_FATAL.contains(&signal) || REAL_TIME.contains(&signal)
+}
 
 /// More than anybody waits, and less than an `Instant` can bear.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -73,6 +95,7 @@ impl SignalWatch {
         let ignored = ignored_signals();
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
+        caught.extend(ALSO_FATAL.into_iter().chain(REAL_TIME));
         // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
         // would not if we caught it.
         caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
@@ -105,7 +128,7 @@ impl SignalWatch {
                     Err(_) => panic!("the event's other end is gone"),
                 },
                 recv(self.signals) -> signal => match signal {
-                    Ok(signal) if PASSED_ON.contains(&signal) => return Err(signal),
+                    Ok(signal) if PASSED_ON.contains(&signal) || ends_us(signal) => return Err(signal),
                     Ok(SIGTSTP) if somebody_can_continue_us() => {
                         let _ = kill_process(getpid(), Signal::STOP);
                     }
@@ -222,6 +245,7 @@ pub fn run(
         kill_after: job.kill_after,
         status: None,
         is_lost: false,
+        ended_by: None,
         kill_at: None,
         is_killed: false,
     };
@@ -236,6 +260,10 @@ pub fn run(
         select! {
             recv(signals.signals) -> signal => match signal {
                 Ok(signal) if PASSED_ON.contains(&signal) || signal == SIGTSTP => group.pass_on(signal),
+                Ok(signal) if ends_us(signal) => {
+                    group.ended_by.get_or_insert(signal);
+                    group.end_it();
+                }
                 _ => {}
             },
             recv(lost.unwrap_or(&no_loss)) -> _ => {
@@ -364,6 +392,8 @@ struct Group {
     /// How the command ended.
     status: Option<ExitStatus>,
     is_lost: bool,
+    /// The signal that ended us, but for the command that has to end first.
+    ended_by: Option<i32>,
     /// When patience is over, once the group was told to end.
     kill_at: Option<Instant>,
     is_killed: bool,
@@ -492,6 +522,9 @@ impl Group {
         }
         if self.is_lost {
             return Some(Ended::Lost);
+        }
+        if let Some(signal) = self.ended_by {
+            return Some(Ended::Exited(128 + signal));
         }
         let code = status
             .code()

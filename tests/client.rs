@@ -2,11 +2,13 @@
 
 mod support;
 
-use std::sync::mpsc;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use latchd::client::{Address, Client, Error, Loss, Patience, Settings};
+use latchd::client::{Address, Client, Error, Guard, Loss, Patience, Settings, Terms};
 use support::{Daemon, Signal, PATIENCE};
 
 fn client(daemon: &Daemon) -> Client {
@@ -236,4 +238,179 @@ fn renewals_from_many_threads_are_all_carried_out_at_once() {
     });
     // One that was overheard would wait for the next renewal, which is due in about a minute.
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+}
+
+/// A client of a server that gives these answers, whatever it is asked, and then says no more. It accepts
+/// one connection.
+fn client_of_liar(answers: &'static [&'static str]) -> Client {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
+        let mut lines = reader.lines();
+        for answer in answers {
+            for _ in 0..3 {
+                if !matches!(lines.next(), Some(Ok(_))) {
+                    return;
+                }
+            }
+            let _ = stream.write_all(answer.as_bytes());
+        }
+        lines.for_each(drop);
+    });
+    Client::new([Address::Tcp(address.to_string())])
+}
+
+#[test]
+fn a_lease_that_cannot_be_is_no_answer() {
+    for answer in [
+        "ok 0123456789abcdef0123456789abcdef 18446744073709551615\n",
+        "ok 0123456789abcdef0123456789abcdef 9223372037\n",
+        "ok 0123456789abcdef0123456789abcdef 0\n",
+        "ok 0123456789abcdef0123456789abcdef -1\n",
+    ] {
+        let client = client_of_liar(Box::leak(Box::new([answer])));
+        let asked = client.lock("k").acquire();
+        assert!(matches!(asked, Err(Error::BadReply(_))), "{asked:?}");
+    }
+}
+
+#[test]
+fn a_renewal_for_a_time_that_cannot_be_is_a_loss() {
+    for answer in ["ok 18446744073709551615\n", "ok 0\n"] {
+        let grant = "ok 0123456789abcdef0123456789abcdef 1\n";
+        let client = client_of_liar(Box::leak(Box::new([grant, answer])));
+        let guard = client.lock("k").acquire().expect("granted");
+        let (sender, losses) = mpsc::channel();
+        guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+        assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused), "{answer}");
+    }
+}
+
+#[test]
+fn what_a_server_says_is_shown_in_moderation() {
+    let long: &'static str = Box::leak(format!("ok {}\n", "x".repeat(100_000)).into());
+    let client = client_of_liar(Box::leak(Box::new([long])));
+    let error = client.lock("k").acquire().expect_err("no grant");
+    assert!(error.to_string().len() < 1000, "{error}");
+}
+
+#[test]
+fn a_callback_may_ask_its_guard_and_end_it() {
+    let uses: [fn(&Mutex<Option<Guard>>); 3] = [
+        |guard| {
+            let guard = guard.lock().expect("no panic");
+            assert!(!guard.as_ref().is_some_and(Guard::renew));
+        },
+        |guard| drop(guard.lock().expect("no panic").take()),
+        |guard| {
+            let guard = guard.lock().expect("no panic").take();
+            assert!(guard.is_some_and(|guard| guard.release().is_err()));
+        },
+    ];
+    for (number, use_it) in uses.into_iter().enumerate() {
+        let daemon = Daemon::start(&[]);
+        let guard = client(&daemon).lock("k").acquire().expect("free");
+        let shared = Arc::new(Mutex::new(Some(guard)));
+        let (sender, done) = mpsc::channel();
+        let in_callback = Arc::clone(&shared);
+        let callback = move |_| {
+            use_it(&in_callback);
+            sender.send(()).expect("a listener");
+        };
+        if let Some(guard) = &*shared.lock().expect("no panic") {
+            guard.on_lost(callback);
+        }
+        drop(daemon);
+        assert_eq!(done.recv_timeout(PATIENCE), Ok(()), "use {number}");
+    }
+}
+
+#[test]
+fn the_longest_of_times_is_no_time_too_long() {
+    let daemon = Daemon::start(&[]);
+    let settings = Settings {
+        reply_timeout: Duration::MAX,
+        ..Settings::default()
+    };
+    let client = Client::with_settings([Address::Tcp(daemon.addr().to_string())], settings);
+    let guard = client.lock("k").acquire().expect("free");
+    let endless = client.lock("k").lease(Duration::MAX).try_acquire();
+    assert!(matches!(endless, Err(Error::InvalidArgument(_))));
+    let waiting = thread::spawn(move || {
+        let guard = client.lock("k").acquire_within(Duration::MAX);
+        guard.map(|guard| guard.is_some())
+    });
+    daemon.wait_for_waiters("k", 1);
+    guard.release().expect("still ours");
+    assert!(matches!(waiting.join(), Ok(Ok(true))));
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused_also_where_no_server_is() {
+    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let client = Client::new([Address::Tcp(closed.expect("a port").to_string())]);
+    let asked = client.lock("a b").try_acquire();
+    assert!(matches!(asked, Err(Error::InvalidKey)), "{asked:?}");
+    let asked = client.lock("k").lease(Duration::ZERO).enqueue();
+    assert!(matches!(asked, Err(Error::InvalidArgument(_))), "{asked:?}");
+    let asked = client.semaphore("k", 0).acquire();
+    assert!(matches!(asked, Err(Error::InvalidArgument(_))), "{asked:?}");
+}
+
+#[test]
+fn the_refusals_of_a_place_have_their_names() {
+    let daemon = Daemon::start(&["--auth-token", "secret"]);
+    let settings = Settings {
+        auth_token: Some("secret".into()),
+        ..Settings::default()
+    };
+    let server = Address::Tcp(daemon.addr().to_string());
+    let asked = Client::new([server.clone()]).lock("k").try_acquire();
+    assert!(matches!(asked, Err(Error::AuthFailed)), "{asked:?}");
+    let client = Client::with_settings([server], settings);
+    let mut connection = client.connect(&client.servers()[0]).expect("reachable");
+    let terms = Terms {
+        lease: Some(Duration::from_secs(1)),
+        ..Terms::LOCK
+    };
+    let waited = connection.wait("k", terms, Patience::Try);
+    assert!(matches!(waited, Err(Error::NotEnqueued)), "{waited:?}");
+    connection.enqueue("k", terms).expect("a place");
+    let again = connection.enqueue("k", terms);
+    assert!(matches!(again, Err(Error::AlreadyEnqueued)), "{again:?}");
+    thread::sleep(Duration::from_millis(1200));
+    let waited = connection.wait("k", terms, Patience::Try);
+    assert!(matches!(waited, Err(Error::LeaseExpired)), "{waited:?}");
+    assert!(connection.ping().is_ok(), "a refusal ended the connection");
+}
+
+#[test]
+fn a_lock_whose_connection_has_ended_is_not_asked_for_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
+        reader.lines().take(3).for_each(drop);
+        stream
+            .write_all(b"ok 0123456789abcdef0123456789abcdef 1\n")
+            .expect("a reader");
+        drop(stream);
+        listener
+    });
+    let client = Client::new([Address::Tcp(address.to_string())]);
+    let guard = client.lock("k").acquire().expect("granted");
+    let listener = server.join().expect("no panic");
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
+    assert!(!guard.renew() && !guard.is_held());
+    // Beyond the time at which it would have been renewed.
+    thread::sleep(Duration::from_secs(1));
+    listener.set_nonblocking(true).expect("a setting");
+    let asked = listener.accept().map(drop).map_err(|error| error.kind());
+    assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
+    assert!(matches!(guard.release(), Err(Error::Closed)));
 }

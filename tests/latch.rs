@@ -65,6 +65,17 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
         &["ping", "--", "true"],
         &["run", "k", "--lease", "x", "--", "true"],
         &["run", "a key", "--", "true"],
+        &["run", "k", "--limit", "0", "--", "true"],
+        &["wait", "a key", "--server", "/nowhere/at/all"],
+        &[
+            "acquire",
+            "k",
+            "--lease",
+            "0",
+            "--server",
+            "/nowhere/at/all",
+        ],
+        &["release", "k", "no-token", "--server", "/nowhere/at/all"],
         &["renew", "k", "no-token"],
         &["ping", "--server", "nowhere"],
     ] {
@@ -132,6 +143,59 @@ fn a_lock_can_be_taken_for_a_script_where_the_server_keeps_it() {
     assert_eq!(status(&daemon, &["release", "k", &token]), 0);
     assert_eq!(status(&daemon, &["release", "k", &token]), 70);
     assert_eq!(status(&daemon, &["wait", "k"]), 0);
+}
+
+#[test]
+fn what_cannot_be_printed_is_said_and_a_token_that_nobody_gets_is_given_back() {
+    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
+    for arguments in [&["acquire", "k"][..], &["stats"], &["--help"]] {
+        let full = File::options().write(true).open("/dev/full");
+        let mut command = latch(&daemon, arguments);
+        command.stdout(full.expect("every Linux has it"));
+        let output = command
+            .stderr(Stdio::piped())
+            .spawn()
+            .and_then(|child| child.wait_with_output());
+        let output = output.expect("latch starts");
+        assert_eq!(output.status.code(), Some(74), "{arguments:?}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
+    }
+    assert!(!is_held(&daemon, "k"));
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let mut command = latch(&daemon, &["acquire", "k"]);
+    let mut child = Latch::start(command.stdout(Stdio::piped()));
+    daemon.wait_for_waiters("k", 1);
+    drop(child.stdout.take());
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(wait(&mut child), Some(74));
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_failure_says_what_is_missing_and_which_server_is_not_there() {
+    let daemon = Daemon::start(&[]);
+    for (arguments, expected) in [
+        (&["renew"][..], "key token"),
+        (&[], "run wait acquire renew release stats ping fence-check"),
+        (
+            &["run", "k", "--server", "/nowhere/at/all", "--", "true"],
+            "latch: /nowhere/at/all: ",
+        ),
+    ] {
+        let said = text(&run(&daemon, arguments).stderr);
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_token_file_without_an_end_is_refused() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(
+        status(&daemon, &["ping", "--auth-token-file", "/dev/zero"]),
+        74
+    );
 }
 
 #[test]

@@ -270,6 +270,36 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
 }
 
 #[test]
+fn whatever_signal_ends_latch_nothing_of_the_group_is_left() {
+    let daemon = Daemon::start(&[]);
+    for sent in [
+        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "STKFLT", "ABRT", "SYS", "40",
+    ] {
+        let directory = directory();
+        let left = directory.path().join("left");
+        let script = format!(
+            "sleep 60 & echo $! > {}; eval \"$READY\"; wait",
+            left.display()
+        );
+        let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
+        let left = number_in(&left).expect("it was written before");
+        let stray = Stray(left);
+        let kill = format!("kill -{sent} {}", child.id());
+        assert!(output(Command::new("bash").args(["-c", &kill]))
+            .status
+            .success());
+        let status = wait(&mut child);
+        assert!(
+            status.is_some_and(|status| status > 128),
+            "{sent}: {status:?}"
+        );
+        assert!(is_gone(left), "{sent}");
+        std::mem::forget(stray);
+        assert!(!is_held(&daemon, "k"), "{sent}");
+    }
+}
+
+#[test]
 fn what_latch_was_told_to_ignore_the_command_ignores_too() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
@@ -375,6 +405,24 @@ fn no_time_to_end_is_too_short_or_too_long() {
         assert_eq!(wait(&mut child), Some(70), "{kill_after}");
         assert!(is_gone(command));
     }
+}
+
+#[test]
+fn a_server_that_stands_still_does_not_keep_latch_once_the_command_has_ended() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let go_on = directory.path().join("go-on");
+    let script = format!(
+        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done; exit 4",
+        go_on.display()
+    );
+    let (mut child, _) = started(&daemon, "k", &directory, &["--lease", "3600"], &script);
+    let _standstill = Standstill::of(&daemon);
+    fs::write(&go_on, "").expect("written");
+    let ended_at = Instant::now();
+    assert_eq!(wait(&mut child), Some(4));
+    // A reply may take ten seconds; this one never comes.
+    assert!(ended_at.elapsed() < Duration::from_secs(9));
 }
 
 #[test]

@@ -394,3 +394,17 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
     });
     free(&daemon);
 }
+
+#[test]
+fn nothing_that_a_server_says_moves_the_cursor() {
+    let daemon = Daemon::start(&[]);
+    daemon.connect().acquire("free", 0);
+    let mut holder = daemon.connect();
+    holder.acquire("a\u{9b}2Jb", 0);
+    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    terminal.enter("$LATCH stats --json");
+    terminal.expect("a\\u009b2Jb");
+    terminal.expect(PROMPT);
+    terminal.enter("$LATCH stats --json | cat");
+    terminal.expect("a\u{9b}2Jb");
+}

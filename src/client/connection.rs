@@ -22,6 +22,9 @@ const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
 const MAX_KEY_LEN: usize = 256;
 
+/// The highest limit of a semaphore that the protocol knows.
+const MAX_LIMIT: u32 = 1_048_576;
+
 /// The credential of a holder.
 ///
 /// Its `Debug` form shows the fence only; its `Display` form is the whole token, which is a secret.
@@ -190,7 +193,9 @@ impl Connection {
             let keepalive = sockopt::set_socket_keepalive(tcp, true)
                 .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15)))
                 .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5)))
-                .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 3));
+                .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 3))
+                // While a request of ours is not acknowledged, no keepalive is sent.
+                .and_then(|()| sockopt::set_tcp_user_timeout(tcp, 30_000));
             keepalive.map_err(io::Error::from)?;
         }
         let mut connection = Connection {
@@ -220,6 +225,7 @@ impl Connection {
         terms: Terms,
         patience: Patience,
     ) -> Result<Option<Grant>, Error> {
+        terms.check()?;
         let seconds = patience.seconds();
         let (command, argument) = match terms.limit {
             None => ("l", format!("{seconds}{}", terms.lease_argument()?)),
@@ -244,6 +250,7 @@ impl Connection {
     ///
     /// The server's refusal, or what can go wrong with a reply.
     pub fn enqueue(&mut self, key: &str, terms: Terms) -> Result<Enqueued, Error> {
+        terms.check()?;
         let lease = terms.lease_argument()?;
         let (command, argument) = match terms.limit {
             None => ("e", lease.trim_start().to_owned()),
@@ -314,11 +321,8 @@ impl Connection {
         let command = if terms.limit.is_none() { "n" } else { "sn" };
         let argument = format!("{token}{}", terms.lease_argument()?);
         let reply = self.request(command, key, &argument, Some(within))?;
-        let seconds = reply
-            .strip_prefix("ok ")
-            .and_then(|seconds| seconds.parse().ok());
-        match seconds {
-            Some(seconds) => Ok(Duration::from_secs(seconds)),
+        match reply.strip_prefix("ok ").and_then(parse_lease) {
+            Some(lease) => Ok(lease),
             None => Err(self.refusal(&reply)),
         }
     }
@@ -355,9 +359,7 @@ impl Connection {
         argument: &str,
         within: Option<Duration>,
     ) -> Result<String, Error> {
-        if !is_valid_key(key) {
-            return Err(Error::InvalidKey);
-        }
+        check_key(key)?;
         let reply = self.exchange(format!("{command}\n{key}\n{argument}\n").as_bytes(), within);
         if reply.is_err() {
             self.close();
@@ -369,27 +371,29 @@ impl Connection {
         let stream = self.stream.as_ref().ok_or(Error::Closed)?;
         if !self.buffer.is_empty() {
             // Nobody asked for that: we are out of step.
-            return Err(Error::BadReply(
-                String::from_utf8_lossy(&self.buffer).into_owned(),
-            ));
+            return Err(Error::bad_reply(&String::from_utf8_lossy(&self.buffer)));
         }
-        let write_timeout = Some(self.reply_timeout);
+        let write_timeout = Some(within.unwrap_or(self.reply_timeout).min(self.reply_timeout));
         match stream.write_within(request, write_timeout) {
             Ok(()) => {}
             // A server that has refused us and left may have said why before it went.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(Error::NoReply),
             Err(_) => {}
         }
-        let deadline = within.map(|within| Instant::now() + within);
+        let deadline = within.and_then(|within| Instant::now().checked_add(within));
+        // What has been looked at is not looked at again: a reply can be long.
+        let mut seen = 0;
         loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end.map(|end| seen + end) {
                 let rest = self.buffer.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.buffer, rest);
                 line.truncate(end);
                 let line = String::from_utf8(line);
                 return line.map_err(|error| Error::BadReply(error.to_string()));
             }
-            if self.buffer.len() > MAX_REPLY_LEN {
+            seen = self.buffer.len();
+            if seen > MAX_REPLY_LEN {
                 return Err(Error::BadReply("more than a reply can be".into()));
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -429,15 +433,14 @@ impl Connection {
 
     fn parse_grant(&mut self, text: &str) -> Result<Grant, Error> {
         let parsed = text.split_once(' ').and_then(|(token, seconds)| {
-            let lease = Duration::from_secs(seconds.parse().ok()?);
             Some(Grant {
                 token: token.parse().ok()?,
-                lease,
+                lease: parse_lease(seconds)?,
             })
         });
         parsed.ok_or_else(|| {
             self.close();
-            Error::BadReply(text.to_owned())
+            Error::bad_reply(text)
         })
     }
 
@@ -478,6 +481,15 @@ impl Terms {
         lease: None,
     };
 
+    /// Whether these can be sent.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.lease_argument()?;
+        match self.limit {
+            None | Some(1..=MAX_LIMIT) => Ok(()),
+            Some(_) => Err(Error::InvalidArgument("a limit is 1 to 1048576")),
+        }
+    }
+
     /// Blank and lease, or nothing.
     fn lease_argument(&self) -> Result<String, Error> {
         match self.lease.map(whole_seconds) {
@@ -508,9 +520,20 @@ impl Patience {
 
 /// Whole seconds, rounded up.
 fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+    let begun = u64::from(time.subsec_nanos() > 0);
+    time.as_secs().saturating_add(begun)
 }
 
-fn is_valid_key(key: &str) -> bool {
-    (1..=MAX_KEY_LEN).contains(&key.len()) && !key.contains([' ', '\t', '\r', '\n'])
+/// The length of a lease in a reply; `None` for one that no server gives.
+fn parse_lease(seconds: &str) -> Option<Duration> {
+    let seconds = seconds.parse().ok()?;
+    (1..=MAX_SECONDS)
+        .contains(&seconds)
+        .then(|| Duration::from_secs(seconds))
+}
+
+/// Whether a key can be sent.
+pub(crate) fn check_key(key: &str) -> Result<(), Error> {
+    let is_good = (1..=MAX_KEY_LEN).contains(&key.len()) && !key.contains([' ', '\t', '\r', '\n']);
+    is_good.then_some(()).ok_or(Error::InvalidKey)
 }

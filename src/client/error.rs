@@ -55,8 +55,13 @@ impl Error {
             "error_not_enqueued" => Error::NotEnqueued,
             "error_already_enqueued" => Error::AlreadyEnqueued,
             "error_draining" => Error::Draining,
-            other => Error::BadReply(other.chars().take(200).collect()),
+            other => Error::bad_reply(other),
         }
+    }
+
+    /// A reply that is none; the beginning of it says enough.
+    pub(crate) fn bad_reply(reply: &str) -> Error {
+        Error::BadReply(reply.chars().take(200).collect())
     }
 }
 

@@ -178,7 +178,12 @@ impl Guard {
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
         let mut hold = self.shared.hold.lock();
         match hold.loss {
-            None => hold.on_lost = Some(Box::new(callback)),
+            None => {
+                let earlier = hold.on_lost.replace(Box::new(callback));
+                // What it holds may ask this guard when it is dropped.
+                drop(hold);
+                drop(earlier);
+            }
             Some(loss) => {
                 drop(hold);
                 callback(loss);
@@ -219,7 +224,10 @@ impl Guard {
 
     fn join(&mut self) {
         if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
+            // A callback that ends its own guard need not wait for itself.
+            if keeper.thread().id() != thread::current().id() {
+                let _ = keeper.join();
+            }
         }
     }
 }
@@ -228,7 +236,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.keeper.is_some() {
             // Nobody is told about a loss that a release has made pointless.
-            self.shared.hold.lock().on_lost = None;
+            let callback = self.shared.hold.lock().on_lost.take();
+            drop(callback);
             let (answer, _) = bounded(1);
             self.give(Order::Release(answer));
             self.join();
@@ -288,6 +297,8 @@ impl Keeper {
             }
         };
         self.connection.close();
+        // Orders are answered no more; a callback that gives one would wait for ever.
+        drop(self.inbox);
         let mut hold = self.shared.hold.lock();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();

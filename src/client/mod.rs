@@ -42,6 +42,7 @@ mod guard;
 use std::time::{Duration, Instant};
 
 pub use address::Address;
+pub(crate) use connection::check_key;
 pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
 pub use error::Error;
 pub use guard::{Guard, Loss};
@@ -158,8 +159,8 @@ pub type Semaphore<'a> = Lock<'a>;
 /// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if the
 /// server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`],
 /// [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the lease
-/// was over when the grant was looked at; [`Error::Refused`] for a limit of zero; [`Error::InvalidKey`]
-/// and [`Error::InvalidArgument`] for what cannot be sent.
+/// was over when the grant was looked at; [`Error::Refused`] if the server can give no fence at the moment;
+/// [`Error::InvalidKey`] and [`Error::InvalidArgument`] for what cannot be sent, before anything connects.
 #[derive(Clone, Copy, Debug)]
 pub struct Lock<'a> {
     client: &'a Client,
@@ -222,7 +223,7 @@ impl<'a> Lock<'a> {
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<Place, Error> {
-        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        let mut connection = self.connect()?;
         let sent_at = Instant::now();
         let granted = match connection.enqueue(self.key, self.terms)? {
             Enqueued::Queued => None,
@@ -236,8 +237,14 @@ impl<'a> Lock<'a> {
         })
     }
 
+    fn connect(&self) -> Result<Connection, Error> {
+        check_key(self.key)?;
+        self.terms.check()?;
+        self.client.connect(self.client.server_of(self.key))
+    }
+
     fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
-        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        let mut connection = self.connect()?;
         let asked_at = Instant::now();
         let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
             return Ok(None);
@@ -313,7 +320,7 @@ fn take_charge(
     mut connection: Connection,
     key: &str,
     terms: Terms,
-    grant: Grant,
+    mut grant: Grant,
     asked_at: Instant,
 ) -> Result<Guard, Error> {
     // Renewals ask for the lease that was granted, not for the server's default.
@@ -325,7 +332,7 @@ fn take_charge(
     if asked_at.elapsed() >= grant.lease / 4 {
         counted_from = Instant::now();
         match connection.renew(key, terms, grant.token) {
-            Ok(_) => {}
+            Ok(lease) => grant.lease = lease,
             Err(Error::Refused) => return Err(Error::LeaseExpired),
             Err(error) => return Err(error),
         }

@@ -49,10 +49,11 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     }
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
-        opened.sync_all()?;
-        if highest.is_none() {
-            Directory::of(file)?.sync()?;
-        }
+    }
+    // Also what is there already: a caller that was killed may have written it and no more.
+    opened.sync_all()?;
+    if highest.is_none() {
+        Directory::of(file)?.sync()?;
     }
     Ok(Verdict::Current)
 }

@@ -7,8 +7,8 @@ mod table;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -17,8 +17,10 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use crate::arguments::{self, Parsed};
-use crate::client::{Client, Connection, Error, Lock, Patience, Settings, Terms, Token};
-use crate::escape::{reason, Escaped};
+use crate::client::{
+    check_key, Client, Connection, Error, Guard, Lock, Patience, Settings, Terms, Token,
+};
+use crate::escape::{escaped_json, reason, Escaped};
 use crate::run::{self, Ended, Job, Orphan, SignalWatch};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
@@ -28,6 +30,12 @@ const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
 /// How often `stats --watch` looks.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long the server may take to hear that a command under a lock has ended.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// More than any token with white space around it.
+const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 // Exit status, as latch(1) has it; the numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
@@ -74,7 +82,7 @@ pub fn main() -> ExitCode {
     let command: Vec<OsString> = arguments.collect();
     let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, ours.into_iter()) {
         Parsed::Run(flags) => flags,
-        Parsed::Print(text) => return ExitCode::from(print(&text)),
+        Parsed::Print(text) => return print(&text).map_or_else(fail, ExitCode::from),
         Parsed::Usage(reason) => return fail(Failure::usage(reason)),
     };
     match carry_out(&flags.command, &command) {
@@ -91,11 +99,18 @@ fn fail(failure: Failure) -> ExitCode {
 }
 
 /// Prints, and says nothing if nobody reads it any more.
-fn print(text: &str) -> u8 {
+fn print(text: &str) -> Outcome {
     match try_print(text) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FILE_ERROR,
-        _ => 0,
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(&error)),
+        _ => Ok(0),
     }
+}
+
+fn unprintable(error: &io::Error) -> Failure {
+    Failure::new(
+        FILE_ERROR,
+        format_args!("standard output: {}", reason(error)),
+    )
 }
 
 fn try_print(text: &str) -> io::Result<()> {
@@ -133,6 +148,7 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
         )
     })?;
 
+    let server = client.server_of(&options.key).to_string();
     // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
     let (sender, granted) = bounded(1);
     let (key, timeout, lease, limit) = (
@@ -160,6 +176,9 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     })?;
     let guard = match signals.wait_for(&granted) {
         Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
+        Ok(Err(error @ (Error::Unreachable(_) | Error::AuthFailed))) => {
+            return Err(failure(&server, &error));
+        }
         Ok(Err(error)) => return Err(failure(&options.key, &error)),
         Ok(Ok(None)) if busy_ok => return Ok(0),
         Ok(Ok(None)) => {
@@ -185,7 +204,10 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
         orphan: Orphan::Ends,
     };
     match run::run(&job, &signals, &lost, || guard.renew()) {
-        Ok(Ended::Exited(status)) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),
+        Ok(Ended::Exited(status)) => {
+            give_back(guard);
+            Ok(u8::try_from(status).unwrap_or(u8::MAX))
+        }
         Ok(Ended::Lost) => {
             let why = guard
                 .loss()
@@ -199,6 +221,20 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
             SYSTEM_ERROR,
             format_args!("cannot start a process: {}", reason(&error)),
         )),
+    }
+}
+
+/// Releases, but does not wait long for a server that does not answer: nothing is left to protect, and
+/// to exit is to release as well.
+fn give_back(guard: Guard) {
+    let (sender, released) = bounded(1);
+    let releasing = thread::Builder::new()
+        .name("releasing".into())
+        .spawn(move || {
+            let _ = sender.send(guard.release());
+        });
+    if releasing.is_ok() {
+        let _ = released.recv_timeout(RELEASE_PATIENCE);
     }
 }
 
@@ -232,7 +268,14 @@ fn acquire(options: &options::Acquire) -> Outcome {
     };
     let (mut connection, _) = connect(&client, key, options.lease, options.limit)?;
     match connection.renew(key, terms, grant.token) {
-        Ok(_) => Ok(print(&format!("{}\n", grant.token))),
+        Ok(_) => match try_print(&format!("{}\n", grant.token)) {
+            Ok(()) => Ok(0),
+            Err(error) => {
+                // Nobody could give it back but we.
+                let _ = connection.release(key, terms, grant.token);
+                Err(unprintable(&error))
+            }
+        },
         Err(Error::Refused) => Err(Failure::new(
             LOST,
             format_args!(
@@ -250,7 +293,7 @@ fn renew(options: &options::Renew) -> Outcome {
     let client = client(options.reach())?;
     let (mut connection, terms) = connect(&client, &options.key, options.lease, options.limit)?;
     match connection.renew(&options.key, terms, token) {
-        Ok(lease) => Ok(print(&format!("{}\n", lease.as_secs()))),
+        Ok(lease) => print(&format!("{}\n", lease.as_secs())),
         Err(Error::Refused) => Err(not_held(&options.key)),
         Err(error) => Err(failure(&options.key, &error)),
     }
@@ -271,6 +314,7 @@ fn stats(options: &options::Stats) -> Outcome {
     let as_json = boolean("--json", options.json.as_deref())?;
     let watch = boolean("--watch", options.watch.as_deref())?;
     let client = client(options.reach())?;
+    let on_terminal = io::stdout().is_terminal();
     loop {
         let mut text = String::new();
         for server in client.servers() {
@@ -281,23 +325,27 @@ fn stats(options: &options::Stats) -> Outcome {
             if client.servers().len() > 1 && !as_json {
                 text += &format!("{server}\n");
             }
-            text += &if as_json {
+            text += &if as_json && on_terminal {
+                escaped_json(&json) + "\n"
+            } else if as_json {
                 format!("{json}\n")
             } else {
                 table::render(&json)
-                    .ok_or_else(|| failure(&server.to_string(), &Error::BadReply(json)))?
+                    .ok_or_else(|| failure(&server.to_string(), &Error::bad_reply(&json)))?
             };
         }
-        if watch && !as_json && io::stdout().is_terminal() {
+        if watch && !as_json && on_terminal {
             text.insert_str(0, "\u{1b}[H\u{1b}[2J");
         }
         if !watch {
-            return Ok(print(&text));
+            return print(&text);
         }
         // Whoever watched may have left; there is nobody to look for then.
         if let Err(error) = try_print(&text) {
-            let has_left = error.kind() == io::ErrorKind::BrokenPipe;
-            return Ok(if has_left { 0 } else { FILE_ERROR });
+            return match error.kind() {
+                io::ErrorKind::BrokenPipe => Ok(0),
+                _ => Err(unprintable(&error)),
+            };
         }
         thread::sleep(WATCH_INTERVAL);
     }
@@ -375,13 +423,21 @@ fn variable(name: &str) -> Result<Option<String>, Failure> {
 }
 
 fn read_token(file: &str) -> Result<String, Failure> {
-    let content = fs::read_to_string(file).map_err(|error| {
-        Failure::new(
-            FILE_ERROR,
-            format_args!("{}: {}", shown(file), reason(&error)),
-        )
-    })?;
-    Ok(content.trim().to_owned())
+    let mut content = String::new();
+    let read = File::open(file).and_then(|opened| {
+        opened
+            .take(MAX_TOKEN_FILE_LEN + 1)
+            .read_to_string(&mut content)
+    });
+    let why = match read {
+        Ok(len) if len as u64 <= MAX_TOKEN_FILE_LEN => return Ok(content.trim().to_owned()),
+        Ok(_) => "it is too long for a token".to_owned(),
+        Err(error) => reason(&error),
+    };
+    Err(Failure::new(
+        FILE_ERROR,
+        format_args!("{}: {why}", shown(file)),
+    ))
 }
 
 fn lock_of<'a>(
@@ -406,14 +462,17 @@ fn connect(
     lease: Option<u64>,
     limit: Option<u32>,
 ) -> Result<(Connection, Terms), Failure> {
-    let server = client.server_of(key);
-    let connection = client
-        .connect(server)
-        .map_err(|error| failure(&server.to_string(), &error))?;
     let terms = Terms {
         limit,
         lease: lease.map(Duration::from_secs),
     };
+    check_key(key)
+        .and_then(|()| terms.check())
+        .map_err(|error| failure(key, &error))?;
+    let server = client.server_of(key);
+    let connection = client
+        .connect(server)
+        .map_err(|error| failure(&server.to_string(), &error))?;
     Ok((connection, terms))
 }
 

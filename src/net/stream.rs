@@ -96,10 +96,12 @@ impl Stream {
     /// Closing a socket with unread bytes makes the kernel send a reset, which would eat the reply
     /// on its way.
     pub fn discard_for(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now().checked_add(limit);
         let mut scrap = [0; 512];
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(limit, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() || self.set_read_timeout(left).is_err() {
                 return;
             }
