@@ -28,6 +28,8 @@ mod staleness;
 mod status;
 mod surroundings;
 mod takeover;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::fmt;
@@ -52,7 +54,7 @@ pub(crate) use watch::Flag;
 use files::{Lacks, LockFiles, Making};
 use guard::{beat_for, Care, OnLost};
 use path::LockPath;
-use record::Record;
+use record::{token_as_read, Record};
 use staleness::{judge, Content};
 use surroundings::{stamped, Surroundings};
 use takeover::{Attempt, Claim, Locking, Removal};
@@ -442,7 +444,7 @@ impl Semaphore {
             }
         }
         if let Some(token) = &terms.token {
-            if record.token.as_deref() != Some(token) {
+            if record.token != Some(token_as_read(token)) {
                 return Err(Obstacle::NotStale);
             }
         }
@@ -491,14 +493,15 @@ impl Semaphore {
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let care = Care {
-            beat: self
-                .options
-                .has_heartbeat
-                .then(|| beat_for(self.config.stale_timeout)),
+        Ok(SemaphoreGuard::new(self, directory, file, self.care())?)
+    }
+
+    fn care(&self) -> Care {
+        Care {
+            beat: beat_for(self.config.stale_timeout),
+            has_heartbeat: self.options.has_heartbeat,
             on_lost: self.options.on_lost.clone(),
-        };
-        Ok(SemaphoreGuard::new(self, directory, file, care)?)
+        }
     }
 
     /// Tries once.
@@ -638,6 +641,8 @@ fn rest(
         .unwrap_or(FOREVER);
     let stale_in = held
         .iter()
+        // What is stale and yet was not to be had will not be had a moment later for being stale.
+        .filter(|status| !status.is_stale)
         .filter_map(|status| status.stale_in)
         .min()
         .unwrap_or(FOREVER);

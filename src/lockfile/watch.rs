@@ -56,6 +56,12 @@ impl Watch {
         }
     }
 
+    /// Sees nothing, as on a file system of another host.
+    #[cfg(test)]
+    pub(super) fn none() -> Watch {
+        Watch { inotify: None }
+    }
+
     /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,
     /// until `cancel` is set, or until an instant.
     ///
