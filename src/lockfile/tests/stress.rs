@@ -245,7 +245,9 @@ fn worker() {
 
     let mut grants = 0;
     while grants < value("ROUNDS") && !stop.exists() {
-        let is_live = deaths > 0 || (value("DETACHED") == 0 && files.below(3) > 0);
+        // Without the guard, a lock that is young and lost would block them all.
+        let is_mixed = deaths == 0 && !files.is_unguarded;
+        let is_live = value("DETACHED") == 0 && (!is_mixed || files.below(3) > 0);
         let pid = if is_live {
             std::process::id()
         } else {
@@ -304,27 +306,37 @@ fn six_processes_on_one_stale_lock_are_never_two_inside() {
     assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
 }
 
+/// Runs until the witness has seen two inside, for some time.
+fn must_be_seen(unguarded: &Run) {
+    for _ in 0..8 {
+        if run(unguarded).doubles > 0 {
+            return;
+        }
+    }
+    panic!("the witness is blind");
+}
+
 #[test]
 fn the_witness_sees_two_inside_once_the_guard_is_out() {
-    let seen = run(&Run {
+    must_be_seen(&Run {
         is_unguarded: true,
+        limit: Duration::from_secs(4),
         ..Run::default()
     });
-    assert!(seen.doubles > 0, "{seen:?}");
 }
 
 #[test]
 fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
-    let seen = run(&Run {
+    must_be_seen(&Run {
         is_unguarded: true,
         is_detached: true,
+        limit: Duration::from_secs(4),
         lacks: Lacks {
             exchange: true,
             ..Lacks::default()
         },
         ..Run::default()
     });
-    assert!(seen.doubles > 0, "{seen:?}");
 }
 
 #[test]
