@@ -1080,6 +1080,19 @@ fn where_the_kernel_refuses_a_step_another_takes_its_place() {
     }
 }
 
+#[test]
+fn whoever_finds_the_lock_free_watches_nothing() {
+    let scratch = Scratch::new();
+    let options = ["-e", "trace=linkat,inotify_init1"];
+    if let Some((answer, trace)) = traced(&options, "hold", &scratch.path()) {
+        assert_eq!(answer, "held");
+        assert!(
+            trace.contains("linkat(") && !trace.contains("inotify"),
+            "{trace}"
+        );
+    }
+}
+
 // Other implementations.
 
 #[test]

@@ -407,6 +407,22 @@ impl Semaphore {
     /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is the holder
     /// who asks; an unreadable one only when it is stale.
     ///
+    /// ```
+    /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("backup.lock");
+    /// let semaphore = Semaphore::with_defaults(&path)?;
+    /// // For this process, which need not keep the file open.
+    /// assert!(semaphore.try_acquire_detached(&LockInfo::new())?.is_ok());
+    ///
+    /// let refused = semaphore.release(&Terms::default())?;
+    /// assert_eq!(refused.unwrap_err().status.pid, Some(std::process::id()));
+    /// let terms = Terms { asking: std::process::id(), ..Terms::default() };
+    /// assert!(semaphore.release(&terms)?.is_ok());
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
@@ -554,13 +570,16 @@ impl Semaphore {
     /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, or what the system says.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let patience = Patience::new(timeout, None);
-        let watch = Watch::on(&self.directory()?);
+        let mut watch = None;
         loop {
             let status = self.status()?;
             if !status.is_locked || status.is_stale {
                 return Ok(());
             }
-            rest(std::slice::from_ref(self), &[status], &watch, &patience)?;
+            match &watch {
+                Some(watch) => rest(std::slice::from_ref(self), &[status], watch, &patience)?,
+                None => watch = Some(Watch::on(&self.directory()?)),
+            }
         }
     }
 }
@@ -608,8 +627,7 @@ fn wait_for_any(
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
     };
-    // From before the first look, so that nothing is missed.
-    let watch = Watch::on(&first.directory()?);
+    let mut watch = None;
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
@@ -618,7 +636,11 @@ fn wait_for_any(
                 Err(busy) => held.push(busy.status),
             }
         }
-        rest(slots, &held, &watch, patience)?;
+        match &watch {
+            Some(watch) => rest(slots, &held, watch, patience)?,
+            // Most find the lock free, and need none. Then one more look, so that nothing is missed.
+            None => watch = Some(Watch::on(&first.directory()?)),
+        }
     }
 }
 

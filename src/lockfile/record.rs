@@ -64,6 +64,15 @@ impl LockInfo {
     /// Reads a record. Lines that it does not know are passed over; of a key that stands there twice
     /// the last counts.
     ///
+    /// ```
+    /// use latchd::lockfile::LockInfo;
+    ///
+    /// let info = LockInfo::parse("pid=4711\ntimestamp=1700000000\ntag=backup\n")?;
+    /// assert_eq!((info.pid, info.tag.as_deref()), (4711, Some("backup")));
+    /// assert!(LockInfo::parse("pid=4711\n").is_err());
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`SemaphoreError::ParseError`] if the pid or the timestamp is missing or is not a number.
