@@ -685,7 +685,8 @@ fn an_unreadable_file_is_held_until_it_is_old() {
         assert_eq!(busy.obstacle, Obstacle::NotStale);
         scratch.make_old("a.lock");
         assert!(lock.status().expect("a status").is_stale, "{text:?}");
-        drop(lock.try_acquire().expect("an old file"));
+        // A process that another test is just starting has our locks for a moment.
+        drop(lock.acquire_timeout(LIMIT).expect("an old file"));
         assert!(scratch.names().is_empty());
     }
 }
@@ -784,7 +785,11 @@ fn cleaning_spares_what_may_still_be_used() {
     rustix::fs::flock(&in_use, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
     assert_eq!(lock.clean().expect("cleaning").temporaries, 1);
     drop(in_use);
-    assert_eq!(lock.clean().expect("cleaning").temporaries, 1);
+    // A process that another test is just starting has our locks for a moment.
+    let over = Instant::now() + LIMIT;
+    while lock.clean().expect("cleaning").temporaries == 0 {
+        assert!(Instant::now() < over, "{:?}", scratch.names());
+    }
     let mut left = spared.to_vec();
     left.push(link);
     left.sort();
@@ -1257,7 +1262,8 @@ fn a_heartbeat_moves_the_timestamp_and_not_the_time_of_the_grant() {
 
 #[test]
 fn a_holder_is_told_once_that_its_lock_is_lost() {
-    let ways: [(&str, fn(&Path)); 3] = [
+    type Way = (&'static str, fn(&Path));
+    let ways: [Way; 3] = [
         ("removed", |path| fs::remove_file(path).expect("a lock")),
         ("renamed", |path| {
             fs::rename(path, path.with_extension("old")).expect("a lock")

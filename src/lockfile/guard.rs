@@ -254,8 +254,8 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc;
 
-    use super::super::SemaphoreOptions;
     use super::*;
+    use crate::lockfile::SemaphoreOptions;
 
     const LIMIT: Duration = Duration::from_secs(10);
 
@@ -317,9 +317,11 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| keep(&guard.grip, &care, &Watch::none(), &stop));
             thread::sleep(Duration::from_millis(100));
-            assert!(receiver.try_recv().is_err());
+            let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");
-            receiver.recv_timeout(LIMIT).expect("it is lost");
+            let in_time = receiver.recv_timeout(LIMIT);
+            stop.set();
+            assert!(too_early.is_err() && in_time.is_ok());
         });
     }
 
@@ -328,7 +330,7 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a directory");
         let options = SemaphoreOptions::new().on_lost(|| {});
         let path = scratch.path().join("watched.lock");
-        let config = super::super::SemaphoreConfig {
+        let config = crate::lockfile::SemaphoreConfig {
             stale_timeout: Some(Duration::from_secs(9)),
             ..Default::default()
         };

@@ -232,7 +232,7 @@ impl Semaphore {
     /// `NAME.PID.16 hex digits.tmp` of a process that is gone: what a creation by rename leaves.
     fn is_orphan_of_others(&self, directory: &Directory, name: &OsStr) -> bool {
         let pid = self.writer_of(name.as_bytes());
-        if !pid.is_some_and(|pid| !process::exists(pid)) {
+        if pid.is_none_or(process::exists) {
             return false;
         }
         let Ok(Entry::File(file)) = directory.open_file(name) else {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
 
-use super::super::record::LIVE_LINE;
-use super::super::watch::Watch;
 use super::*;
+use crate::lockfile::record::LIVE_LINE;
+use crate::lockfile::watch::Watch;
 
 const HOUR: Duration = Duration::from_secs(3600);
 

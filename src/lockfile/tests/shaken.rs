@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::process::{getpid, kill_process, Signal};
 
-use super::super::files::LockFiles;
-use super::super::takeover::{After, Files, Found, Name};
 use super::*;
 use crate::directory::FileId;
+use crate::lockfile::files::LockFiles;
+use crate::lockfile::takeover::{After, Files, Found, Name};
 
 /// When a process dies.
 #[derive(Clone, Copy, Debug)]

@@ -9,9 +9,9 @@ use std::process::ExitStatus;
 
 use rustix::fs::{flock, FlockOperation};
 
-use super::super::files::LockFiles;
 use super::shaken::{Death, Shaken};
 use super::*;
+use crate::lockfile::files::LockFiles;
 
 const NAME: &str = "stress.lock";
 
@@ -240,15 +240,16 @@ fn worker() {
     let mut files = Shaken::new(files, value("SEED"), 300, death);
     files.is_unguarded = value("UNGUARDED") == 1;
     // Where processes die of themselves, their locks are old at once, and the living are known to live.
-    let ahead = if deaths > 0 { 7200 } else { 0 };
+    // Without the guard, a lock that is young and lost would block them all; so there everything is stale.
+    let is_all_stale = files.is_unguarded && value("DETACHED") == 0;
+    let ahead = if deaths > 0 || is_all_stale { 7200 } else { 0 };
     let dead_pid = 900_000_000 + u32::try_from(value("PROCESS")).expect("a number");
 
     let mut grants = 0;
     while grants < value("ROUNDS") && !stop.exists() {
-        // Without the guard, a lock that is young and lost would block them all.
         let is_mixed = deaths == 0 && !files.is_unguarded;
         let is_live = value("DETACHED") == 0 && (!is_mixed || files.below(3) > 0);
-        let pid = if is_live {
+        let pid = if is_live && !is_all_stale {
             std::process::id()
         } else {
             dead_pid
