@@ -61,8 +61,17 @@ pub struct Directory(OwnedFd);
 impl Directory {
     /// The directory `path` itself.
     pub fn open(path: &Path) -> io::Result<Directory> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Directory(openat(CWD, path, flags, Mode::empty())?))
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
+            // Where we may not see what there is, we may still make and remove what we know of.
+            Err(Errno::ACCESS) => Ok(Directory(openat(
+                CWD,
+                path,
+                flags | OFlags::PATH,
+                Mode::empty(),
+            )?)),
+            other => Ok(Directory(other?)),
+        }
     }
 
     /// The directory that `file` stands in.

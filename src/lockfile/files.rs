@@ -101,10 +101,18 @@ impl<'a> LockFiles<'a> {
     }
 
     /// Locks the file and writes the record. Where files cannot be locked, the record does not say so.
+    ///
+    /// A file that has a name already may be locked for a moment by somebody who looks at it. We wait for
+    /// that: a record that says that we have it locked, when we have not, would give our lock away.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::WouldBlock`] if somebody else keeps the file locked, or what the system says.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
-        let record = match self.lock(file)? {
+        let record = match self.lock_patiently(file)? {
+            Locking::Ours => record,
+            Locking::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
             Locking::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
-            Locking::Ours | Locking::Theirs => record,
         };
         (&*file).write_all(record)?;
         if self.making.is_synced {
@@ -151,14 +159,23 @@ impl<'a> LockFiles<'a> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(error),
         };
-        if let Err(error) = self.fill(&file, record) {
-            // Nothing may be left that looks like a lock.
-            let _ = self.directory.remove(name);
-            return Err(error);
-        }
-        // A short timeout may have been over by then.
+        let filled = self.fill(&file, record);
+        // We may have been asleep for so long that somebody has taken the empty file for a stale one.
         let is_there = self.directory.identity(name)? == Some(FileId::of(&file)?);
-        Ok(is_there.then_some(file))
+        match filled {
+            Ok(()) => Ok(is_there.then_some(file)),
+            // Whoever has locked it is at just that, and what becomes of the name is up to them.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && name == self.name => {
+                Ok(None)
+            }
+            Err(error) => {
+                // Nothing may be left that looks like a lock.
+                if is_there {
+                    let _ = self.directory.remove(name);
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -285,7 +302,10 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
         bytes.resize((start + CHUNK).min(MAX_LEN + 1), 0);
         let read = match file.read_at(&mut bytes[start..], start as u64) {
             Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                bytes.truncate(start);
+                continue;
+            }
             Err(error) => return Err(error),
         };
         bytes.truncate(start + read);
@@ -323,4 +343,110 @@ fn named(linked: io::Result<()>, file: File) -> io::Result<Option<File>> {
 
 fn is_unsupported<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+
+    use rustix::fs::{flock, FlockOperation};
+
+    use super::*;
+
+    const RECORD: &[u8] = b"pid=1\ntimestamp=0000000001\nx-live=flock\n";
+
+    fn with_files(check: impl FnOnce(&Path, &LockFiles<'_>)) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = Directory::open(scratch.path()).expect("a directory");
+        let making = Making {
+            mode: 0o644,
+            is_synced: false,
+            settle: Settle::Never,
+            lacks: Lacks::default(),
+        };
+        let name = OsStr::new("files.lock");
+        check(
+            &scratch.path().join(name),
+            &LockFiles::new(&directory, name, making),
+        );
+    }
+
+    /// Somebody who looks at a file, and has it locked meanwhile.
+    fn locked(path: &Path) -> File {
+        let file = File::open(path).expect("a file");
+        flock(&file, FlockOperation::NonBlockingLockExclusive).expect("a lock");
+        file
+    }
+
+    #[test]
+    fn a_record_is_not_written_before_the_file_is_locked() {
+        with_files(|path, files| {
+            let ours = files.directory.create(path, 0o644).expect("a file");
+            let theirs = locked(path);
+            let (sender, receiver) = mpsc::channel();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    receiver.recv().expect("the start");
+                    thread::sleep(Duration::from_millis(20));
+                    drop(theirs);
+                });
+                sender.send(()).expect("a thread");
+                files.fill(&ours, RECORD).expect("a record");
+            });
+            assert_eq!(fs::read(path).expect("a record"), RECORD);
+            let third = File::open(path).expect("a file");
+            let refused = flock(&third, FlockOperation::NonBlockingLockExclusive);
+            assert!(refused.is_err(), "the record says that we have it locked");
+        });
+    }
+
+    #[test]
+    fn a_file_that_others_keep_locked_gets_no_record() {
+        with_files(|path, files| {
+            let ours = files.directory.create(path, 0o644).expect("a file");
+            let _theirs = locked(path);
+            let error = files.fill(&ours, RECORD).expect_err("locked");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(fs::read(path).expect("a file"), b"");
+        });
+    }
+
+    #[test]
+    fn no_more_than_a_record_is_read() {
+        with_files(|path, _| {
+            for len in [
+                0,
+                1,
+                1023,
+                1024,
+                1025,
+                MAX_LEN - 1,
+                MAX_LEN,
+                MAX_LEN + 1,
+                1 << 20,
+            ] {
+                let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+                fs::write(path, &bytes).expect("a file");
+                let read = read(&File::open(path).expect("a file")).expect("its content");
+                assert!(read.bytes == bytes[..len.min(MAX_LEN + 1)], "{len}");
+            }
+        });
+    }
+
+    #[test]
+    fn names_aside_are_known_and_others_are_not() {
+        assert!(is_name_aside(OsStr::new(&name_aside().expect("a name"))));
+        for name in [
+            ".sema-0123456789abcdef",
+            ".sema-0123456789abcde~",
+            ".sema-0123456789abcdef0~",
+            ".sema-0123456789abcdeg~",
+            "sema-0123456789abcdef~",
+            ".sema-~",
+            "",
+        ] {
+            assert!(!is_name_aside(OsStr::new(name)), "{name}");
+        }
+    }
 }

@@ -26,8 +26,15 @@ use super::Semaphore;
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
-/// The stack of the thread that watches, in bytes: the caller's callback runs on it, too.
-const STACK_LEN: usize = 512 * 1024;
+/// The stack of the thread that watches, in bytes.
+const STACK_LEN: usize = if cfg!(debug_assertions) {
+    512 * 1024
+} else {
+    64 * 1024
+};
+
+/// The same, if code of the caller is to run there: as much as a thread has by default.
+const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 
 /// The digits of a timestamp that a heartbeat can replace.
 const TIMESTAMP_LEN: usize = 10;
@@ -36,10 +43,12 @@ const TIMESTAMP_LEN: usize = 10;
 pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
 
 /// What a guard does while it holds.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Care {
-    /// The time from one heartbeat to the next, if there are to be any.
-    pub(super) beat: Option<Duration>,
+    /// The time from one look at the name to the next, where the system tells nothing of changes.
+    pub(super) beat: Duration,
+    /// Whether each look moves the timestamp.
+    pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
 }
 
@@ -91,7 +100,7 @@ impl<'a> SemaphoreGuard<'a> {
             keeper: None,
             is_released: false,
         };
-        if care.beat.is_some() || care.on_lost.is_some() {
+        if care.has_heartbeat || care.on_lost.is_some() {
             // Should that fail, the guard gives the lock back.
             guard.keeper = Some(Keeper::start(Arc::clone(&guard.grip), care)?);
         }
@@ -191,19 +200,24 @@ impl Keeper {
         let stop = Arc::new(Flag::new()?);
         let stopped = Arc::clone(&stop);
         let watch = Watch::on(&grip.directory);
+        let stack_len = if care.on_lost.is_some() {
+            CALLER_STACK_LEN
+        } else {
+            STACK_LEN
+        };
         let thread = thread::Builder::new()
             .name("lock-keeper".into())
-            .stack_size(STACK_LEN)
+            .stack_size(stack_len)
             .spawn(move || keep(&grip, &care, &watch, &stopped))?;
         Ok(Keeper { stop, thread })
     }
 }
 
 fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
-    let beat = care.beat.unwrap_or(LONGEST_BEAT);
-    let mut next_beat = Instant::now() + beat;
+    let mut next_beat = Instant::now() + care.beat;
+    let concerns = |name: &[u8]| name == grip.name.as_bytes();
     loop {
-        // First thing, too: it may have been lost before the watch began.
+        // The first time, for what has happened since the grant and before the watch.
         if !grip.is_still_ours() {
             grip.is_lost.store(true, Ordering::SeqCst);
             if let Some(on_lost) = &care.on_lost {
@@ -211,7 +225,6 @@ fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
             }
             return;
         }
-        let concerns = |name: &[u8]| name == grip.name.as_bytes();
         match watch.wait(concerns, &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
@@ -219,11 +232,11 @@ fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
             Err(_) => thread::sleep(SHORTEST_BEAT),
         }
         if Instant::now() >= next_beat {
-            if care.beat.is_some() {
+            if care.has_heartbeat {
                 // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
                 let _ = grip.beat();
             }
-            next_beat = Instant::now() + beat;
+            next_beat = Instant::now() + care.beat;
         }
     }
 }
@@ -233,4 +246,158 @@ pub(super) fn beat_for(stale_timeout: Option<Duration>) -> Duration {
     stale_timeout.map_or(LONGEST_BEAT, |timeout| {
         (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::lockfile::SemaphoreOptions;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn semaphore(path: &Path) -> Semaphore {
+        Semaphore::with_defaults(path).expect("a lock path")
+    }
+
+    #[test]
+    fn a_guard_in_a_forked_process_gives_nothing_back() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("forked.lock");
+        let semaphore = semaphore(&path);
+        for is_released in [true, false] {
+            let mut copy = semaphore.try_acquire().expect("a free lock");
+            // A fork would look like this to the child.
+            Arc::get_mut(&mut copy.grip).expect("no thread").creator += 1;
+            if is_released {
+                copy.release().expect("nothing to do");
+            } else {
+                drop(copy);
+            }
+            assert!(path.exists());
+            semaphore.force_release().expect("a release");
+        }
+    }
+
+    #[test]
+    fn a_loss_before_the_watch_began_is_noticed_at_once() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("lost.lock");
+        let semaphore = semaphore(&path);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        fs::remove_file(&path).expect("the lock file");
+        let (sender, receiver) = mpsc::channel();
+        let care = Care {
+            beat: LONGEST_BEAT,
+            has_heartbeat: false,
+            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+        };
+        let keeper = Keeper::start(Arc::clone(&guard.grip), care).expect("a thread");
+        receiver.recv_timeout(LIMIT).expect("it is lost");
+        keeper.thread.join().expect("the thread");
+        assert!(guard.grip.is_lost.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_loss_is_noticed_at_the_next_beat_where_nothing_tells_of_changes() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("lost.lock");
+        let semaphore = semaphore(&path);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        let (sender, receiver) = mpsc::channel();
+        let care = Care {
+            beat: Duration::from_millis(50),
+            has_heartbeat: false,
+            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+        };
+        let stop = Flag::new().expect("a flag");
+        thread::scope(|scope| {
+            scope.spawn(|| keep(&guard.grip, &care, &Watch::none(), &stop));
+            thread::sleep(Duration::from_millis(100));
+            let too_early = receiver.try_recv();
+            fs::remove_file(&path).expect("the lock file");
+            let in_time = receiver.recv_timeout(LIMIT);
+            stop.set();
+            assert!(too_early.is_err() && in_time.is_ok());
+        });
+    }
+
+    #[test]
+    fn a_lock_is_watched_over_without_a_heartbeat_as_often_as_with_one() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let options = SemaphoreOptions::new().on_lost(|| {});
+        let path = scratch.path().join("watched.lock");
+        let config = crate::lockfile::SemaphoreConfig {
+            stale_timeout: Some(Duration::from_secs(9)),
+            ..Default::default()
+        };
+        let semaphore = Semaphore::with_options(path, config, options).expect("a lock path");
+        assert_eq!(semaphore.care().beat, Duration::from_secs(3));
+        assert!(!semaphore.care().has_heartbeat);
+    }
+
+    #[test]
+    fn beats_come_three_to_a_timeout_and_within_bounds() {
+        let seconds = Duration::from_secs;
+        assert_eq!(beat_for(Some(seconds(3600))), seconds(1200));
+        assert_eq!(beat_for(Some(seconds(30))), seconds(10));
+        assert_eq!(beat_for(Some(Duration::ZERO)), SHORTEST_BEAT);
+        assert_eq!(beat_for(Some(Duration::MAX)), LONGEST_BEAT);
+        assert_eq!(beat_for(None), LONGEST_BEAT);
+    }
+
+    #[test]
+    fn a_beat_changes_ten_digits_of_the_open_file_and_nothing_else() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("beating.lock");
+        let semaphore = semaphore(&path);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        let text = fs::read_to_string(&path).expect("a record");
+        let (head, rest) = text.split_once(TIMESTAMP).expect("a timestamp");
+        let aged = format!("{head}{TIMESTAMP}0000000007{}", &rest[TIMESTAMP_LEN..]);
+        guard
+            .grip
+            .file
+            .write_all_at(aged.as_bytes(), 0)
+            .expect("an old record");
+
+        // Whatever stands under the name by now is none of its business.
+        let elsewhere = scratch.path().join("elsewhere");
+        fs::rename(&path, &elsewhere).expect("another name");
+        fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");
+        guard.grip.beat().expect("a beat");
+        assert_eq!(
+            fs::read_to_string(&path).expect("a record"),
+            "pid=1\ntimestamp=0000000005\n"
+        );
+        let beaten = fs::read_to_string(&elsewhere).expect("a record");
+        let (_, digits) = beaten.split_once(TIMESTAMP).expect("a timestamp");
+        let now = seconds_since_1970(SystemTime::now());
+        let then: u64 = digits[..TIMESTAMP_LEN].parse().expect("a timestamp");
+        assert!(now - 5 <= then && then <= now);
+        assert_eq!(digits[TIMESTAMP_LEN..], rest[TIMESTAMP_LEN..]);
+        assert_eq!(beaten.len(), text.len());
+    }
+
+    #[test]
+    fn a_beat_spares_what_is_not_a_record_of_ours_any_more() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("beating.lock");
+        let semaphore = semaphore(&path);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        for text in [
+            "",
+            "pid=1\ntimestamp=5\n",
+            "timestamp=",
+            "timestamp=12345678901\n",
+            "rubbish",
+        ] {
+            fs::write(&path, text).expect("the lock file");
+            guard.grip.beat().expect("a beat");
+            assert_eq!(fs::read_to_string(&path).expect("the lock file"), text);
+        }
+    }
 }

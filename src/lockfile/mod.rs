@@ -30,6 +30,8 @@ mod staleness;
 mod status;
 mod surroundings;
 mod takeover;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::fmt;
@@ -56,7 +58,7 @@ pub(crate) use watch::Flag;
 use files::{Lacks, LockFiles, Making};
 use guard::{beat_for, Care, OnLost};
 use path::LockPath;
-use record::Record;
+use record::{token_as_read, Record};
 use staleness::{judge, Content};
 use surroundings::{stamped, Surroundings};
 use takeover::{Attempt, Claim, Locking, Removal};
@@ -409,6 +411,22 @@ impl Semaphore {
     /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is the holder
     /// who asks; an unreadable one only when it is stale.
     ///
+    /// ```
+    /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("backup.lock");
+    /// let semaphore = Semaphore::with_defaults(&path)?;
+    /// // For this process, which need not keep the file open.
+    /// assert!(semaphore.try_acquire_detached(&LockInfo::new())?.is_ok());
+    ///
+    /// let refused = semaphore.release(&Terms::default())?;
+    /// assert_eq!(refused.unwrap_err().status.pid, Some(std::process::id()));
+    /// let terms = Terms { asking: std::process::id(), ..Terms::default() };
+    /// assert!(semaphore.release(&terms)?.is_ok());
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
@@ -446,7 +464,7 @@ impl Semaphore {
             }
         }
         if let Some(token) = &terms.token {
-            if record.token.as_deref() != Some(token) {
+            if record.token != Some(token_as_read(token)) {
                 return Err(Obstacle::NotStale);
             }
         }
@@ -495,14 +513,15 @@ impl Semaphore {
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let care = Care {
-            beat: self
-                .options
-                .has_heartbeat
-                .then(|| beat_for(self.config.stale_timeout)),
+        Ok(SemaphoreGuard::new(self, directory, file, self.care())?)
+    }
+
+    fn care(&self) -> Care {
+        Care {
+            beat: beat_for(self.config.stale_timeout),
+            has_heartbeat: self.options.has_heartbeat,
             on_lost: self.options.on_lost.clone(),
-        };
-        Ok(SemaphoreGuard::new(self, directory, file, care)?)
+        }
     }
 
     /// Tries once.
@@ -555,13 +574,16 @@ impl Semaphore {
     /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, or what the system says.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let patience = Patience::new(timeout, None);
-        let watch = Watch::on(&self.directory()?);
+        let mut watch = None;
         loop {
             let status = self.status()?;
             if !status.is_locked || status.is_stale {
                 return Ok(());
             }
-            rest(std::slice::from_ref(self), &[status], &watch, &patience)?;
+            match &watch {
+                Some(watch) => rest(std::slice::from_ref(self), &[status], watch, &patience)?,
+                None => watch = Some(Watch::on(&self.directory()?)),
+            }
         }
     }
 }
@@ -620,7 +642,7 @@ fn wait_for_any(
         }
         match &watch {
             Some(watch) => rest(slots, &held, watch, patience)?,
-            // And look again: what has happened before the watch began is not missed.
+            // Most find the lock free, and need none. Then one more look, so that nothing is missed.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
     }
@@ -643,10 +665,11 @@ fn rest(
         .map(|slot| slot.config.retry_interval)
         .min()
         .unwrap_or(FOREVER);
-    // What is stale already and was not to be had, is in the way for another reason.
     let stale_in = held
         .iter()
-        .filter_map(|status| status.stale_in.filter(|stale_in| !stale_in.is_zero()))
+        // What is stale and yet was not to be had will not be had a moment later for being stale.
+        .filter(|status| !status.is_stale)
+        .filter_map(|status| status.stale_in)
         .min()
         .unwrap_or(FOREVER);
     let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();

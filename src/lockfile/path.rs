@@ -71,8 +71,11 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
             )));
         }
     }
-    let working_directory = env::current_dir().map_err(SemaphoreError::IoError)?;
-    follow(working_directory.join(path))
+    if path.is_absolute() {
+        // The working directory may be gone.
+        return follow(path.to_owned());
+    }
+    follow(env::current_dir()?.join(path))
 }
 
 /// Follows links in the last component, where the kernel would do so under `fs.protected_symlinks`: a

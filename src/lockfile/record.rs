@@ -12,6 +12,9 @@ pub(super) const MAX_LEN: usize = 64 * 1024;
 /// The longest tag that is written, in characters.
 pub(super) const MAX_TAG_LEN: usize = 10_000;
 
+/// The longest of any other text, in characters. With the longest tag, a record stays below [`MAX_LEN`].
+pub(super) const MAX_TEXT_LEN: usize = 1000;
+
 /// What stands before the timestamp's digits, after the line of the pid.
 pub(super) const TIMESTAMP: &str = "timestamp=";
 
@@ -60,6 +63,15 @@ impl LockInfo {
 
     /// Reads a record. Lines that it does not know are passed over; of a key that stands there twice
     /// the last counts.
+    ///
+    /// ```
+    /// use latchd::lockfile::LockInfo;
+    ///
+    /// let info = LockInfo::parse("pid=4711\ntimestamp=1700000000\ntag=backup\n")?;
+    /// assert_eq!((info.pid, info.tag.as_deref()), (4711, Some("backup")));
+    /// assert!(LockInfo::parse("pid=4711\n").is_err());
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -147,11 +159,12 @@ impl Record {
         let mut text = format!("pid={}\n{TIMESTAMP}{timestamp}\n", self.pid.unwrap_or(0));
         let mut line = |key: &str, value: Option<String>| {
             if let Some(value) = value {
-                let value: String = value
-                    .chars()
-                    .take(MAX_TAG_LEN)
-                    .map(blank_if_control)
-                    .collect();
+                let max_len = if key == "tag" {
+                    MAX_TAG_LEN
+                } else {
+                    MAX_TEXT_LEN
+                };
+                let value = as_written(&value, max_len);
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{key}={value}");
             }
@@ -191,11 +204,351 @@ fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
     text.parse().ok().filter(|_| is_digits)
 }
 
+/// A text as it stands in a file.
+fn as_written(text: &str, max_len: usize) -> String {
+    text.chars().take(max_len).map(blank_if_control).collect()
+}
+
+/// A token as it is read again from the file that it was written into.
+pub(super) fn token_as_read(token: &str) -> String {
+    as_written(token, MAX_TEXT_LEN).trim().to_owned()
+}
+
 /// A line break would begin another line, an escape sequence would reach somebody's terminal.
 fn blank_if_control(c: char) -> char {
     if c.is_control() {
         ' '
     } else {
         c
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random numbers that come again with the same seed.
+    struct Dice(u64);
+
+    impl Dice {
+        fn throw(&mut self, sides: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            usize::try_from((self.0 >> 16) % sides as u64).expect("fewer than sides")
+        }
+
+        fn word(&mut self) -> String {
+            const ALPHABET: [char; 12] = [
+                'a',
+                'Z',
+                '0',
+                '=',
+                '-',
+                '"',
+                '\\',
+                'ü',
+                '\u{1f512}',
+                '\u{feff}',
+                '\u{2028}',
+                '.',
+            ];
+            let word: String = (0..=self.throw(40))
+                .map(|_| ALPHABET[self.throw(ALPHABET.len())])
+                .collect();
+            // What is blank at the ends is not kept.
+            word.trim().to_owned()
+        }
+
+        fn maybe<T>(&mut self, make: impl FnOnce(&mut Dice) -> T) -> Option<T> {
+            (self.throw(3) > 0).then(|| make(self))
+        }
+
+        fn number(&mut self) -> u64 {
+            match self.throw(4) {
+                0 => 0,
+                1 => u64::MAX,
+                2 => 1_700_000_000 + self.throw(1_000_000) as u64,
+                _ => self.throw(1000) as u64,
+            }
+        }
+
+        fn record(&mut self) -> Record {
+            Record {
+                pid: Some([0, 1, 4711, u32::MAX][self.throw(4)]),
+                timestamp: Some(self.number()),
+                tag: self.maybe(Dice::word),
+                since: self.maybe(Dice::number),
+                host: self.maybe(Dice::word),
+                boot: self.maybe(Dice::word),
+                pid_namespace: self.maybe(Dice::word),
+                start: self.maybe(Dice::number),
+                token: self.maybe(Dice::word),
+                is_live: self.throw(2) == 1,
+            }
+        }
+    }
+
+    fn seeds() -> impl Iterator<Item = u64> {
+        1..=3000
+    }
+
+    #[test]
+    fn what_is_printed_is_read_as_it_was() {
+        for seed in seeds() {
+            let record = Dice(seed).record();
+            assert_eq!(
+                Record::parse(record.print().as_bytes()),
+                record,
+                "seed {seed}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_serialized_is_parsed_as_it_was() {
+        for seed in seeds() {
+            let info = Dice(seed).record().info().expect("a pid and a time");
+            let read = LockInfo::parse(&info.serialize()).expect("a record");
+            assert_eq!(read, info, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn no_bytes_upset_the_parser() {
+        const PIECES: [&[u8]; 16] = [
+            b"pid=",
+            b"timestamp=",
+            b"tag=",
+            b"x-live=flock",
+            b"x-start=",
+            b"=",
+            b"\n",
+            b"\r\n",
+            b"\r",
+            b"\0",
+            b"\xff\xfe",
+            b"\xef\xbb\xbf",
+            b"18446744073709551616",
+            b"-1",
+            b" ",
+            b"7",
+        ];
+        for seed in seeds() {
+            let mut dice = Dice(seed);
+            let mut bytes = Vec::new();
+            for _ in 0..dice.throw(60) {
+                bytes.extend_from_slice(PIECES[dice.throw(PIECES.len())]);
+            }
+            let record = Record::parse(&bytes);
+            // Whatever it read, it can be written, and then it says the same to whoever shares the format.
+            if let Some(info) = record.info() {
+                let again = LockInfo::parse(&info.serialize()).expect("a record");
+                assert_eq!(
+                    (again.pid, again.timestamp),
+                    (info.pid, info.timestamp),
+                    "seed {seed}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_lines_are_those_of_every_implementation() {
+        let info = LockInfo {
+            pid: 4711,
+            timestamp: 1_700_000_000,
+            tag: None,
+        };
+        assert_eq!(info.serialize(), "pid=4711\ntimestamp=1700000000\n");
+        let tagged = info.clone().with_tag("job");
+        assert_eq!(
+            tagged.serialize(),
+            "pid=4711\ntimestamp=1700000000\ntag=job\n"
+        );
+        assert_eq!(
+            info.with_tag("").serialize(),
+            "pid=4711\ntimestamp=1700000000\ntag=\n"
+        );
+    }
+
+    #[test]
+    fn a_file_of_ours_begins_with_them_too() {
+        let record = Record {
+            pid: Some(7),
+            timestamp: Some(1_700_000_000),
+            tag: Some("t".into()),
+            host: Some("h".into()),
+            is_live: true,
+            ..Record::default()
+        };
+        assert_eq!(
+            record.print(),
+            "pid=7\ntimestamp=1700000000\ntag=t\nx-host=h\nx-live=flock\n"
+        );
+    }
+
+    #[test]
+    fn all_the_ways_to_write_a_record_are_read() {
+        let good = LockInfo {
+            pid: 7,
+            timestamp: 9,
+            tag: None,
+        };
+        for text in [
+            "pid=7\ntimestamp=9\n",
+            "pid=7\ntimestamp=9",
+            "timestamp=9\npid=7\n",
+            "pid=7\r\ntimestamp=9\r\n",
+            "\n\n  \npid=7\n\n\t\ntimestamp=9\n\n",
+            "  pid=7  \n\ttimestamp=9\t\n",
+            "pid = 7\ntimestamp = 9\n",
+            "\u{feff}pid=7\ntimestamp=9\n",
+            "pid=1\npid=7\ntimestamp=1\ntimestamp=9\n",
+            "pid=abc\npid=7\ntimestamp=9\n",
+            "pid=0007\ntimestamp=0000000009\n",
+            "colour=green\npid=7\nnothing\n=\ntimestamp=9\nx-new=1\n",
+        ] {
+            let read = LockInfo::parse(text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+            assert_eq!(read, good, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_missing() {
+        for number in [
+            "",
+            "12x",
+            "-1",
+            "+5",
+            "1.5",
+            "0x10",
+            "1 2",
+            "abc",
+            "99999999999",
+            "٣",
+            "4294967296",
+            "1\rtimestamp=5",
+        ] {
+            let text = format!("pid={number}\ntimestamp=9\n");
+            let error = LockInfo::parse(&text).expect_err(&text).to_string();
+            assert_eq!(error, "Parse error: missing pid", "{text:?}");
+        }
+        for number in ["", "12x", "-1", "+5", "1.5", "18446744073709551616"] {
+            let text = format!("pid=9\ntimestamp={number}\n");
+            let error = LockInfo::parse(&text).expect_err(&text).to_string();
+            assert_eq!(error, "Parse error: missing timestamp", "{text:?}");
+        }
+        assert!(LockInfo::parse("").is_err());
+    }
+
+    #[test]
+    fn the_last_of_several_counts_even_if_it_is_no_number() {
+        assert!(LockInfo::parse("pid=7\npid=abc\ntimestamp=9\n").is_err());
+        let read = LockInfo::parse("pid=7\ntag=a\ntimestamp=9\ntag=b\n").expect("a record");
+        assert_eq!(read.tag.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_lone_carriage_return_ends_no_line() {
+        assert!(LockInfo::parse("pid=7\rtimestamp=9\r").is_err());
+    }
+
+    #[test]
+    fn numbers_of_no_process_are_read_all_the_same() {
+        for pid in [0, i32::MAX as u32 + 1, u32::MAX] {
+            let read = LockInfo::parse(&format!("pid={pid}\ntimestamp=9\n")).expect("a record");
+            assert_eq!(read.pid, pid);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_spoil_their_own_line_only() {
+        let record = Record::parse(b"pid=7\ntimestamp=9\ntag=a\xff\xfeb\n\xc3(=\n");
+        assert_eq!(record.info().map(|info| info.pid), Some(7));
+        assert_eq!(record.tag.as_deref(), Some("a\u{fffd}\u{fffd}b"));
+    }
+
+    #[test]
+    fn a_tag_may_contain_equals_signs_and_nothing() {
+        let read = LockInfo::parse("pid=7\ntimestamp=9\ntag=a=b==\n").expect("a record");
+        assert_eq!(read.tag.as_deref(), Some("a=b=="));
+        let read = LockInfo::parse("pid=7\ntimestamp=9\ntag=\n").expect("a record");
+        assert_eq!(read.tag.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_record_is_read_up_to_64_kib_and_not_beyond() {
+        let head = "pid=7\ntimestamp=9\n";
+        let longest = format!("{head}{}", "x".repeat(MAX_LEN - head.len()));
+        assert!(LockInfo::parse(&longest).is_ok());
+        assert!(LockInfo::parse(&format!("{longest}x")).is_err());
+    }
+
+    #[test]
+    fn no_tag_adds_a_line_or_reaches_the_terminal() {
+        let tag = "a\nx-live=flock\rb\x1b[31m\0\x7f\u{9b}c\td";
+        let info = LockInfo {
+            pid: 7,
+            timestamp: 9,
+            tag: Some(tag.into()),
+        };
+        let text = info.serialize();
+        assert_eq!(
+            text,
+            "pid=7\ntimestamp=9\ntag=a x-live=flock b [31m   c d\n"
+        );
+        assert!(!Record::parse(text.as_bytes()).is_live);
+    }
+
+    #[test]
+    fn a_tag_of_ten_thousand_characters_survives_and_no_longer_one() {
+        for c in ['x', 'ü', '\u{1f512}'] {
+            let longest: String = std::iter::repeat_n(c, MAX_TAG_LEN).collect();
+            for tag in [longest.clone(), format!("{longest}{c}")] {
+                let text = LockInfo::new().with_tag(tag).serialize();
+                let read = LockInfo::parse(&text).expect("a record");
+                assert_eq!(read.tag.as_deref(), Some(longest.as_str()));
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_record_of_ours_can_be_read() {
+        let longest = || Some("\u{1f512}".repeat(2 * MAX_TAG_LEN));
+        let record = Record {
+            pid: Some(u32::MAX),
+            timestamp: Some(u64::MAX),
+            tag: longest(),
+            since: Some(u64::MAX),
+            host: Some("h".repeat(64)),
+            boot: Some("b".repeat(36)),
+            pid_namespace: Some("4026531836".into()),
+            start: Some(u64::MAX),
+            token: longest(),
+            is_live: true,
+        };
+        let text = record.print();
+        assert!(
+            Record::parse(text.as_bytes()).is_live,
+            "{} bytes",
+            text.len()
+        );
+    }
+
+    #[test]
+    fn age_is_counted_from_the_timestamp_and_the_future_is_young() {
+        let now = seconds_since_1970(SystemTime::now());
+        let info = |timestamp| LockInfo {
+            pid: 1,
+            timestamp,
+            tag: None,
+        };
+        assert!(info(now - 10).is_stale(Duration::from_secs(5)));
+        assert!(!info(now - 10).is_stale(Duration::from_secs(3600)));
+        assert!(!info(now + 1000).is_stale(Duration::ZERO));
+        assert!(!info(0).is_stale(Duration::MAX));
+        assert!(!info(u64::MAX).is_stale(Duration::from_secs(1)));
+        assert!(info(0).is_stale(Duration::ZERO));
     }
 }

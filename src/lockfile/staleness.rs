@@ -179,3 +179,394 @@ fn is_of_this_place(record: &Record, here: &Place) -> bool {
         && agrees(&record.boot, &here.boot)
         && agrees(&record.pid_namespace, &here.pid_namespace)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 2_000_000_000;
+    const TIMEOUT: u64 = 3600;
+    const OLD: u64 = NOW - TIMEOUT - 1;
+    const YOUNG: u64 = NOW - TIMEOUT;
+    const PID: u32 = 100;
+    const ZOMBIE: u32 = 101;
+    /// Of somebody whose /proc we may not see.
+    const HIDDEN: u32 = 102;
+    const NOBODY: u32 = 103;
+    /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW - 10_000`.
+    const START: u64 = 100 * 1000;
+    const STARTED: u64 = NOW - 9000;
+
+    struct Virtual {
+        here: Place,
+        file_system_now: u64,
+    }
+
+    impl Virtual {
+        fn new() -> Virtual {
+            let text = |text: &str| Some(text.to_owned());
+            Virtual {
+                here: Place {
+                    host: text("h"),
+                    boot: text("b"),
+                    pid_namespace: text("n"),
+                },
+                file_system_now: NOW,
+            }
+        }
+    }
+
+    impl World for Virtual {
+        fn here(&self) -> &Place {
+            &self.here
+        }
+
+        fn now(&self) -> u64 {
+            NOW
+        }
+
+        fn file_system_now(&self) -> u64 {
+            self.file_system_now
+        }
+
+        fn process(&self, pid: u32) -> Option<Process> {
+            let start_ticks = (pid != HIDDEN).then_some(START);
+            [PID, ZOMBIE, HIDDEN].contains(&pid).then_some(Process {
+                is_zombie: pid == ZOMBIE,
+                start_ticks,
+            })
+        }
+
+        fn instant_of(&self, ticks: u64) -> Option<u64> {
+            Some(NOW - 10_000 + ticks / 100)
+        }
+    }
+
+    fn judged_in(
+        world: &Virtual,
+        text: &str,
+        modified: u64,
+        is_locked: Option<bool>,
+        rule: StaleRule,
+    ) -> Judgement {
+        let content = Content {
+            bytes: text.as_bytes().to_vec(),
+            modified,
+        };
+        let record = Record::parse(&content.bytes);
+        let timeout = Some(Duration::from_secs(TIMEOUT));
+        judge(&content, &record, is_locked, timeout, rule, world)
+    }
+
+    fn judged(text: &str) -> Judgement {
+        let rule = StaleRule::AgeAndLiveness;
+        judged_in(&Virtual::new(), text, NOW, Some(false), rule)
+    }
+
+    fn lines(pid: u32, timestamp: u64, more: &str) -> String {
+        format!("pid={pid}\ntimestamp={timestamp}\n{more}")
+    }
+
+    #[test]
+    fn the_rule_as_a_table() {
+        use Alive::{No, Unknown, Yes};
+        let here = "x-host=h\nx-boot=b\nx-pidns=n\n";
+        let with_start = |start: u64| format!("{here}x-start={start}\n");
+        let live = format!("{here}x-live=flock\n");
+        let rows: &[(&str, u32, u64, String, Alive, bool)] = &[
+            (
+                "foreign, young, alive",
+                PID,
+                YOUNG,
+                String::new(),
+                Yes,
+                false,
+            ),
+            (
+                "foreign, young, dead",
+                NOBODY,
+                YOUNG,
+                String::new(),
+                No,
+                false,
+            ),
+            ("foreign, old, alive", PID, OLD, String::new(), Yes, false),
+            ("foreign, old, dead", NOBODY, OLD, String::new(), No, true),
+            ("a zombie, old", ZOMBIE, OLD, String::new(), No, true),
+            ("a zombie, young", ZOMBIE, YOUNG, String::new(), No, false),
+            ("hidden, old", HIDDEN, OLD, with_start(START), Yes, false),
+            ("pid 0, old", 0, OLD, String::new(), No, true),
+            ("pid too great, old", u32::MAX, OLD, String::new(), No, true),
+            (
+                "started just then",
+                PID,
+                STARTED - 2,
+                String::new(),
+                Yes,
+                false,
+            ),
+            (
+                "started later: reused",
+                PID,
+                STARTED - 3,
+                String::new(),
+                No,
+                true,
+            ),
+            ("ours, same start", PID, OLD, with_start(START), Yes, false),
+            (
+                "ours, other start",
+                PID,
+                OLD,
+                with_start(START + 1),
+                No,
+                true,
+            ),
+            (
+                "ours, other start, young",
+                PID,
+                YOUNG,
+                with_start(1),
+                No,
+                false,
+            ),
+            (
+                "same start, clock was wrong",
+                PID,
+                5,
+                with_start(START),
+                Yes,
+                false,
+            ),
+            ("live and not locked", PID, NOW, live.clone(), No, true),
+            ("live of the dead", NOBODY, NOW, live.clone(), No, true),
+            (
+                "another host, old",
+                PID,
+                OLD,
+                "x-host=g\n".into(),
+                Unknown,
+                true,
+            ),
+            (
+                "another host, young",
+                NOBODY,
+                YOUNG,
+                "x-host=g\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "another host's boot",
+                PID,
+                YOUNG,
+                "x-host=g\nx-boot=a\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "another host, live",
+                PID,
+                YOUNG,
+                "x-host=g\nx-boot=b\nx-live=flock\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "an earlier boot",
+                PID,
+                NOW,
+                "x-host=h\nx-boot=a\n".into(),
+                No,
+                true,
+            ),
+            (
+                "a boot of nowhere",
+                PID,
+                YOUNG,
+                "x-boot=a\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "another container, old",
+                PID,
+                OLD,
+                "x-host=h\nx-boot=b\nx-pidns=m\n".into(),
+                Unknown,
+                true,
+            ),
+            (
+                "another container, young",
+                NOBODY,
+                YOUNG,
+                "x-pidns=m\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "live, said by nobody in particular",
+                PID,
+                OLD,
+                "x-live=flock\n".into(),
+                Yes,
+                false,
+            ),
+            (
+                "some other way to live",
+                NOBODY,
+                NOW,
+                format!("{here}x-live=fcntl\n"),
+                No,
+                false,
+            ),
+        ];
+        for (what, pid, timestamp, more, alive, is_stale) in rows {
+            let judgement = judged(&lines(*pid, *timestamp, more));
+            assert_eq!(
+                (judgement.alive, judgement.is_stale),
+                (*alive, *is_stale),
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lock_that_is_locked_is_alive_whatever_its_process() {
+        let text = lines(NOBODY, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
+        let world = Virtual::new();
+        let rule = StaleRule::AgeAndLiveness;
+        let judgement = judged_in(&world, &text, NOW, Some(true), rule);
+        assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
+        assert_eq!(judgement.stale_in, None);
+    }
+
+    #[test]
+    fn by_age_alone_the_living_are_stale_too() {
+        let world = Virtual::new();
+        let by_age = |timestamp| {
+            let text = lines(PID, timestamp, "");
+            judged_in(&world, &text, NOW, Some(false), StaleRule::Age).is_stale
+        };
+        assert!(by_age(OLD));
+        assert!(!by_age(YOUNG));
+    }
+
+    #[test]
+    fn without_a_timeout_nothing_is_stale() {
+        for text in [
+            lines(NOBODY, 0, ""),
+            lines(NOBODY, 0, "x-host=h\nx-boot=b\nx-live=flock\n"),
+            lines(NOBODY, 0, "x-host=h\nx-boot=a\n"),
+            String::new(),
+        ] {
+            let content = Content {
+                bytes: text.clone().into_bytes(),
+                modified: 0,
+            };
+            let record = Record::parse(&content.bytes);
+            for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
+                let world = Virtual::new();
+                let judgement = judge(&content, &record, Some(false), None, rule, &world);
+                assert!(
+                    !judgement.is_stale && judgement.stale_in.is_none(),
+                    "{text:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_unreadable_file_is_as_old_as_the_file_system_says() {
+        for text in [
+            "",
+            "rubbish",
+            "pid=5\n",
+            "timestamp=1\n",
+            "pid=-1\ntimestamp=1\n",
+        ] {
+            let at = |modified, file_system_now| {
+                let world = Virtual {
+                    file_system_now,
+                    ..Virtual::new()
+                };
+                let rule = StaleRule::AgeAndLiveness;
+                judged_in(&world, text, modified, Some(false), rule).is_stale
+            };
+            assert!(at(OLD, NOW), "{text:?}");
+            assert!(!at(YOUNG, NOW), "{text:?}");
+            // Our own clock has no say.
+            assert!(!at(OLD, OLD + 5), "{text:?}");
+            assert!(at(5 * NOW, 6 * NOW), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_timestamp_from_the_future_is_as_old_as_the_file() {
+        let stale = |timestamp, modified| {
+            let text = lines(NOBODY, timestamp, "");
+            let rule = StaleRule::AgeAndLiveness;
+            judged_in(&Virtual::new(), &text, modified, Some(false), rule).is_stale
+        };
+        assert!(stale(NOW + 61, OLD));
+        assert!(!stale(NOW + 61, YOUNG));
+        // Clocks may differ a little; then it is young.
+        assert!(!stale(NOW + 60, OLD));
+        assert!(stale(u64::MAX, OLD));
+    }
+
+    #[test]
+    fn a_lock_becomes_stale_when_it_says_so() {
+        let of = |text: &str| judged(text).stale_in;
+        assert_eq!(of(&lines(NOBODY, NOW, "")), Some(TIMEOUT + 1));
+        assert_eq!(of(&lines(NOBODY, YOUNG, "")), Some(1));
+        assert_eq!(of(&lines(NOBODY, OLD, "")), Some(0));
+        assert_eq!(of(&lines(PID, OLD, "")), None);
+        assert_eq!(of(&lines(NOBODY, 0, "x-host=h\nx-boot=a\n")), Some(0));
+        assert_eq!(of(""), Some(TIMEOUT + 1));
+    }
+
+    #[test]
+    fn no_timeout_is_too_long_and_no_number_too_great() {
+        for timeout in [Duration::ZERO, Duration::MAX, Duration::from_millis(1)] {
+            for timestamp in [0, NOW, u64::MAX] {
+                for start in [0, u64::MAX] {
+                    let text = lines(PID, timestamp, &format!("x-start={start}\n"));
+                    let content = Content {
+                        bytes: text.into_bytes(),
+                        modified: u64::MAX,
+                    };
+                    let record = Record::parse(&content.bytes);
+                    for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
+                        let world = Virtual::new();
+                        let judgement = judge(&content, &record, None, Some(timeout), rule, &world);
+                        assert!(timeout != Duration::MAX || !judgement.is_stale);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_fraction_of_a_second_counts_from_the_next_full_one() {
+        let stale = |timestamp| {
+            let content = Content {
+                bytes: lines(NOBODY, timestamp, "").into_bytes(),
+                modified: NOW,
+            };
+            let record = Record::parse(&content.bytes);
+            let timeout = Some(Duration::from_millis(250));
+            judge(
+                &content,
+                &record,
+                Some(false),
+                timeout,
+                StaleRule::Age,
+                &Virtual::new(),
+            )
+        };
+        assert!(!stale(NOW).is_stale);
+        assert!(stale(NOW - 1).is_stale);
+        assert_eq!(stale(NOW).stale_in, Some(1));
+    }
+}

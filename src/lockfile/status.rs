@@ -144,6 +144,19 @@ pub(crate) enum Unlockable {
 impl Semaphore {
     /// Looks at the lock. Does not wait, and changes nothing.
     ///
+    /// ```
+    /// use latchd::lockfile::{Alive, Semaphore};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("backup.lock");
+    /// let semaphore = Semaphore::with_defaults(&path)?;
+    /// assert!(!semaphore.status()?.is_locked);
+    /// let guard = semaphore.try_acquire()?;
+    /// let status = semaphore.status()?;
+    /// assert!(status.is_locked && status.alive == Alive::Yes && !status.is_stale);
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// What the system says. That nothing stands there is no error, nor that it cannot be read.
@@ -170,6 +183,17 @@ impl Semaphore {
 
     /// Removes the lock if it is stale, and files that crashes have left beside it: of takeovers in this
     /// directory, and temporary files that other implementations have made for this lock.
+    ///
+    /// ```
+    /// use latchd::lockfile::Semaphore;
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("backup.lock");
+    /// std::fs::write(&path, "pid=999999999\ntimestamp=1\n")?;
+    /// assert!(Semaphore::with_defaults(&path)?.clean()?.lock);
+    /// assert!(!path.exists());
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
     ///
     /// # Errors
     ///

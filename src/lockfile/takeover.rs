@@ -179,8 +179,11 @@ fn take_over<F: Files>(
     }
     // The line that says who locks the file holds the lock is withheld as yet: should we die before we have
     // looked at what we displace, nobody shall take that for a reason to take over at once.
-    let Some(ours) = files.create(Name::Aside, &record(claim, false))? else {
-        return held(Obstacle::Contended, judged);
+    let ours = match files.create(Name::Aside, &record(claim, false)) {
+        Ok(Some(ours)) => ours,
+        Ok(None) => return held(Obstacle::Contended, judged),
+        Err(error) if is_forbidden(&error) => return held(Obstacle::NotRemovable, judged),
+        Err(error) => return Err(error),
     };
     let our_id = files.id(&ours)?;
     match files.exchange() {
@@ -334,6 +337,12 @@ pub(super) fn remove<F: Files>(
             Err(error) => Err(error),
         };
     }
+}
+
+/// This user may not change the names here, or nobody may.
+fn is_forbidden(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }
 
 fn record(claim: &Claim<'_>, is_live: bool) -> Vec<u8> {

@@ -4,6 +4,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread;
 use std::time::Instant;
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
@@ -11,6 +12,9 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::directory::Directory;
+
+/// Enough to close a descriptor, in bytes.
+const CLOSER_STACK_LEN: usize = 64 * 1024;
 
 /// Why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +52,31 @@ pub(super) struct Watch {
     inotify: Option<OwnedFd>,
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The kernel takes its time over the end of a watch, 5 to 20 ms. Nobody shall wait for that who has just
+        // got a lock, or is about to give one back. Without a thread, it is closed here after all.
+        if let Some(inotify) = self.inotify.take() {
+            let _ = thread::Builder::new()
+                .name("watch-closer".into())
+                .stack_size(CLOSER_STACK_LEN)
+                .spawn(move || drop(inotify));
+        }
+    }
+}
+
 impl Watch {
     /// Begins to watch.
     pub(super) fn on(directory: &Directory) -> Watch {
         Watch {
             inotify: watch(directory).ok(),
         }
+    }
+
+    /// Sees nothing, as on a file system of another host.
+    #[cfg(test)]
+    pub(super) fn none() -> Watch {
+        Watch { inotify: None }
     }
 
     /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,

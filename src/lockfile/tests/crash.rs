@@ -1,0 +1,155 @@
+//! A process dies before each of the steps of a takeover, of a creation and of a release.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::time::SystemTime;
+
+use super::shaken::{Death, Shaken};
+use super::*;
+use crate::lockfile::files::LockFiles;
+
+const NAME: &str = "crash.lock";
+
+/// More steps than there are.
+const MANY: u64 = 60;
+
+/// Runs one process that dies before a step. Whether it got so far.
+fn dies(directory: &Path, lacks: u64, step: u64) -> bool {
+    let part = [
+        ("DIRECTORY", directory.display().to_string()),
+        ("LACKS", lacks.to_string()),
+        ("STEP", step.to_string()),
+    ];
+    let status = again("lockfile::tests::crash::victim", &part)
+        .status()
+        .expect("this program");
+    assert!(status.success() || status.signal() == Some(9), "{status}");
+    !status.success()
+}
+
+/// The process that dies: takes the lock, and gives it back.
+#[test]
+#[ignore = "a part of the others"]
+fn victim() {
+    let (Some(directory), Some(lacks), Some(step)) =
+        (part("DIRECTORY"), number("LACKS"), number("STEP"))
+    else {
+        return;
+    };
+    let directory = Directory::open(directory.as_ref()).expect("a directory");
+    let lacks = all_lacks()
+        .nth(usize::try_from(lacks).expect("a number"))
+        .expect("a number");
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
+    let files = Shaken::new(files, 0, 0, Death::At(step));
+    match acquire(&files, &directory, 0) {
+        Attempt::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Attempt::Held(why, _) => panic!("{why:?}"),
+    }
+}
+
+/// Tries to take the lock, as it will be in so many seconds.
+fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Attempt<F::File> {
+    let claim = Claim {
+        record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
+        is_live: true,
+        is_stale: &|content| is_stale_in(seconds, content, directory),
+    };
+    takeover::acquire(files, &claim).expect("an attempt")
+}
+
+/// Takes the lock, as it will be in two hours. A process that another test is just starting may have it locked
+/// for a moment, with the descriptors that it got from us.
+fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) -> File {
+    let over = Instant::now() + Duration::from_secs(10);
+    loop {
+        match acquire(files, directory, 7200) {
+            Attempt::Granted(file) => return file,
+            Attempt::Held(Obstacle::Locked, _) if Instant::now() < over => {}
+            Attempt::Held(why, _) => panic!("{what}: {why:?}"),
+        }
+    }
+}
+
+/// Everything in the directory was written three hours ago.
+fn make_old(path: &Path) {
+    let then = SystemTime::now() - Duration::from_secs(3 * 3600);
+    for name in names(path) {
+        let file = File::options()
+            .write(true)
+            .open(path.join(name))
+            .expect("a file");
+        file.set_modified(then).expect("an old file");
+    }
+}
+
+fn crash_at_every_step(begin_with: Option<&str>) {
+    for (bits, lacks) in all_lacks().enumerate().filter(|(_, lacks)| !lacks.locks) {
+        let mut deaths = 0;
+        for step in 1.. {
+            assert!(step < MANY, "it never ends");
+            let scratch = tempfile::tempdir().expect("a directory");
+            let path = scratch.path();
+            if let Some(text) = begin_with {
+                fs::write(path.join(NAME), text).expect("a lock");
+            }
+            let has_died = dies(path, bits as u64, step);
+            let what = format!("{lacks:?} step {step}: {:?}", names(path));
+            if !has_died {
+                assert!(names(path).is_empty(), "{what}");
+                break;
+            }
+            deaths += 1;
+            recovers(path, lacks, &what);
+        }
+        assert!(deaths >= 3, "{lacks:?}: {deaths}");
+    }
+}
+
+fn recovers(path: &Path, lacks: Lacks, what: &str) {
+    let directory = Directory::open(path).expect("the directory");
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
+    // At once perhaps, in two hours for sure; and then nobody else.
+    let at_once = acquire(&files, &directory, 0);
+    let ours = match at_once {
+        Attempt::Granted(file) => file,
+        Attempt::Held(..) => acquire_in_the_end(&files, &directory, what),
+    };
+    assert!(
+        matches!(acquire(&files, &directory, 7200), Attempt::Held(..)),
+        "{what}"
+    );
+    assert!(
+        takeover::release(&files, &ours).expect("a release"),
+        "{what}"
+    );
+
+    // What is left is litter, and is cleared away once it is old.
+    let semaphore = lacking(&path.join(NAME), lacks, Duration::from_secs(3600));
+    let litter = names(path);
+    assert!(litter.len() <= 1, "{what}: {litter:?}");
+    assert_eq!(
+        semaphore.clean().expect("cleaning"),
+        Cleaned::default(),
+        "{what}"
+    );
+    make_old(path);
+    // A process that another test is just starting has our descriptors, and so our locks, until it is exec'd.
+    let over = Instant::now() + Duration::from_secs(10);
+    let mut cleaned = 0;
+    while cleaned < litter.len() && Instant::now() < over {
+        cleaned += semaphore.clean().expect("cleaning").temporaries as usize;
+    }
+    assert_eq!(cleaned, litter.len(), "{what}");
+    assert!(names(path).is_empty(), "{what}: {:?}", names(path));
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_takeover_leaves_a_lock_that_can_be_had() {
+    crash_at_every_step(Some("pid=999999999\ntimestamp=1\n"));
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_creation_leaves_a_lock_that_can_be_had() {
+    crash_at_every_step(None);
+}

@@ -1,0 +1,395 @@
+//! The same behaviour on every file system, whatever it lacks.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+use crate::lockfile::record::LIVE_LINE;
+use crate::lockfile::watch::Watch;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Calls `check` once for every file system there may be, each time with the path of a free lock.
+fn everywhere(check: impl Fn(&Path, Lacks)) {
+    for lacks in all_lacks() {
+        println!("{lacks:?}");
+        let scratch = tempfile::tempdir().expect("a directory");
+        check(&scratch.path().join("ladder.lock"), lacks);
+    }
+}
+
+fn litter(path: &Path) -> Vec<String> {
+    let own = path.file_name().expect("a name").to_string_lossy();
+    let mut names = names(path.parent().expect("a directory"));
+    names.retain(|name| *name != own);
+    names
+}
+
+#[test]
+fn a_lock_is_taken_is_busy_and_is_given_back() {
+    everywhere(|path, lacks| {
+        let semaphore = lacking(path, lacks, HOUR);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        assert!(guard.is_held());
+        let text = fs::read_to_string(path).expect("a lock file");
+        assert_eq!(text.ends_with(LIVE_LINE), !lacks.locks, "{text}");
+        assert_eq!(
+            LockInfo::parse(&text).expect("a record").pid,
+            std::process::id()
+        );
+        match lacking(path, lacks, HOUR).try_acquire() {
+            Err(SemaphoreError::AlreadyLocked { holder_pid, .. }) => {
+                assert_eq!(holder_pid, Some(std::process::id()));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(litter(path).is_empty());
+        guard.release().expect("a release");
+        assert!(!path.exists() && litter(path).is_empty());
+        drop(semaphore.try_acquire().expect("a free lock"));
+        assert!(!path.exists() && litter(path).is_empty());
+    });
+}
+
+#[test]
+fn a_living_holder_is_not_robbed_by_age() {
+    everywhere(|path, lacks| {
+        let semaphore = lacking(path, lacks, HOUR);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        // As old as can be; it is still ours, and we live.
+        let old = fs::read_to_string(path).expect("a record");
+        let since = semaphore
+            .lock_info()
+            .expect("a record")
+            .timestamp
+            .to_string();
+        let old = old.replacen(&since, "0000000001", 1);
+        fs::write(path, old).expect("an old record");
+        let error = semaphore.try_acquire().expect_err("held").to_string();
+        assert!(error.contains("Lock already held"), "{error}");
+        assert!(guard.is_held());
+    });
+}
+
+#[test]
+fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
+    everywhere(|path, lacks| {
+        for text in [
+            format!("pid={DEAD}\ntimestamp=1\ntag=old\n"),
+            stamped(DEAD, None, None).print() + LIVE_LINE,
+        ] {
+            fs::write(path, &text).expect("a stale lock");
+            let semaphore = lacking(path, lacks, HOUR);
+            let attempt = semaphore.try_acquire();
+            assert!(litter(path).is_empty());
+            if lacks.locks {
+                let error = attempt.expect_err("a lock that cannot be taken over safely");
+                assert!(matches!(
+                    error,
+                    SemaphoreError::AlreadyLocked {
+                        holder_pid: Some(DEAD),
+                        ..
+                    }
+                ));
+                assert_eq!(fs::read_to_string(path).expect("a record"), text);
+                continue;
+            }
+            let guard = attempt.expect("a stale lock");
+            assert!(semaphore.try_acquire().is_err());
+            let info = semaphore.lock_info().expect("a record");
+            assert_eq!((info.pid, info.tag), (std::process::id(), None));
+            assert!(fs::read_to_string(path)
+                .expect("a record")
+                .ends_with(LIVE_LINE));
+            guard.release().expect("a release");
+            assert!(!path.exists() && litter(path).is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_young_lock_of_the_dead_is_not_taken_over() {
+    everywhere(|path, lacks| {
+        let text = stamped(DEAD, None, None).print();
+        fs::write(path, &text).expect("a lock");
+        assert!(lacking(path, lacks, HOUR).try_acquire().is_err());
+        assert_eq!(fs::read_to_string(path).expect("a record"), text);
+        assert!(litter(path).is_empty());
+    });
+}
+
+#[test]
+fn a_successors_file_is_left_alone() {
+    everywhere(|path, lacks| {
+        let semaphore = lacking(path, lacks, HOUR);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        fs::remove_file(path).expect("a lock file");
+        let text = "pid=1\ntimestamp=5\n";
+        fs::write(path, text).expect("a successor");
+        assert!(!guard.is_held());
+        assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+        assert_eq!(fs::read_to_string(path).expect("a record"), text);
+    });
+}
+
+#[test]
+fn a_lock_left_to_somebody_is_released_by_somebody() {
+    everywhere(|path, lacks| {
+        let semaphore = lacking(path, lacks, HOUR);
+        let info = LockInfo::new().with_tag("a");
+        assert!(semaphore
+            .try_acquire_detached(&info)
+            .expect("an attempt")
+            .is_ok());
+        assert!(!fs::read_to_string(path)
+            .expect("a record")
+            .contains("x-live"));
+        assert!(semaphore
+            .try_acquire_detached(&info)
+            .expect("an attempt")
+            .is_err());
+        let refused = semaphore.release(&Terms::default()).expect("an attempt");
+        assert_eq!(
+            refused.expect_err("it is alive").obstacle,
+            Obstacle::NotStale
+        );
+        let own = Terms {
+            asking: std::process::id(),
+            ..Terms::default()
+        };
+        assert!(semaphore.release(&own).expect("an attempt").is_ok());
+        assert!(matches!(
+            semaphore.release(&own),
+            Err(SemaphoreError::NotLocked)
+        ));
+        assert!(litter(path).is_empty());
+    });
+}
+
+#[test]
+fn cleaning_removes_the_stale_and_nothing_else() {
+    everywhere(|path, lacks| {
+        let semaphore = lacking(path, lacks, HOUR);
+        let bystander = path.with_file_name(".sema-0123456789abcdex~");
+        fs::write(&bystander, "").expect("a file");
+        let living = Record {
+            timestamp: Some(1),
+            ..stamped(std::process::id(), None, None)
+        };
+        fs::write(path, living.print()).expect("a lock of the living");
+        assert_eq!(semaphore.clean().expect("cleaning"), Cleaned::default());
+        fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        assert_eq!(semaphore.clean().expect("cleaning").lock, !lacks.locks);
+        assert_eq!(path.exists(), lacks.locks);
+        assert!(bystander.exists());
+    });
+}
+
+/// Runs a process that cannot write a single byte to any file. `how` says what becomes of it then.
+fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitStatus {
+    let part = [
+        ("LOCK", path.display().to_string()),
+        ("LACKS", lacks.to_string()),
+    ];
+    let inner = again("lockfile::tests::ladder::poor", &part);
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        &format!("{how}; ulimit -c 0; ulimit -f 0; exec \"$@\""),
+        "sh",
+    ]);
+    shell.arg(inner.get_program()).args(inner.get_args());
+    shell.envs(
+        inner
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    shell
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    shell.status().expect("a shell")
+}
+
+/// The process that cannot write.
+#[test]
+#[ignore = "a part of the others"]
+fn poor() {
+    let (Some(path), Some(lacks)) = (part("LOCK").map(PathBuf::from), number("LACKS")) else {
+        return;
+    };
+    let lacks = all_lacks()
+        .nth(usize::try_from(lacks).expect("a number"))
+        .expect("a number");
+    let semaphore = lacking(&path, lacks, HOUR);
+    let code = match semaphore.try_acquire() {
+        Err(SemaphoreError::IoError(_)) => 7,
+        Err(_) => 8,
+        Ok(_) => 9,
+    };
+    std::process::exit(code);
+}
+
+#[test]
+fn a_full_disk_leaves_neither_a_lock_nor_litter() {
+    for (bits, lacks) in all_lacks().enumerate() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("ladder.lock");
+        let status = on_a_full_disk("trap '' XFSZ", &path, bits);
+        assert_eq!(status.code(), Some(7), "{lacks:?}");
+        assert!(
+            names(scratch.path()).is_empty(),
+            "{lacks:?}: {:?}",
+            names(scratch.path())
+        );
+
+        // Nor does it cost the stale lock that was there.
+        let stale = format!("pid={DEAD}\ntimestamp=1\n");
+        fs::write(&path, &stale).expect("a stale lock");
+        let status = on_a_full_disk("trap '' XFSZ", &path, bits);
+        assert_eq!(
+            status.code(),
+            Some(if lacks.locks { 8 } else { 7 }),
+            "{lacks:?}"
+        );
+        assert_eq!(fs::read_to_string(&path).expect("a record"), stale);
+        assert!(litter(&path).is_empty(), "{lacks:?}: {:?}", litter(&path));
+    }
+}
+
+#[test]
+fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
+    const XFSZ: i32 = 25;
+    for (bits, lacks) in all_lacks().enumerate() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("ladder.lock");
+        let status = on_a_full_disk(":", &path, bits);
+        assert_eq!(status.signal(), Some(XFSZ), "{lacks:?}");
+        let semaphore = lacking(&path, lacks, HOUR);
+        if !path.exists() {
+            assert!(semaphore.try_acquire().is_ok(), "{lacks:?}");
+            continue;
+        }
+        // Somebody may be about to write it, until the timeout is over.
+        assert!(semaphore.try_acquire().is_err(), "{lacks:?}");
+        let file = fs::File::options()
+            .write(true)
+            .open(&path)
+            .expect("an empty file");
+        file.set_modified(SystemTime::now() - 2 * HOUR)
+            .expect("an old file");
+        assert_eq!(semaphore.try_acquire().is_ok(), !lacks.locks, "{lacks:?}");
+    }
+}
+
+#[test]
+fn where_nothing_tells_of_changes_a_waiter_looks_again() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("polled.lock");
+    let blind = Watch::none();
+    let semaphore = Semaphore::with_defaults(&path).expect("a lock path");
+    let guard = semaphore.try_acquire().expect("a free lock");
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let waiter = Semaphore::with_defaults(&path).expect("a lock path");
+            let patience = Patience::new(Some(Duration::from_secs(20)), None);
+            // What acquire does, blindfolded.
+            let mut looks = 0;
+            loop {
+                let status = waiter.status().expect("a status");
+                if !status.is_locked {
+                    break;
+                }
+                looks += 1;
+                rest(std::slice::from_ref(&waiter), &[status], &blind, &patience)
+                    .expect("no timeout");
+            }
+            sender.send(looks).expect("a listener");
+        });
+        thread::sleep(Duration::from_millis(350));
+        drop(guard);
+        let looks = receiver
+            .recv_timeout(Duration::from_secs(10))
+            .expect("the waiter sees it");
+        assert!(looks >= 2, "{looks}");
+    });
+}
+
+#[test]
+fn a_flag_ends_a_wait() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let semaphore =
+        Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
+    let _guard = semaphore.try_acquire().expect("a free lock");
+    let flag = Flag::new().expect("a flag");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let patience = Patience::new(Some(Duration::from_secs(30)), Some(&flag));
+            acquire_any(
+                std::slice::from_ref(&semaphore),
+                &LockInfo::new(),
+                &patience,
+            )
+            .map(drop)
+        });
+        thread::sleep(Duration::from_millis(50));
+        flag.set();
+        let outcome = waiter.join().expect("the waiter");
+        assert!(
+            matches!(outcome, Err(SemaphoreError::Cancelled)),
+            "{outcome:?}"
+        );
+    });
+}
+
+#[test]
+fn any_of_several_locks_will_do() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let slots: Vec<Semaphore> = (0..3)
+        .map(|slot| Semaphore::with_defaults(scratch.path().join(format!("pool.{slot}.lock"))))
+        .collect::<Result<_, _>>()
+        .expect("lock paths");
+    let take = |timeout| {
+        let patience = Patience::new(Some(Duration::from_millis(timeout)), None);
+        acquire_any(&slots, &LockInfo::new(), &patience)
+    };
+    let mut held: Vec<_> = (0..3).map(|_| take(0).expect("a free slot")).collect();
+    assert_eq!(
+        held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
+    assert!(matches!(take(50), Err(SemaphoreError::Timeout)));
+    drop(held.remove(1));
+    assert_eq!(take(5000).expect("a free slot").0, 1);
+    let patience = Patience::new(None, None);
+    assert!(acquire_any(&[], &LockInfo::new(), &patience).is_err());
+}
+
+#[test]
+fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("ladder.lock");
+    fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+    let poor = Lacks {
+        locks: true,
+        ..Lacks::default()
+    };
+    let semaphore = lacking(&path, poor, HOUR);
+    let status = semaphore.status().expect("a status");
+    assert!(status.is_stale);
+    let began = Instant::now();
+    let patience = Patience::new(None, None);
+    let watch = Watch::none();
+    rest(
+        std::slice::from_ref(&semaphore),
+        &[status],
+        &watch,
+        &patience,
+    )
+    .expect("a rest");
+    // The retry interval.
+    assert!(began.elapsed() >= Duration::from_millis(100));
+}

@@ -1,0 +1,169 @@
+//! What only the inside can be asked: file systems that lack something, steps that are late, processes that
+//! die between two of them.
+
+mod crash;
+mod ladder;
+mod shaken;
+mod stress;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::files::Making;
+use super::process::Process;
+use super::staleness::{judge, Place, World};
+use super::surroundings::Surroundings;
+use super::*;
+
+/// No process has it.
+const DEAD: u32 = 999_999_999;
+
+/// Every file system there may be.
+fn all_lacks() -> impl Iterator<Item = Lacks> {
+    (0..16).map(|bits| Lacks {
+        unnamed_files: bits & 1 != 0,
+        links: bits & 2 != 0,
+        exchange: bits & 4 != 0,
+        locks: bits & 8 != 0,
+    })
+}
+
+/// A lock on a file system that lacks something.
+fn lacking(path: &Path, lacks: Lacks, stale_timeout: Duration) -> Semaphore {
+    let config = SemaphoreConfig {
+        stale_timeout: Some(stale_timeout),
+        ..SemaphoreConfig::default()
+    };
+    let options = SemaphoreOptions {
+        lacks,
+        ..SemaphoreOptions::new().sync(false).settle(Settle::Never)
+    };
+    Semaphore::with_options(path, config, options).expect("a lock path")
+}
+
+fn quick(lacks: Lacks) -> Making {
+    Making {
+        mode: 0o644,
+        is_synced: false,
+        settle: Settle::Never,
+        lacks,
+    }
+}
+
+/// What stands in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .expect("a directory")
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// The world as it will be.
+struct Later<'a> {
+    now: Surroundings<'a>,
+    seconds: u64,
+}
+
+impl World for Later<'_> {
+    fn here(&self) -> &Place {
+        self.now.here()
+    }
+
+    fn now(&self) -> u64 {
+        self.now.now() + self.seconds
+    }
+
+    fn file_system_now(&self) -> u64 {
+        self.now.file_system_now() + self.seconds
+    }
+
+    fn process(&self, pid: u32) -> Option<Process> {
+        self.now.process(pid)
+    }
+
+    fn instant_of(&self, ticks: u64) -> Option<u64> {
+        self.now.instant_of(ticks)
+    }
+}
+
+/// Whether a file is stale in so many seconds, by a timeout of one hour.
+fn is_stale_in(seconds: u64, content: &Content, directory: &Directory) -> bool {
+    let world = Later {
+        now: Surroundings { directory },
+        seconds,
+    };
+    let record = Record::parse(&content.bytes);
+    let timeout = Some(Duration::from_secs(3600));
+    judge(
+        content,
+        &record,
+        Some(false),
+        timeout,
+        StaleRule::AgeAndLiveness,
+        &world,
+    )
+    .is_stale
+}
+
+/// This program once more, as the part of a test that is another process. The test of that name reads
+/// its part from the environment.
+fn again(test: &str, part: &[(&str, String)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args([
+        "--exact",
+        test,
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.envs(
+        part.iter()
+            .map(|(name, value)| (format!("LATCHD_TEST_{name}"), value)),
+    );
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+fn part(name: &str) -> Option<String> {
+    std::env::var(format!("LATCHD_TEST_{name}")).ok()
+}
+
+fn number(name: &str) -> Option<u64> {
+    part(name)?.parse().ok()
+}
+
+/// Ends a process of ours when the test is over, however it ends.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A small generator (splitmix64): reproducible from its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit.max(1)
+    }
+}

@@ -1,0 +1,151 @@
+//! The real steps, each of them late, and perhaps the last.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{getpid, kill_process, Signal};
+
+use super::*;
+use crate::directory::FileId;
+use crate::lockfile::files::LockFiles;
+use crate::lockfile::takeover::{After, Files, Found, Name};
+
+/// When a process dies.
+#[derive(Clone, Copy, Debug)]
+pub enum Death {
+    Never,
+    /// Before the step with this number, counted from 1.
+    At(u64),
+    /// Before one step in so many.
+    Among(u64),
+}
+
+pub struct Shaken<'a> {
+    pub files: LockFiles<'a>,
+    pub random: RefCell<Random>,
+    /// The longest that a step may be late, in microseconds.
+    pub delay: u64,
+    pub death: Death,
+    /// The guard of the protocol is taken out: nobody's lock on a file counts. The tests must find that.
+    pub is_unguarded: bool,
+    pub steps: Cell<u64>,
+}
+
+impl<'a> Shaken<'a> {
+    pub fn new(files: LockFiles<'a>, seed: u64, delay: u64, death: Death) -> Shaken<'a> {
+        Shaken {
+            files,
+            random: RefCell::new(Random(seed)),
+            delay,
+            death,
+            is_unguarded: false,
+            steps: Cell::new(0),
+        }
+    }
+
+    pub fn below(&self, limit: u64) -> u64 {
+        self.random.borrow_mut().below(limit)
+    }
+
+    pub fn rest(&self) {
+        if self.delay > 0 && self.below(2) == 0 {
+            thread::sleep(Duration::from_micros(self.below(self.delay)));
+        }
+    }
+
+    fn step(&self) {
+        self.steps.set(self.steps.get() + 1);
+        let is_the_last = match self.death {
+            Death::Never => false,
+            Death::At(step) => self.steps.get() == step,
+            Death::Among(steps) => self.below(steps) == 0,
+        };
+        if is_the_last {
+            // As kill -9 would.
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+        self.rest();
+    }
+}
+
+impl Files for Shaken<'_> {
+    type File = File;
+
+    fn create(&self, name: Name, record: &[u8]) -> io::Result<Option<File>> {
+        self.step();
+        self.files.create(name, record)
+    }
+
+    fn open(&self) -> io::Result<Found<File>> {
+        self.step();
+        self.files.open()
+    }
+
+    fn lock(&self, file: &File) -> io::Result<Locking> {
+        self.step();
+        if self.is_unguarded {
+            return Ok(Locking::Ours);
+        }
+        self.files.lock(file)
+    }
+
+    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+        self.step();
+        if self.is_unguarded {
+            return Ok(Locking::Ours);
+        }
+        self.files.lock_patiently(file)
+    }
+
+    fn read(&self, file: &File) -> io::Result<Content> {
+        self.step();
+        self.files.read(file)
+    }
+
+    fn id(&self, file: &File) -> io::Result<FileId> {
+        self.files.id(file)
+    }
+
+    fn identity(&self, name: Name) -> io::Result<Option<FileId>> {
+        self.step();
+        self.files.identity(name)
+    }
+
+    fn exchange(&self) -> io::Result<()> {
+        self.step();
+        self.files.exchange()
+    }
+
+    fn move_aside(&self) -> io::Result<()> {
+        self.step();
+        self.files.move_aside()
+    }
+
+    fn put_back(&self) -> io::Result<()> {
+        self.step();
+        self.files.put_back()
+    }
+
+    fn remove(&self, name: Name) -> io::Result<()> {
+        self.step();
+        self.files.remove(name)
+    }
+
+    fn append(&self, file: &File, line: &str) -> io::Result<()> {
+        self.step();
+        self.files.append(file, line)
+    }
+
+    fn settle(&self, after: After) -> bool {
+        self.step();
+        self.files.settle(after)
+    }
+
+    fn wait_for_undoing(&self, times: u32) -> bool {
+        self.step();
+        self.files.wait_for_undoing(times)
+    }
+}

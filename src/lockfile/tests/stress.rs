@@ -1,0 +1,417 @@
+//! Several processes on one lock that goes stale all the time, each step at a random moment. A witness that
+//! knows nothing of locks counts who is inside.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use rustix::fs::{flock, FlockOperation};
+
+use super::shaken::{Death, Shaken};
+use super::*;
+use crate::lockfile::files::LockFiles;
+
+const NAME: &str = "stress.lock";
+
+/// What the processes of a run do.
+#[derive(Clone, Copy)]
+struct Run {
+    processes: u64,
+    /// How often each of them is to hold the lock.
+    rounds: u64,
+    /// It is over by then.
+    limit: Duration,
+    lacks: Lacks,
+    is_unguarded: bool,
+    /// Nobody keeps the file open, so that the lock is judged by age and process alone.
+    is_detached: bool,
+    /// How often a step is the last, one in so many; 0 for never.
+    deaths: u64,
+    /// Shell scripts that create the lock with `set -C` and remove it.
+    scripts: u64,
+}
+
+impl Default for Run {
+    fn default() -> Run {
+        Run {
+            processes: 6,
+            rounds: 1000,
+            limit: Duration::from_secs(15),
+            lacks: Lacks::default(),
+            is_unguarded: false,
+            is_detached: false,
+            deaths: 0,
+            scripts: 0,
+        }
+    }
+}
+
+/// What the witness saw.
+#[derive(Debug)]
+struct Seen {
+    /// Grants to our processes, but for those.
+    grants: u64,
+    /// Further grants, while the lock was held.
+    doubles: u64,
+    /// A holder found its lock taken away.
+    losses: u64,
+    /// Grants to shell scripts.
+    foreign: u64,
+    deaths: u64,
+}
+
+/// Who is inside. A directory is made by one of several, in every language.
+struct Witness(PathBuf);
+
+impl Witness {
+    fn note(&self, what: &str) {
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.0.join(what));
+        file.and_then(|mut file| file.write_all(b"x"))
+            .expect("a note");
+    }
+
+    fn count(&self, what: &str) -> u64 {
+        fs::metadata(self.0.join(what)).map_or(0, |file| file.len())
+    }
+
+    fn enter(&self) -> bool {
+        let is_alone = fs::create_dir(self.0.join("inside")).is_ok();
+        self.note(if is_alone { "grants" } else { "doubles" });
+        is_alone
+    }
+
+    fn leave(&self) {
+        let _ = fs::remove_dir(self.0.join("inside"));
+    }
+}
+
+/// Another implementation: creates, sometimes writes what the others can read, and removes what is its own.
+const SCRIPT: &str = r#"
+lock=$1 witness=$2 stop=$3 set=$-
+while [ ! -e "$stop" ]; do
+    if (set -C; printf 'pid=%s\ntimestamp=%s\ntag=script\n' $$ 2000000000 > "$lock") 2> /dev/null; then
+        printf x >> "$witness/foreign"
+        if mkdir "$witness/inside" 2> /dev/null; then
+            rmdir "$witness/inside"
+        else
+            printf x >> "$witness/doubles"
+        fi
+        rm "$lock"
+    fi
+done
+"#;
+
+fn run(run: &Run) -> Seen {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let locks = scratch.path().join("locks");
+    let witness = Witness(scratch.path().join("witness"));
+    fs::create_dir(&locks).expect("a directory");
+    fs::create_dir(&witness.0).expect("a directory");
+    let stop = scratch.path().join("stop");
+    // They all begin at a stale file.
+    fs::write(locks.join(NAME), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+
+    let mut seed = getrandom::u64().expect("a seed");
+    println!("seed {seed}");
+    let mut start = |process: u64| {
+        seed = seed.wrapping_add(1);
+        let part = [
+            ("SCRATCH", scratch.path().display().to_string()),
+            ("PROCESS", process.to_string()),
+            ("ROUNDS", run.rounds.to_string()),
+            ("SEED", seed.to_string()),
+            ("UNGUARDED", u64::from(run.is_unguarded).to_string()),
+            ("DETACHED", u64::from(run.is_detached).to_string()),
+            ("DEATHS", run.deaths.to_string()),
+            ("LACKS", lacks_to_bits(run.lacks).to_string()),
+        ];
+        Ended(
+            again("lockfile::tests::stress::worker", &part)
+                .spawn()
+                .expect("this program"),
+        )
+    };
+    let scripts: Vec<Ended> = (0..run.scripts)
+        .map(|_| {
+            let mut script = Command::new("sh");
+            script.args(["-c", SCRIPT, "sh"]);
+            script.args([&locks.join(NAME), &witness.0, &stop]);
+            Ended(script.spawn().expect("a shell"))
+        })
+        .collect();
+    let mut workers: Vec<Option<Ended>> = (0..run.processes)
+        .map(|process| Some(start(process)))
+        .collect();
+    let over = Instant::now() + run.limit;
+    let mut deaths = 0;
+    let is_seen = || run.is_unguarded && witness.count("doubles") > 0;
+    while Instant::now() < over && !is_seen() && workers.iter().any(Option::is_some) {
+        std::thread::sleep(Duration::from_millis(5));
+        for (process, worker) in workers.iter_mut().enumerate() {
+            let Some(status) = worker.as_mut().and_then(|worker| worker.0.try_wait().ok()?) else {
+                continue;
+            };
+            if run.deaths > 0 && was_killed(status) {
+                deaths += 1;
+                *worker = Some(start(process as u64));
+            } else {
+                assert!(status.success(), "a worker ended with {status}");
+                *worker = None;
+            }
+        }
+    }
+    fs::write(&stop, "").expect("a sign");
+    for worker in workers.into_iter().flatten().chain(scripts) {
+        let mut worker = worker;
+        let patience = Instant::now() + Duration::from_secs(10);
+        while matches!(worker.0.try_wait(), Ok(None)) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(
+            matches!(worker.0.try_wait(), Ok(Some(_))),
+            "a process hangs"
+        );
+    }
+    // Whatever happened, the lock can be had again.
+    let directory = Directory::open(&locks).expect("the directory");
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.lacks));
+    let claim = Claim {
+        record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
+        is_live: true,
+        is_stale: &|content| is_stale_in(7200, content, &directory),
+    };
+    let last = takeover::acquire(&files, &claim).expect("an attempt");
+    assert!(
+        matches!(last, Attempt::Granted(_)) || run.is_unguarded,
+        "the lock is stuck"
+    );
+    let seen = Seen {
+        grants: witness.count("grants"),
+        doubles: witness.count("doubles"),
+        losses: witness.count("losses"),
+        foreign: witness.count("foreign"),
+        deaths,
+    };
+    println!("{seen:?}");
+    seen
+}
+
+fn was_killed(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    status.signal() == Some(9)
+}
+
+fn lacks_to_bits(lacks: Lacks) -> u64 {
+    let bits = [
+        lacks.unnamed_files,
+        lacks.links,
+        lacks.exchange,
+        lacks.locks,
+    ];
+    bits.iter()
+        .rev()
+        .fold(0, |sum, bit| sum * 2 + u64::from(*bit))
+}
+
+/// One of the processes.
+#[test]
+#[ignore = "a part of the others"]
+fn worker() {
+    let Some(scratch) = part("SCRATCH").map(PathBuf::from) else {
+        return;
+    };
+    let witness = Witness(scratch.join("witness"));
+    let stop = scratch.join("stop");
+    let directory = Directory::open(&scratch.join("locks")).expect("a directory");
+    let value = |name: &str| number(name).expect(name);
+    let lacks = all_lacks().nth(usize::try_from(value("LACKS")).expect("a number"));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks.expect("a number")));
+    let deaths = value("DEATHS");
+    let death = if deaths > 0 {
+        Death::Among(deaths)
+    } else {
+        Death::Never
+    };
+    let mut files = Shaken::new(files, value("SEED"), 300, death);
+    files.is_unguarded = value("UNGUARDED") == 1;
+    // Where processes die of themselves, their locks are old at once, and the living are known to live.
+    // Without the guard, a lock that is young and lost would block them all; so there everything is stale.
+    let is_all_stale = files.is_unguarded && value("DETACHED") == 0;
+    let ahead = if deaths > 0 || is_all_stale { 7200 } else { 0 };
+    let dead_pid = 900_000_000 + u32::try_from(value("PROCESS")).expect("a number");
+
+    let mut grants = 0;
+    while grants < value("ROUNDS") && !stop.exists() {
+        let is_mixed = deaths == 0 && !files.is_unguarded;
+        let is_live = value("DETACHED") == 0 && (!is_mixed || files.below(3) > 0);
+        let pid = if is_live && !is_all_stale {
+            std::process::id()
+        } else {
+            dead_pid
+        };
+        let claim = Claim {
+            record: &|| stamped(pid, None, None).print().into_bytes(),
+            is_live,
+            is_stale: &|content| is_stale_in(ahead, content, &directory),
+        };
+        let Attempt::Granted(file) = takeover::acquire(&files, &claim).expect("an attempt") else {
+            files.rest();
+            continue;
+        };
+        grants += 1;
+        if !is_live {
+            // The file is closed at once where nobody keeps it open. We keep it, to make it old.
+            flock(&file, FlockOperation::Unlock).expect("a lock");
+        }
+        let is_alone = witness.enter();
+        files.rest();
+        if is_alone {
+            witness.leave();
+        }
+        let is_released = files.below(3) == 0;
+        if is_live && is_released {
+            if !takeover::release(&files, &file).expect("a release") {
+                witness.note("losses");
+            }
+        } else if is_live {
+            // As if killed: nobody has it locked any more.
+            drop(file);
+        } else if is_released {
+            let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
+                Some(pid) if pid == dead_pid => Ok(()),
+                _ => Err(Obstacle::NotStale),
+            };
+            if !matches!(
+                takeover::remove(&files, &own).expect("a release"),
+                Removal::Removed
+            ) {
+                witness.note("losses");
+            }
+        } else {
+            let at = format!("pid={dead_pid}\ntimestamp=").len();
+            file.write_all_at(b"0000000001", at as u64)
+                .expect("an old timestamp");
+        }
+    }
+}
+
+#[test]
+fn six_processes_on_one_stale_lock_are_never_two_inside() {
+    let seen = run(&Run::default());
+    assert!(seen.grants > 0);
+    assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
+}
+
+/// Runs until the witness has seen two inside, for some time.
+fn must_be_seen(unguarded: &Run) {
+    for _ in 0..8 {
+        if run(unguarded).doubles > 0 {
+            return;
+        }
+    }
+    panic!("the witness is blind");
+}
+
+#[test]
+fn the_witness_sees_two_inside_once_the_guard_is_out() {
+    must_be_seen(&Run {
+        is_unguarded: true,
+        limit: Duration::from_secs(4),
+        ..Run::default()
+    });
+}
+
+#[test]
+fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
+    must_be_seen(&Run {
+        is_unguarded: true,
+        is_detached: true,
+        limit: Duration::from_secs(4),
+        lacks: Lacks {
+            exchange: true,
+            ..Lacks::default()
+        },
+        ..Run::default()
+    });
+}
+
+#[test]
+fn without_an_exchange_they_are_never_two_inside_either() {
+    let seen = run(&Run {
+        lacks: Lacks {
+            exchange: true,
+            ..Lacks::default()
+        },
+        rounds: 150,
+        ..Run::default()
+    });
+    assert!(seen.grants > 0);
+    assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
+}
+
+#[test]
+fn on_the_poorest_file_system_with_locks_they_are_never_two_inside_either() {
+    let seen = run(&Run {
+        lacks: Lacks {
+            unnamed_files: true,
+            links: true,
+            exchange: true,
+            locks: false,
+        },
+        rounds: 150,
+        ..Run::default()
+    });
+    assert!(seen.grants > 0);
+    assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
+}
+
+#[test]
+fn processes_that_die_at_any_step_never_leave_two_inside() {
+    let seen = run(&Run {
+        deaths: 150,
+        limit: Duration::from_secs(5),
+        ..Run::default()
+    });
+    assert!(seen.grants > 0 && seen.deaths > 0, "{seen:?}");
+    assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
+}
+
+#[test]
+fn scripts_that_create_and_remove_are_never_inside_with_us() {
+    let seen = run(&Run {
+        processes: 4,
+        rounds: 150,
+        scripts: 2,
+        ..Run::default()
+    });
+    assert!(seen.grants > 0 && seen.foreign > 0, "{seen:?}");
+    assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
+}
+
+/// For an idle hour.
+#[test]
+#[ignore = "takes five minutes"]
+fn for_a_long_time_they_are_never_two_inside() {
+    for lacks in all_lacks().filter(|lacks| !lacks.locks) {
+        for (deaths, scripts) in [(0, 0), (150, 0), (0, 2)] {
+            // A script may find the name free for a moment where files cannot be exchanged.
+            if lacks.exchange && scripts > 0 {
+                continue;
+            }
+            let seen = run(&Run {
+                lacks,
+                deaths,
+                scripts,
+                rounds: 3000,
+                limit: Duration::from_secs(15),
+                ..Run::default()
+            });
+            assert_eq!((seen.doubles, seen.losses), (0, 0), "{lacks:?} {seen:?}");
+        }
+    }
+}

@@ -1,0 +1,1493 @@
+//! Lock files as another program uses them: the shapes of the library, each known weakness of lock files, waiting,
+//! and what an attacker or bad luck can put in the way.
+//!
+//! Some parts are played by this program once more, as another process or another user.
+
+use std::error::Error;
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{chown, lchown, symlink, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use latchd::lockfile::{
+    Alive, Cleaned, LockInfo, Obstacle, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard,
+    SemaphoreOptions, SemaphoreResult, Settle, StaleRule, Terms,
+};
+use tempfile::TempDir;
+
+/// No process has it.
+const DEAD: u32 = 999_999_999;
+
+/// A user who owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// By then it has happened, however busy the host is.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// So long that whoever only looks again comes too late.
+const SELDOM: Duration = Duration::from_secs(60);
+
+struct Scratch(TempDir);
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("a.lock")
+    }
+
+    fn lock(&self) -> Semaphore {
+        Semaphore::with_defaults(self.path()).expect("a lock path")
+    }
+
+    /// The lock, once it holds such a text.
+    fn lock_with(&self, text: impl AsRef<[u8]>) -> Semaphore {
+        fs::write(self.path(), text).expect("a lock file");
+        self.lock()
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(self.path()).expect("a lock file")
+    }
+
+    fn make_old(&self, name: &str) {
+        let file = File::options()
+            .write(true)
+            .open(self.0.path().join(name))
+            .expect("a file");
+        let then = SystemTime::now() - Duration::from_secs(7200);
+        file.set_modified(then).expect("an old file");
+    }
+
+    fn names(&self) -> Vec<String> {
+        names(self.0.path())
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .expect("a directory")
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a clock")
+        .as_secs()
+}
+
+fn config(stale_timeout: Duration, retry_interval: Duration) -> SemaphoreConfig {
+    SemaphoreConfig {
+        stale_timeout: Some(stale_timeout),
+        retry_interval,
+        acquire_timeout: Some(LIMIT),
+    }
+}
+
+fn is_held<T>(attempt: &SemaphoreResult<T>) -> bool {
+    matches!(attempt, Err(SemaphoreError::AlreadyLocked { .. }))
+}
+
+/// A record of ours for this process, as one that nobody keeps locked, with some lines changed. An empty value
+/// takes the line away.
+fn record_with(changes: &[(&str, &str)]) -> String {
+    let scratch = Scratch::new();
+    scratch
+        .lock()
+        .try_acquire_detached(&LockInfo::new())
+        .expect("an attempt")
+        .expect("a free lock");
+    let mut text = String::new();
+    for line in scratch.text().lines() {
+        let key = line.split('=').next().unwrap_or_default();
+        match changes.iter().find(|(name, _)| *name == key) {
+            None => text.push_str(&format!("{line}\n")),
+            Some((_, "")) => {}
+            Some((key, value)) => text.push_str(&format!("{key}={value}\n")),
+        }
+    }
+    for (key, _) in changes {
+        assert!(
+            scratch.text().contains(&format!("{key}=")),
+            "no {key} in {}",
+            scratch.text()
+        );
+    }
+    text
+}
+
+/// This program once more. It prints a line that begins with `=> `.
+fn again(program: &Path, role: &str, lock: &Path) -> Vec<String> {
+    let mut words = vec!["env".to_owned()];
+    words.push(format!("LATCHD_TEST_ROLE={role}"));
+    words.push(format!("LATCHD_TEST_LOCK={}", lock.display()));
+    words.push(program.display().to_string());
+    words.extend(
+        [
+            "--exact",
+            "role",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ]
+        .map(str::to_owned),
+    );
+    words
+}
+
+fn this_program() -> PathBuf {
+    std::env::current_exe().expect("this program")
+}
+
+fn answer_of(mut command: Command) -> String {
+    let output = command.stdin(Stdio::null()).output().expect("a process");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let answer = text.lines().find_map(|line| line.split_once("=> "));
+    match answer {
+        Some((_, answer)) => answer.to_owned(),
+        None => panic!(
+            "no answer: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+    }
+}
+
+/// What another process says, started by some shell words before its own.
+fn answer(before: &str, role: &str, lock: &Path) -> String {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{before} \"$@\""), "sh"]);
+    shell.args(again(&this_program(), role, lock));
+    answer_of(shell)
+}
+
+/// What a user who owns nothing is told. `None` if we cannot be that user.
+fn answer_of_nobody(role: &str, lock: &Path) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can ask as another user");
+        return None;
+    }
+    // It may not see our build directory.
+    let place = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir()
+        .expect("a directory");
+    let program = place.path().join("program");
+    fs::copy(this_program(), &program).expect("a copy");
+    let mut command = Command::new("setpriv");
+    command.args([
+        format!("--reuid={NOBODY}"),
+        format!("--regid={NOBODY}"),
+        "--clear-groups".to_owned(),
+    ]);
+    command.args(again(&program, role, lock));
+    command.current_dir("/");
+    Some(answer_of(command))
+}
+
+/// The other process.
+#[test]
+#[ignore = "a part of the others"]
+fn role() {
+    let Ok(role) = std::env::var("LATCHD_TEST_ROLE") else {
+        return;
+    };
+    let path = PathBuf::from(std::env::var_os("LATCHD_TEST_LOCK").expect("a path"));
+    let (role, option) = role.split_once(':').unwrap_or((&role, ""));
+    let short = SemaphoreConfig {
+        stale_timeout: Some(Duration::from_secs(1)),
+        ..SemaphoreConfig::default()
+    };
+    let options = SemaphoreOptions::new().sync(option != "unsynced");
+    let lock = match Semaphore::with_options(&path, short, options) {
+        Ok(lock) => lock,
+        Err(error) => {
+            println!("=> {error}");
+            return;
+        }
+    };
+    match role {
+        "try" => match lock.try_acquire() {
+            Ok(guard) => {
+                let text = fs::read_to_string(&path).expect("a record");
+                println!("=> granted {}", text.contains("x-live=flock"));
+                drop(guard);
+            }
+            Err(error) => println!("=> {error}; {:?}", names_if_seen(&path)),
+        },
+        "hold" => {
+            let _guard = lock.acquire().expect("the lock");
+            println!("=> held");
+            let _ = io::stdin().read(&mut [0]);
+        }
+        "exhaust" => {
+            let mut files = Vec::new();
+            while let Ok(file) = File::open("/dev/null") {
+                files.push(file);
+            }
+            let without = lock.try_acquire().map(drop);
+            files.truncate(files.len() - 1);
+            let with_one = lock.try_acquire().map(drop);
+            drop(files);
+            let with_all = lock.try_acquire().map(drop);
+            let is_refused =
+                |result: &SemaphoreResult<()>| matches!(result, Err(SemaphoreError::IoError(_)));
+            println!(
+                "=> {} {} {}",
+                is_refused(&without),
+                is_refused(&with_one),
+                with_all.is_ok()
+            );
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn names_if_seen(path: &Path) -> Vec<String> {
+    let directory = path.parent().expect("a directory");
+    fs::read_dir(directory).map_or_else(|_| Vec::new(), |_| names(directory))
+}
+
+/// Another process that holds a lock until it is told to end, or killed.
+struct Holder {
+    child: Child,
+}
+
+impl Holder {
+    fn start(path: &Path) -> Holder {
+        let words = again(&this_program(), "hold", path);
+        let mut child = Command::new(&words[0])
+            .args(&words[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        assert!(lines.any(|line| line.expect("a line").contains("=> held")));
+        Holder { child }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("a process");
+        self.child.wait().expect("its end");
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+// The shapes that other programs are written against.
+
+/// Compiles only if nothing was added to the shapes, and nothing taken away.
+#[test]
+fn the_shapes_are_those_that_programs_are_written_against() {
+    let info = LockInfo {
+        pid: 1,
+        timestamp: 2,
+        tag: None,
+    };
+    let SemaphoreConfig {
+        stale_timeout,
+        retry_interval,
+        acquire_timeout,
+    } = SemaphoreConfig::default();
+    assert_eq!(stale_timeout, Some(Duration::from_secs(3600)));
+    assert_eq!(retry_interval, Duration::from_millis(100));
+    assert_eq!(acquire_timeout, None);
+    let config = SemaphoreConfig {
+        stale_timeout,
+        retry_interval,
+        acquire_timeout,
+    };
+    fn is_plain<T: Clone + std::fmt::Debug + Default>(_: &T) {}
+    is_plain(&config);
+    is_plain(&info);
+    let LockInfo {
+        pid,
+        timestamp,
+        tag,
+    } = LockInfo::new().with_tag("t");
+    assert_eq!((pid, tag.as_deref()), (process::id(), Some("t")));
+    assert!(timestamp <= now());
+    assert_eq!(LockInfo::default().pid, process::id());
+    let parsed: Result<LockInfo, SemaphoreError> = LockInfo::parse("pid=1\ntimestamp=2\n");
+    assert_eq!(parsed.expect("a record").serialize(), info.serialize());
+    assert!(info.is_stale(Duration::from_secs(1)));
+
+    let scratch = Scratch::new();
+    let lock: Semaphore =
+        Semaphore::new(scratch.path().to_str().expect("text"), config).expect("a lock path");
+    assert_eq!(lock.path(), scratch.path());
+    assert!(!lock.is_locked() && lock.lock_info().is_none());
+    let guard: SemaphoreGuard<'_> = lock.try_acquire_with_info(info).expect("a free lock");
+    assert!(lock.is_locked());
+    assert!(format!("{lock:?} {guard:?}").contains("Semaphore"));
+    let error = lock.try_acquire().unwrap_err();
+    match &error {
+        SemaphoreError::AlreadyLocked {
+            holder_pid,
+            locked_since,
+        } => assert!(*holder_pid == Some(1) && locked_since.is_some()),
+        other => panic!("{other}"),
+    }
+    drop(guard);
+    drop(lock.acquire().unwrap());
+    drop(lock.acquire_with_info(LockInfo::new()).unwrap());
+    drop(lock.acquire_timeout(Duration::ZERO).unwrap());
+    lock.force_release().unwrap();
+    assert!(Semaphore::is_process_running(process::id()));
+    assert!(!Semaphore::is_process_running(DEAD));
+}
+
+#[test]
+fn errors_say_what_programs_expect_them_to_say() {
+    let held = |holder_pid, locked_since| SemaphoreError::AlreadyLocked {
+        holder_pid,
+        locked_since,
+    };
+    assert_eq!(held(None, None).to_string(), "Lock already held");
+    assert_eq!(
+        held(Some(5), None).to_string(),
+        "Lock already held by PID 5"
+    );
+    assert_eq!(
+        held(Some(5), Some(7)).to_string(),
+        "Lock already held by PID 5 since 7"
+    );
+    assert_eq!(
+        SemaphoreError::InvalidPath("m".into()).to_string(),
+        "Invalid path: m"
+    );
+    assert_eq!(SemaphoreError::NotLocked.to_string(), "Lock not held");
+    assert_eq!(
+        SemaphoreError::Timeout.to_string(),
+        "Timeout waiting for lock"
+    );
+    assert_eq!(
+        SemaphoreError::ParseError("m".into()).to_string(),
+        "Parse error: m"
+    );
+    let error = SemaphoreError::from(io::Error::other("e"));
+    assert_eq!(error.to_string(), "IO error: e");
+    assert!(error.source().is_some() && SemaphoreError::Timeout.source().is_none());
+}
+
+#[test]
+fn no_duration_is_too_long() {
+    let scratch = Scratch::new();
+    for duration in [Duration::from_secs(u64::MAX), Duration::MAX, Duration::ZERO] {
+        let config = SemaphoreConfig {
+            stale_timeout: Some(duration),
+            retry_interval: duration,
+            acquire_timeout: Some(duration),
+        };
+        let lock = Semaphore::new(scratch.path(), config).expect("a lock path");
+        let guard = lock.acquire().expect("a free lock");
+        assert!(is_held(&lock.try_acquire()));
+        let status = lock.status().expect("a status");
+        assert!(status.is_locked && !status.is_stale);
+        assert!(matches!(
+            lock.acquire_timeout(Duration::from_millis(20)),
+            Err(SemaphoreError::Timeout)
+        ));
+        drop(guard);
+        drop(lock.acquire_timeout(Duration::MAX).expect("a free lock"));
+    }
+}
+
+#[test]
+fn a_name_that_is_too_long_is_an_error_and_no_panic() {
+    let scratch = Scratch::new();
+    let lock = Semaphore::with_defaults(scratch.0.path().join("x".repeat(500))).expect("a path");
+    assert!(!lock.is_locked() && lock.lock_info().is_none());
+    let _ = lock.force_release();
+    assert!(matches!(
+        lock.try_acquire(),
+        Err(SemaphoreError::IoError(_))
+    ));
+    assert!(lock.status().is_err());
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn releasing_nothing_by_force_is_no_error() {
+    let scratch = Scratch::new();
+    scratch.lock().force_release().expect("nothing to do");
+    let guard = scratch.lock_with("pid=1\ntimestamp=1\n");
+    guard.force_release().expect("a release");
+    guard.force_release().expect("nothing to do");
+    assert!(matches!(
+        guard.release(&Terms::default()),
+        Err(SemaphoreError::NotLocked)
+    ));
+}
+
+#[test]
+fn a_tag_and_a_token_stand_in_the_file() {
+    let scratch = Scratch::new();
+    let options = SemaphoreOptions::new().token("secret\tword ").mode(0o600);
+    let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+        .expect("a lock path");
+    let info = LockInfo::new().with_tag("nightly \"run\"");
+    lock.try_acquire_detached(&info)
+        .expect("an attempt")
+        .expect("a free lock");
+    let status = lock.status().expect("a status");
+    assert_eq!(status.tag.as_deref(), Some("nightly \"run\""));
+    assert_eq!(
+        fs::metadata(scratch.path()).expect("a file").mode() & 0o777,
+        0o600
+    );
+    let asked = |token: &str| {
+        let terms = Terms {
+            token: Some(token.into()),
+            ..Terms::default()
+        };
+        lock.release(&terms).expect("an attempt")
+    };
+    assert_eq!(
+        asked("other").expect_err("another token").obstacle,
+        Obstacle::NotStale
+    );
+    asked("secret\tword ").expect("the token");
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn a_release_on_terms_goes_through_only_if_they_are_met() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with(record_with(&[]));
+    let by_pid = |pid| Terms {
+        pid: Some(pid),
+        ..Terms::default()
+    };
+    assert!(lock
+        .release(&Terms::default())
+        .expect("an attempt")
+        .is_err());
+    assert!(lock.release(&by_pid(1)).expect("an attempt").is_err());
+    lock.release(&by_pid(process::id()))
+        .expect("an attempt")
+        .expect("its own");
+
+    // Of the dead it is released to anybody, be it young.
+    let lock = scratch.lock_with(record_with(&[("pid", "999999999")]));
+    lock.release(&Terms::default())
+        .expect("an attempt")
+        .expect("of the dead");
+
+    // Nothing but force robs a guard.
+    let guard = lock.try_acquire().expect("a free lock");
+    let busy = lock
+        .release(&by_pid(process::id()))
+        .expect("an attempt")
+        .expect_err("a guard");
+    assert_eq!(
+        (busy.obstacle, busy.status.alive),
+        (Obstacle::Locked, Alive::Yes)
+    );
+    lock.force_release().expect("force");
+    assert!(!guard.is_held());
+}
+
+// The weaknesses of lock files, by their claims.
+
+/// W1.
+#[test]
+fn creation_replaces_nothing_and_shows_only_complete_files() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock();
+    thread::scope(|scope| {
+        let path = scratch.path();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let reader = scope.spawn(move || {
+            let mut seen = 0;
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                if let Ok(text) = fs::read_to_string(&path) {
+                    assert!(
+                        text.starts_with("pid=") && text.ends_with("x-live=flock\n"),
+                        "{text:?}"
+                    );
+                    seen += 1;
+                }
+            }
+            seen
+        });
+        let over = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < over {
+            let guard = lock.try_acquire().expect("a free lock");
+            assert!(is_held(&lock.try_acquire()));
+            drop(guard);
+        }
+        drop(stop);
+        assert!(reader.join().expect("the reader") > 0);
+    });
+}
+
+/// W2.
+#[test]
+fn of_many_takers_of_a_stale_lock_one_gets_it() {
+    let scratch = Scratch::new();
+    for _ in 0..30 {
+        fs::write(scratch.path(), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        let locks: Vec<Semaphore> = (0..8).map(|_| scratch.lock()).collect();
+        let granted: Vec<_> = thread::scope(|scope| {
+            let takers: Vec<_> = locks
+                .iter()
+                .map(|lock| scope.spawn(|| lock.try_acquire()))
+                .collect();
+            takers
+                .into_iter()
+                .filter_map(|taker| taker.join().expect("a taker").ok())
+                .collect()
+        });
+        assert_eq!(granted.len(), 1);
+        drop(granted);
+        assert!(scratch.names().is_empty());
+    }
+}
+
+/// W3.
+#[test]
+fn a_lock_is_not_born_stale_after_a_long_wait() {
+    let scratch = Scratch::new();
+    let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(1), SELDOM))
+        .expect("a lock path");
+    let guard = lock.try_acquire().expect("a free lock");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let long_ago = LockInfo {
+                pid: process::id(),
+                timestamp: 1,
+                tag: None,
+            };
+            lock.acquire_with_info(long_ago)
+        });
+        thread::sleep(Duration::from_millis(2100));
+        let released = now();
+        drop(guard);
+        let _guard = waiter.join().expect("the waiter").expect("the lock");
+        let info = lock.lock_info().expect("a record");
+        assert!(info.timestamp >= released, "{} {released}", info.timestamp);
+    });
+}
+
+/// W4.
+#[test]
+fn a_living_holder_is_not_robbed_however_old_its_lock() {
+    let scratch = Scratch::new();
+    for rule in [StaleRule::AgeAndLiveness, StaleRule::Age] {
+        let options = SemaphoreOptions::new().stale_rule(rule);
+        let lock = Semaphore::with_options(
+            scratch.path(),
+            config(Duration::from_secs(1), SELDOM),
+            options,
+        )
+        .expect("a lock path");
+        let guard = lock.try_acquire().expect("a free lock");
+        let since = guard_timestamp(&scratch);
+        fs::write(
+            scratch.path(),
+            scratch.text().replacen(&since, "0000000009", 1),
+        )
+        .expect("an old lock");
+        assert!(is_held(&lock.try_acquire()), "{rule:?}");
+        assert!(guard.is_held());
+    }
+    // Nobody has it locked, but the process lives.
+    let lock = scratch.lock_with(record_with(&[("timestamp", "9")]));
+    assert!(is_held(&lock.try_acquire()));
+    let status = lock.status().expect("a status");
+    assert!(status.alive == Alive::Yes && !status.is_stale && status.stale_in.is_none());
+    // By age alone it is free to take.
+    let options = SemaphoreOptions::new().stale_rule(StaleRule::Age);
+    let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+        .expect("a lock path");
+    drop(lock.try_acquire().expect("an old lock"));
+}
+
+fn guard_timestamp(scratch: &Scratch) -> String {
+    let text = scratch.text();
+    let (_, rest) = text.split_once("timestamp=").expect("a timestamp");
+    rest[..10].to_owned()
+}
+
+/// W4: of another user, too, whom one may not even signal.
+#[test]
+fn a_living_holder_of_another_user_is_not_robbed() {
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o777)).expect("a directory");
+    scratch.lock_with(format!("pid=1\ntimestamp={}\n", now() - 10));
+    if let Some(answer) = answer_of_nobody("try", &scratch.path()) {
+        assert!(
+            answer.starts_with("Lock already held by PID 1 since"),
+            "{answer}"
+        );
+    }
+}
+
+/// W5.
+#[test]
+fn a_release_leaves_the_successors_file() {
+    let scratch = Scratch::new();
+    let (first, second) = (scratch.lock(), scratch.lock());
+    for by in ["drop", "release"] {
+        let robbed = first.try_acquire().expect("a free lock");
+        fs::remove_file(scratch.path()).expect("the lock file");
+        let successor = second.try_acquire().expect("a free lock");
+        assert!(!robbed.is_held() && successor.is_held());
+        if by == "drop" {
+            drop(robbed);
+        } else {
+            assert!(matches!(robbed.release(), Err(SemaphoreError::Lost)));
+        }
+        assert!(successor.is_held());
+        successor.release().expect("a release");
+    }
+}
+
+/// W6.
+#[test]
+fn an_unreadable_file_is_held_until_it_is_old() {
+    for text in ["", "rubbish", "pid=5\n", "pid=abc\ntimestamp=1\n", "\0\0\0"] {
+        let scratch = Scratch::new();
+        let lock = scratch.lock_with(text);
+        assert!(is_held(&lock.try_acquire()), "{text:?}");
+        let status = lock.status().expect("a status");
+        assert!(
+            status.is_locked && !status.is_readable && !status.is_stale,
+            "{text:?}"
+        );
+        let busy = lock
+            .release(&Terms::default())
+            .expect("an attempt")
+            .expect_err("young");
+        assert_eq!(busy.obstacle, Obstacle::NotStale);
+        scratch.make_old("a.lock");
+        assert!(lock.status().expect("a status").is_stale, "{text:?}");
+        // A process that another test is just starting has our locks for a moment.
+        drop(lock.acquire_timeout(LIMIT).expect("an old file"));
+        assert!(scratch.names().is_empty());
+    }
+}
+
+/// W7.
+#[test]
+fn another_process_with_the_holders_number_does_not_keep_the_lock() {
+    let scratch = Scratch::new();
+    // Ours says when its process was started; others do not, but this process is younger than the lock.
+    for text in [
+        record_with(&[("timestamp", "9"), ("x-start", "1")]),
+        format!("pid={}\ntimestamp=9\n", process::id()),
+    ] {
+        let lock = scratch.lock_with(&text);
+        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{text}");
+        drop(lock.try_acquire().expect("a stale lock"));
+    }
+}
+
+/// W8 and W9.
+#[test]
+fn what_is_not_of_this_place_is_judged_by_age_alone() {
+    let scratch = Scratch::new();
+    for change in [("x-host", "elsewhere"), ("x-pidns", "1")] {
+        let old = record_with(&[("timestamp", "9"), change]);
+        let lock = scratch.lock_with(old);
+        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        drop(lock.try_acquire().expect("an old lock"));
+        let lock = scratch.lock_with(record_with(&[("pid", "999999999"), change]));
+        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        assert!(is_held(&lock.try_acquire()));
+    }
+    let before_boot = record_with(&[("x-boot", "00000000-0000-0000-0000-000000000000")]);
+    let lock = scratch.lock_with(before_boot);
+    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    drop(lock.try_acquire().expect("a lock of an earlier boot"));
+}
+
+/// W10.
+#[test]
+fn a_lock_from_the_future_is_as_old_as_its_file() {
+    let scratch = Scratch::new();
+    for timestamp in [now() + 100_000, u64::MAX] {
+        let lock = scratch.lock_with(format!("pid={DEAD}\ntimestamp={timestamp}\n"));
+        assert!(is_held(&lock.try_acquire()));
+        scratch.make_old("a.lock");
+        drop(lock.try_acquire().expect("an old lock"));
+    }
+}
+
+/// W11: however far ahead our clock is, the living keep their locks.
+#[test]
+fn a_clock_that_jumps_ahead_robs_nobody_who_lives() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with(record_with(&[("timestamp", "1")]));
+    assert!(is_held(&lock.try_acquire()));
+}
+
+/// W12.
+#[test]
+fn cleaning_spares_what_may_still_be_used() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock();
+    let own = process::id();
+    let random = "0123456789abcdef";
+    let doomed = [
+        format!("a.lock.{DEAD}.{random}.tmp"),
+        format!(".sema-{random}~"),
+    ];
+    let spared = [
+        format!("a.lock.{own}.{random}.tmp"),
+        format!("a.lock.{DEAD}.0123456789abcde.tmp"),
+        format!("a.lock.{DEAD}.0123456789ABCDEF.tmp"),
+        format!("a.lock.+5.{random}.tmp"),
+        format!("b.lock.{DEAD}.{random}.tmp"),
+        format!("{DEAD}.{random}.tmp"),
+        "a.lock.tmp".to_owned(),
+        "a.lock.old".to_owned(),
+        ".sema-0123~".to_owned(),
+    ];
+    for name in doomed.iter().chain(&spared) {
+        fs::write(scratch.0.path().join(name), "").expect("a file");
+    }
+    assert_eq!(lock.clean().expect("cleaning"), Cleaned::default());
+    for name in doomed.iter().chain(&spared) {
+        scratch.make_old(name);
+    }
+    let link = format!("a.lock.{DEAD}.fedcba9876543210.tmp");
+    symlink(
+        scratch.0.path().join(&spared[0]),
+        scratch.0.path().join(&link),
+    )
+    .expect("a link");
+    // While somebody has it locked it is in use.
+    let in_use = File::open(scratch.0.path().join(&doomed[1])).expect("a file");
+    rustix::fs::flock(&in_use, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+    assert_eq!(lock.clean().expect("cleaning").temporaries, 1);
+    drop(in_use);
+    // A process that another test is just starting has our locks for a moment.
+    let over = Instant::now() + LIMIT;
+    while lock.clean().expect("cleaning").temporaries == 0 {
+        assert!(Instant::now() < over, "{:?}", scratch.names());
+    }
+    let mut left = spared.to_vec();
+    left.push(link);
+    left.sort();
+    assert_eq!(scratch.names(), left);
+}
+
+/// W13.
+#[test]
+fn a_link_is_followed_only_if_it_is_not_planted() {
+    let scratch = Scratch::new();
+    let target = scratch.0.path().join("target.lock");
+    symlink(&target, scratch.path()).expect("a link");
+    let lock = scratch.lock();
+    let guard = lock.try_acquire().expect("a free lock");
+    assert!(guard.is_held() && fs::symlink_metadata(&target).expect("the target").is_file());
+    drop(guard);
+    assert_eq!(scratch.names(), ["a.lock"]);
+
+    // What comes after we have looked is not followed.
+    fs::remove_file(scratch.path()).expect("the link");
+    let lock = scratch.lock();
+    symlink(&target, scratch.path()).expect("a link");
+    assert!(is_held(&lock.try_acquire()));
+    assert!(!target.exists());
+    fs::write(&target, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+    assert!(is_held(&lock.try_acquire()));
+    assert!(lock.lock_info().is_none());
+    let _ = lock.clean();
+    assert!(target.exists());
+
+    fs::remove_file(scratch.path()).expect("the link");
+    symlink("a.lock", scratch.path()).expect("a link to itself");
+    assert!(matches!(
+        Semaphore::with_defaults(scratch.path()),
+        Err(SemaphoreError::InvalidPath(_))
+    ));
+}
+
+/// W13, where everybody may plant one.
+#[test]
+fn a_link_of_another_user_in_a_shared_directory_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give files away");
+        return;
+    }
+    let scratch = Scratch::new();
+    symlink(scratch.0.path().join("target.lock"), scratch.path()).expect("a link");
+    lchown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
+    fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o1777))
+        .expect("a shared directory");
+    let refused = Semaphore::with_defaults(scratch.path());
+    assert!(
+        matches!(refused, Err(SemaphoreError::InvalidPath(_))),
+        "{refused:?}"
+    );
+    // Of the directory's owner it may be.
+    chown(scratch.0.path(), Some(NOBODY), None).expect("another owner");
+    drop(scratch.lock().try_acquire().expect("a free lock"));
+}
+
+/// W14.
+#[test]
+fn what_is_no_file_is_neither_opened_nor_removed() {
+    use rustix::fs::{makedev, mknodat, FileType, Mode, CWD};
+    let scratch = Scratch::new();
+    let path = scratch.path();
+    let make = |kind, device| mknodat(CWD, &path, kind, Mode::from_raw_mode(0o666), device);
+    let check = |what: &str| {
+        let lock = scratch.lock();
+        let began = Instant::now();
+        assert!(lock.is_locked(), "{what}");
+        assert!(is_held(&lock.try_acquire()), "{what}");
+        assert!(lock.lock_info().is_none(), "{what}");
+        let status = lock.status().expect("a status");
+        assert!(
+            status.is_locked && !status.is_readable && !status.is_stale,
+            "{what}"
+        );
+        assert!(!lock.clean().expect("cleaning").lock, "{what}");
+        assert!(
+            lock.release(&Terms::default())
+                .expect("an attempt")
+                .is_err(),
+            "{what}"
+        );
+        let _ = lock
+            .acquire_timeout(Duration::from_millis(20))
+            .expect_err(what);
+        assert!(lock.is_locked(), "{what}");
+        assert!(began.elapsed() < LIMIT, "{what}");
+    };
+    make(FileType::Fifo, 0).expect("a pipe");
+    check("a pipe");
+    fs::remove_file(&path).expect("the pipe");
+    if rustix::process::geteuid().is_root()
+        && make(FileType::CharacterDevice, makedev(1, 5)).is_ok()
+    {
+        check("a device");
+        fs::remove_file(&path).expect("the device");
+    } else {
+        eprintln!("SKIPPED: a device in place of a lock");
+    }
+    let socket = UnixListener::bind(&path).expect("a socket");
+    check("a socket");
+    drop(socket);
+    fs::remove_file(&path).expect("the socket");
+    fs::create_dir(&path).expect("a directory");
+    check("a directory");
+}
+
+/// W14.
+#[test]
+fn a_huge_file_is_not_read_to_its_end() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with("pid=1\ntimestamp=1\n");
+    let file = File::options()
+        .write(true)
+        .open(scratch.path())
+        .expect("a file");
+    file.set_len(1 << 40).expect("a huge file");
+    assert!(is_held(&lock.try_acquire()));
+    assert!(lock.lock_info().is_none());
+    scratch.make_old("a.lock");
+    drop(lock.try_acquire().expect("an old file"));
+}
+
+/// W15.
+#[test]
+fn a_tag_cannot_forge_a_record() {
+    let scratch = Scratch::new();
+    let info = LockInfo::new().with_tag("x\npid=1\r\nx-boot=none\u{1b}[2J");
+    scratch
+        .lock()
+        .try_acquire_detached(&info)
+        .expect("an attempt")
+        .expect("a free lock");
+    let read = scratch.lock().lock_info().expect("a record");
+    assert_eq!(read.pid, process::id());
+    assert_eq!(read.tag.as_deref(), Some("x pid=1  x-boot=none [2J"));
+}
+
+/// W17.
+#[test]
+fn what_is_no_process_or_has_ended_holds_nothing() {
+    let scratch = Scratch::new();
+    let mut zombie = Command::new("true").spawn().expect("true");
+    let end = rustix::process::pidfd_open(
+        rustix::process::Pid::from_child(&zombie),
+        rustix::process::PidfdFlags::empty(),
+    )
+    .expect("a pidfd");
+    rustix::event::poll(
+        &mut [rustix::event::PollFd::new(
+            &end,
+            rustix::event::PollFlags::IN,
+        )],
+        None,
+    )
+    .expect("its end");
+    for pid in [0, zombie.id(), i32::MAX as u32 + 1, u32::MAX] {
+        let lock = scratch.lock_with(format!("pid={pid}\ntimestamp=9\n"));
+        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{pid}");
+        drop(lock.try_acquire().expect("a stale lock"));
+    }
+    zombie.wait().expect("its status");
+}
+
+/// W18.
+#[test]
+fn a_stale_lock_that_one_may_not_replace_is_held() {
+    let scratch = Scratch::new();
+    let directory = scratch.0.path();
+    let text = format!("pid={DEAD}\ntimestamp=1\n");
+    let held = format!("Lock already held by PID {DEAD} since 1; ");
+    scratch.lock_with(&text);
+    for mode in [0o1777, 0o755] {
+        fs::set_permissions(directory, Permissions::from_mode(mode)).expect("a directory");
+        let Some(answer) = answer_of_nobody("try", &scratch.path()) else {
+            return;
+        };
+        assert_eq!(answer, format!("{held}[\"a.lock\"]"), "{mode:o}");
+        assert_eq!(scratch.text(), text);
+    }
+    // One that may not be read either.
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o600)).expect("a file");
+    let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
+    assert!(answer.starts_with("Lock already held; "), "{answer}");
+    // A directory that may not be listed is one where locks can be made.
+    fs::remove_file(scratch.path()).expect("the lock");
+    fs::set_permissions(directory, Permissions::from_mode(0o1733)).expect("a directory");
+    let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
+    assert_eq!(answer, "granted true");
+    // And one that may not be written is an error.
+    fs::set_permissions(directory, Permissions::from_mode(0o755)).expect("a directory");
+    let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
+    assert!(
+        answer.starts_with("IO error: Permission denied"),
+        "{answer}"
+    );
+}
+
+/// W19.
+#[test]
+fn waiting_for_a_stale_lock_ends_at_once() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+    lock.wait(Some(Duration::ZERO)).expect("a stale lock");
+    assert!(scratch.path().exists());
+    let lock = scratch.lock_with(record_with(&[]));
+    assert!(matches!(
+        lock.wait(Some(Duration::from_millis(50))),
+        Err(SemaphoreError::Timeout)
+    ));
+    fs::remove_file(scratch.path()).expect("the lock");
+    lock.wait(Some(Duration::ZERO)).expect("a free lock");
+}
+
+/// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.
+fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)> {
+    let scratch = Scratch::new();
+    let trace = scratch.0.path().join("trace");
+    let mut command = Command::new("strace");
+    command
+        .args(["-f", "-y", "-o"])
+        .arg(&trace)
+        .args(options)
+        .args(again(&this_program(), role, lock));
+    if Command::new("strace")
+        .args(["-o", "/dev/null", "true"])
+        .output()
+        .is_ok_and(|run| run.status.success())
+    {
+        let answer = answer_of(command);
+        return Some((answer, fs::read_to_string(trace).expect("a trace")));
+    }
+    eprintln!("SKIPPED: no strace");
+    None
+}
+
+/// W20.
+#[test]
+fn a_record_is_on_the_disk_before_it_has_a_name() {
+    let scratch = Scratch::new();
+    let options = ["-e", "trace=fsync,fdatasync,linkat"];
+    let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
+        return;
+    };
+    assert_eq!(answer, "granted true");
+    let (synced, linked) = (trace.find("sync("), trace.find("linkat("));
+    assert!(synced.is_some() && synced < linked, "{trace}");
+    let (_, trace) = traced(&options, "try:unsynced", &scratch.path()).expect("strace");
+    assert!(
+        !trace.contains("sync(") && trace.contains("linkat("),
+        "{trace}"
+    );
+}
+
+#[test]
+fn where_the_kernel_refuses_a_step_another_takes_its_place() {
+    let scratch = Scratch::new();
+    for (fault, is_taken_over, is_live) in [
+        ("linkat:error=EPERM", true, true),
+        ("linkat:error=EOPNOTSUPP", true, true),
+        ("renameat2:error=ENOSYS", true, true),
+        ("renameat2:error=EINVAL", true, true),
+        ("flock:error=ENOLCK", false, false),
+        ("flock:error=EOPNOTSUPP", false, false),
+    ] {
+        let inject = format!("inject={fault}");
+        let options = ["-e", "trace=linkat,renameat2,flock", "-e", &inject];
+        let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
+            return;
+        };
+        assert_eq!(answer, format!("granted {is_live}"), "{fault}");
+        assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
+        if !fault.starts_with("rename") {
+            assert!(trace.contains("(INJECTED)"), "{fault}");
+        }
+        scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+        let (answer, trace) = traced(&options, "try", &scratch.path()).expect("strace");
+        assert!(trace.contains("(INJECTED)"), "{fault}: {trace}");
+        if is_taken_over {
+            assert_eq!(answer, "granted true", "{fault}");
+        } else {
+            assert_eq!(
+                answer,
+                format!("Lock already held by PID {DEAD} since 1; [\"a.lock\"]"),
+                "{fault}"
+            );
+            fs::remove_file(scratch.path()).expect("the stale lock");
+        }
+        assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
+    }
+}
+
+#[test]
+fn whoever_finds_the_lock_free_watches_nothing() {
+    let scratch = Scratch::new();
+    let options = ["-e", "trace=linkat,inotify_init1"];
+    if let Some((answer, trace)) = traced(&options, "hold", &scratch.path()) {
+        assert_eq!(answer, "held");
+        assert!(
+            trace.contains("linkat(") && !trace.contains("inotify"),
+            "{trace}"
+        );
+    }
+}
+
+// Other implementations.
+
+#[test]
+fn what_others_write_is_read_and_they_can_read_ours() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with("pid=4711\ntimestamp=1700000000\ntag=backup\n");
+    let info = lock.lock_info().expect("a record");
+    assert_eq!(
+        (info.pid, info.timestamp, info.tag.as_deref()),
+        (4711, 1_700_000_000, Some("backup"))
+    );
+    fs::remove_file(scratch.path()).expect("the lock");
+
+    let made = Command::new("sh")
+        .args(["-c", "set -C; echo pid=$$ > \"$1\"", "sh"])
+        .arg(scratch.path())
+        .status();
+    assert!(made.expect("a shell").success());
+    assert!(is_held(&lock.try_acquire()));
+    assert!(lock.status().expect("a status").pid.is_some());
+    fs::remove_file(scratch.path()).expect("the lock");
+
+    let _guard = lock
+        .try_acquire_with_info(LockInfo::new().with_tag("a tag"))
+        .expect("a free lock");
+    let made = Command::new("sh")
+        .args(["-c", "set -C; : > \"$1\"", "sh"])
+        .arg(scratch.path())
+        .output();
+    assert!(!made.expect("a shell").status.success());
+    let text = scratch.text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("pid={}", process::id()));
+    assert!(lines[1]
+        .strip_prefix("timestamp=")
+        .is_some_and(|digits| digits.parse::<u64>().is_ok()));
+    assert_eq!(lines[2], "tag=a tag");
+    assert!(lines[3..].iter().all(|line| line.starts_with("x-")));
+}
+
+// Waiting.
+
+#[test]
+fn a_release_wakes_a_waiter_at_once() {
+    let scratch = Scratch::new();
+    let lock = Semaphore::with_options(
+        scratch.path(),
+        config(Duration::from_secs(3600), SELDOM),
+        SemaphoreOptions::new().sync(false),
+    )
+    .expect("a lock path");
+    let mut times: Vec<Duration> = (0..40)
+        .map(|_| {
+            let guard = lock.try_acquire().expect("a free lock");
+            thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    let _guard = lock.acquire().expect("the lock");
+                    Instant::now()
+                });
+                thread::sleep(Duration::from_millis(15));
+                let released = Instant::now();
+                drop(guard);
+                waiter.join().expect("the waiter") - released
+            })
+        })
+        .collect();
+    times.sort();
+    let median = times[times.len() / 2];
+    println!(
+        "from a release to the next grant: {median:?} in the median, {:?} at worst",
+        times[times.len() - 1]
+    );
+    assert!(median < Duration::from_millis(100), "{median:?}");
+}
+
+#[test]
+fn a_holder_that_is_killed_wakes_a_waiter() {
+    let scratch = Scratch::new();
+    let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(3600), SELDOM))
+        .expect("a lock path");
+    let holder = Holder::start(&scratch.path());
+    assert_eq!(lock.lock_info().expect("a record").pid, holder.child.id());
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| lock.acquire().map(drop));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!waiter.is_finished());
+        holder.kill();
+        waiter
+            .join()
+            .expect("the waiter")
+            .expect("the lock, before anybody looks again");
+    });
+}
+
+#[test]
+fn a_waiter_wakes_when_the_lock_becomes_stale() {
+    let scratch = Scratch::new();
+    scratch.lock_with(format!("pid={DEAD}\ntimestamp={}\n", now()));
+    let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(1), SELDOM))
+        .expect("a lock path");
+    assert!(is_held(&lock.try_acquire()));
+    let stale_in = lock
+        .status()
+        .expect("a status")
+        .stale_in
+        .expect("it will be stale");
+    assert!(stale_in <= Duration::from_secs(2));
+    drop(
+        lock.acquire()
+            .expect("the lock, before anybody looks again"),
+    );
+}
+
+#[test]
+fn a_waiter_gives_up_in_time() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock();
+    let guard = lock.try_acquire().expect("a free lock");
+    let began = Instant::now();
+    let timeout = Duration::from_millis(150);
+    assert!(matches!(
+        lock.acquire_timeout(timeout),
+        Err(SemaphoreError::Timeout)
+    ));
+    assert!(began.elapsed() >= timeout && began.elapsed() < LIMIT);
+    assert!(matches!(
+        lock.acquire_timeout(Duration::ZERO),
+        Err(SemaphoreError::Timeout)
+    ));
+    assert!(guard.is_held());
+}
+
+// Holding.
+
+#[test]
+fn a_heartbeat_moves_the_timestamp_and_not_the_time_of_the_grant() {
+    let scratch = Scratch::new();
+    let options = SemaphoreOptions::new().heartbeat(true);
+    let lock = Semaphore::with_options(
+        scratch.path(),
+        config(Duration::from_secs(1), SELDOM),
+        options,
+    )
+    .expect("a lock path");
+    let guard = lock.try_acquire().expect("a free lock");
+    let (since, text) = (guard_timestamp(&scratch), scratch.text());
+    let aged = text.replacen(&since, "0000000009", 1);
+    fs::write(scratch.path(), &aged).expect("an old lock");
+    let over = Instant::now() + LIMIT;
+    while guard_timestamp(&scratch) == "0000000009" {
+        assert!(Instant::now() < over, "no heartbeat");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (beaten, then) = (scratch.text(), guard_timestamp(&scratch));
+    assert!(then >= since);
+    assert_eq!(beaten, text.replacen(&since, &then, 1));
+    assert!(beaten.contains(&format!("x-since={}", since.trim_start_matches('0'))));
+    assert!(guard.is_held());
+    guard.release().expect("a release");
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn a_holder_is_told_once_that_its_lock_is_lost() {
+    type Way = (&'static str, fn(&Path));
+    let ways: [Way; 3] = [
+        ("removed", |path| fs::remove_file(path).expect("a lock")),
+        ("renamed", |path| {
+            fs::rename(path, path.with_extension("old")).expect("a lock")
+        }),
+        ("replaced", |path| {
+            let other = path.with_extension("new");
+            fs::write(&other, "pid=1\ntimestamp=5\n").expect("a successor");
+            fs::rename(other, path).expect("a lock");
+        }),
+    ];
+    for (way, lose) in ways {
+        let scratch = Scratch::new();
+        let (sender, receiver) = mpsc::channel();
+        let options = SemaphoreOptions::new().on_lost(move || {
+            // As much as any thread may need.
+            let room = [1_u8; 512 * 1024];
+            sender
+                .send(std::hint::black_box(&room)[0])
+                .expect("a listener");
+        });
+        let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+            .expect("a path");
+        let guard = lock.try_acquire().expect("a free lock");
+        assert!(
+            receiver.recv_timeout(Duration::from_millis(50)).is_err(),
+            "{way}: nothing is lost yet"
+        );
+        lose(&scratch.path());
+        receiver.recv_timeout(LIMIT).expect(way);
+        assert!(!guard.is_held(), "{way}");
+        let left = scratch.names();
+        drop(guard);
+        assert_eq!(scratch.names(), left, "{way}");
+        assert!(
+            receiver.recv_timeout(Duration::from_millis(50)).is_err(),
+            "{way}: told twice"
+        );
+    }
+}
+
+#[test]
+fn a_holder_is_told_nothing_of_its_own_release() {
+    let scratch = Scratch::new();
+    let (sender, receiver) = mpsc::channel::<()>();
+    let options = SemaphoreOptions::new().on_lost(move || sender.send(()).expect("a listener"));
+    let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+        .expect("a lock path");
+    for _ in 0..20 {
+        lock.try_acquire()
+            .expect("a free lock")
+            .release()
+            .expect("a release");
+    }
+    assert!(receiver.try_recv().is_err());
+}
+
+#[test]
+fn a_lock_that_was_lost_stays_lost() {
+    let scratch = Scratch::new();
+    let (sender, receiver) = mpsc::channel();
+    let options = SemaphoreOptions::new().on_lost(move || sender.send(()).expect("a listener"));
+    let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+        .expect("a lock path");
+    let guard = lock.try_acquire().expect("a free lock");
+    let aside = scratch.0.path().join("aside");
+    fs::rename(scratch.path(), &aside).expect("the lock");
+    receiver.recv_timeout(LIMIT).expect("it is lost");
+    fs::rename(&aside, scratch.path()).expect("the lock");
+    assert!(!guard.is_held());
+}
+
+// Paths.
+
+#[test]
+fn paths_that_cannot_be_locks_are_refused() {
+    let scratch = Scratch::new();
+    let directory = scratch.0.path().display().to_string();
+    fs::write(scratch.0.path().join("file"), "").expect("a file");
+    for path in [
+        String::new(),
+        " \t".to_owned(),
+        format!("{directory}/a\0b"),
+        format!("{directory}/../a.lock"),
+        "../a.lock".to_owned(),
+        format!("{directory}/"),
+        ".".to_owned(),
+        "/".to_owned(),
+        format!("{directory}/none/a.lock"),
+        format!("{directory}/file/a.lock"),
+    ] {
+        let refused = Semaphore::with_defaults(&path);
+        assert!(
+            matches!(refused, Err(SemaphoreError::InvalidPath(_))),
+            "{path:?}: {refused:?}"
+        );
+    }
+    for name in ["a..lock", "..a", "a b.lock", "ü.lock", ".lock", "-x"] {
+        let lock = Semaphore::with_defaults(scratch.0.path().join(name)).expect(name);
+        drop(lock.try_acquire().expect(name));
+    }
+    assert_eq!(scratch.names(), ["file"]);
+}
+
+#[test]
+fn an_absolute_path_does_for_a_process_whose_directory_is_gone() {
+    let (scratch, gone) = (Scratch::new(), Scratch::new());
+    let before = format!("cd '{0}' && rmdir '{0}' &&", gone.0.path().display());
+    assert_eq!(answer(&before, "try", &scratch.path()), "granted true");
+}
+
+#[test]
+fn a_relative_path_means_the_same_file_wherever_the_process_is() {
+    let scratch = Scratch::new();
+    let before = format!("cd '{}' &&", scratch.0.path().display());
+    // The lock is held here, and asked for by its name there.
+    let lock = scratch.lock();
+    let _guard = lock.try_acquire().expect("a free lock");
+    let answer = answer(&before, "try", Path::new("a.lock"));
+    assert!(
+        answer.starts_with(&format!("Lock already held by PID {}", process::id())),
+        "{answer}"
+    );
+}
+
+// Bad luck.
+
+#[test]
+fn a_directory_that_is_made_anew_is_another_lock() {
+    let scratch = Scratch::new();
+    let directory = scratch.0.path().join("d");
+    fs::create_dir(&directory).expect("a directory");
+    let lock = Semaphore::with_defaults(directory.join("a.lock")).expect("a lock path");
+    let guard = lock.try_acquire().expect("a free lock");
+    fs::remove_dir_all(&directory).expect("the directory");
+    assert!(!guard.is_held());
+    assert!(matches!(
+        lock.try_acquire(),
+        Err(SemaphoreError::IoError(_))
+    ));
+    fs::create_dir(&directory).expect("a directory");
+    let successor = lock.try_acquire().expect("a free lock");
+    drop(guard);
+    assert!(successor.is_held());
+}
+
+#[test]
+fn without_descriptors_a_lock_is_refused_and_nothing_is_left() {
+    let scratch = Scratch::new();
+    let answer = answer("ulimit -n 40;", "exhaust", &scratch.path());
+    assert_eq!(answer, "true true true");
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+/// Runs a process on a small file system of its own. `None` if we may not make one.
+fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
+    let scratch = Scratch::new();
+    let directory = scratch.0.path().display();
+    let mount = format!("mount -t tmpfs -o {options} none '{directory}'");
+    let probe = Command::new("unshare")
+        .args(["-m", "sh", "-c", &mount])
+        .output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("SKIPPED: no file system of our own to be had");
+        return None;
+    }
+    let script = format!("{mount} && cd '{directory}' && {prepare} && cd / && exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", &script, "sh"]).args(again(
+        &this_program(),
+        "try",
+        &scratch.path(),
+    ));
+    Some(answer_of(command))
+}
+
+#[test]
+fn on_a_full_disk_a_lock_is_refused_and_nothing_is_left() {
+    let fill = "head -c 4096 /dev/zero > full";
+    if let Some(answer) = on_a_file_system(fill, "size=4k") {
+        assert_eq!(
+            answer,
+            "IO error: No space left on device (os error 28); [\"full\"]"
+        );
+    }
+    let stale = format!("printf 'pid={DEAD}\\ntimestamp=1\\n' > a.lock");
+    if let Some(answer) = on_a_file_system(&stale, "size=4k") {
+        assert_eq!(
+            answer,
+            "IO error: No space left on device (os error 28); [\"a.lock\"]"
+        );
+    }
+}
+
+#[test]
+fn on_a_file_system_that_may_not_be_written_a_stale_lock_is_held() {
+    let freeze = "mount -o remount,ro \"$PWD\"";
+    let stale = format!("printf 'pid={DEAD}\\ntimestamp=1\\n' > a.lock && {freeze}");
+    if let Some(answer) = on_a_file_system(&stale, "size=64k") {
+        assert_eq!(
+            answer,
+            format!("Lock already held by PID {DEAD} since 1; [\"a.lock\"]")
+        );
+    }
+    if let Some(answer) = on_a_file_system(freeze, "size=64k") {
+        assert_eq!(answer, "IO error: Read-only file system (os error 30); []");
+    }
+}
+
+#[test]
+fn settling_notices_who_acts_on_an_old_judgement() {
+    let scratch = Scratch::new();
+    let options = SemaphoreOptions::new().settle(Settle::Always(Duration::from_millis(400)));
+    let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
+        .expect("a lock path");
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| lock.try_acquire().map(drop));
+        let over = Instant::now() + LIMIT;
+        while fs::remove_file(scratch.path()).is_err() && Instant::now() < over {
+            thread::yield_now();
+        }
+        assert!(is_held(&taker.join().expect("the taker")));
+    });
+    let mut file = File::create(scratch.path()).expect("a file");
+    file.write_all(format!("pid={DEAD}\ntimestamp=1\n").as_bytes())
+        .expect("a stale lock");
+    drop(lock.try_acquire().expect("a stale lock"));
+}
