@@ -9,10 +9,11 @@
 //!
 //! ```text
 //! cargo build --release
-//! cargo run --release --example bench_lockfile -- [DIRECTORY]
+//! cargo run --release --example bench_lockfile -- [--quick] [DIRECTORY]
 //! ```
 //!
-//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). Exit status: 0, or 1 if
+//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). `--quick` measures less, and less
+//! well. Exit status: 0, or 1 if
 //! something could not be measured.
 
 use std::error::Error;
@@ -26,19 +27,40 @@ use std::time::{Duration, Instant};
 
 use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
 
-const TURNS: usize = 15;
+/// How often each is measured.
+struct Plan {
+    turns: usize,
+    handovers: usize,
+    processes: usize,
+}
+
+const USUAL: Plan = Plan {
+    turns: 15,
+    handovers: 50,
+    processes: 200,
+};
+const QUICK: Plan = Plan {
+    turns: 1,
+    handovers: 2,
+    processes: 2,
+};
+
 const TURN: Duration = Duration::from_millis(100);
-const HANDOVERS: usize = 50;
-const PROCESSES: usize = 200;
 const POLL: Duration = Duration::from_millis(100);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    let directory = std::env::args_os()
-        .nth(1)
-        .unwrap_or_else(|| "/dev/shm".into());
-    match measure(Path::new(&directory)) {
+    let mut plan = USUAL;
+    let mut directory = PathBuf::from("/dev/shm");
+    for argument in std::env::args_os().skip(1) {
+        if argument == "--quick" {
+            plan = QUICK;
+        } else {
+            directory = argument.into();
+        }
+    }
+    match measure(&plan, &directory) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench_lockfile: {error}");
@@ -47,15 +69,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(directory: &Path) -> Outcome<()> {
+fn measure(plan: &Plan, directory: &Path) -> Outcome<()> {
     let directory = tempfile::tempdir_in(directory)?;
-    rates(directory.path())?;
-    handovers(directory.path())?;
-    processes(directory.path())
+    rates(plan, directory.path())?;
+    handovers(plan, directory.path())?;
+    processes(plan, directory.path())
 }
 
 /// Acquire and release, in pairs a second.
-fn rates(directory: &Path) -> Outcome<()> {
+fn rates(plan: &Plan, directory: &Path) -> Outcome<()> {
     let path = directory.join("rate.lock");
     let with = |is_synced| {
         let options = SemaphoreOptions::new().sync(is_synced);
@@ -75,7 +97,7 @@ fn rates(directory: &Path) -> Outcome<()> {
     };
     let locked = |semaphore: &Semaphore| -> Outcome<()> { Ok(semaphore.try_acquire()?.release()?) };
     let mut rates = [const { Vec::new() }; 4];
-    for _ in 0..TURNS {
+    for _ in 0..plan.turns {
         rates[0].push(rate(|| bare(false))?);
         rates[1].push(rate(|| locked(&quick))?);
         rates[2].push(rate(|| bare(true))?);
@@ -106,16 +128,16 @@ fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
 }
 
 /// From a release to the grant of the one who waits.
-fn handovers(directory: &Path) -> Outcome<()> {
+fn handovers(plan: &Plan, directory: &Path) -> Outcome<()> {
     let path = directory.join("handover.lock");
-    let woken = handover(&path, |path| {
+    let woken = handover(plan.handovers, &path, |path| {
         let semaphore = Semaphore::with_defaults(path).expect("a path");
         let guard = semaphore.acquire().expect("the lock");
         let granted = Instant::now();
         drop(guard);
         granted
     })?;
-    let polled = handover(&path, |path| loop {
+    let polled = handover(plan.handovers, &path, |path| loop {
         match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(_) => {
                 let granted = Instant::now();
@@ -134,10 +156,10 @@ fn handovers(directory: &Path) -> Outcome<()> {
 }
 
 /// The median, in milliseconds.
-fn handover(path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -> Outcome<f64> {
+fn handover(count: usize, path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -> Outcome<f64> {
     let semaphore = Semaphore::with_defaults(path)?;
     let mut late = Vec::new();
-    for turn in 0..HANDOVERS {
+    for turn in 0..count {
         let guard = semaphore.try_acquire()?;
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
@@ -154,7 +176,7 @@ fn handover(path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -> Outcome<f64>
 }
 
 /// Whole processes, from start to end.
-fn processes(directory: &Path) -> Outcome<()> {
+fn processes(plan: &Plan, directory: &Path) -> Outcome<()> {
     let sema = beside_the_examples("sema")?;
     let (ours, theirs) = (
         directory.join("process.lock"),
@@ -173,7 +195,7 @@ fn processes(directory: &Path) -> Outcome<()> {
         Ok(took)
     };
     let mut times = [const { Vec::new() }; 2];
-    for _ in 0..PROCESSES {
+    for _ in 0..plan.processes {
         times[0].push(run(Command::new("flock")
             .arg("-n")
             .arg(&theirs)

@@ -11,6 +11,11 @@ set -eu
 job=${1:?usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]}
 shift
 
+# On one host a lock file does, and no server is needed: CRON_GUARD_DIR says where it is to stand.
+if [ -n "${CRON_GUARD_DIR:-}" ]; then
+    exec sema run "$CRON_GUARD_DIR/cron.$job.lock" --timeout 0 -E 0 --quiet -- "$@"
+fi
+
 # Clocks differ. A job that is over before the last host has looked would be run there again, so the
 # lock is kept for as many seconds at least.
 export CRON_GUARD_HOLD="${CRON_GUARD_HOLD:-30}"

@@ -8,11 +8,13 @@
 //!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
 //!   services    manager                one mutex, wake-ups, the reaper
-//!               client                 the public library: locks from other programs
+//!               client                 public library: locks of a server from other programs
+//!               lockfile               public library: locks that are files, and no server
 //!   codecs      dflock/{request,reply} text <-> values, pure
 //!   core        table/                 who holds and who waits, pure
 //!   aside       net/                   sockets; knows no protocol and no table
 //!               mint, fence_file       where tokens come from
+//!               directory              the steps on a directory's names
 //!               arguments, logging, escape
 //! ```
 //!

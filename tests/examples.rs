@@ -1,4 +1,4 @@
-//! The examples that use a server do what they say.
+//! The examples do what they say.
 
 mod support;
 
@@ -133,6 +133,59 @@ fn of_several_hosts_one_runs_the_job_of_cron() {
         fs::read_to_string(&log).expect("text"),
         "two words\n".repeat(2)
     );
+}
+
+#[test]
+fn a_job_of_cron_runs_once_on_one_host_without_a_server() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let job = format!("echo $1 >>{}; sleep 1; exit 3", log.display());
+    let guard = || {
+        let mut command = shell_script("cron_guard.sh");
+        command
+            .args(["nightly", "sh", "-c", &job, "job", "two words"])
+            .env("CRON_GUARD_DIR", dir.path());
+        Running::start(&mut command)
+    };
+    let mut first = guard();
+    eventually(PATIENCE, "the job runs", || log.exists());
+    assert_eq!(guard().end(), (0, String::new()));
+    assert_eq!(first.end(), (3, String::new()));
+    assert_eq!(fs::read_to_string(&log).expect("text"), "two words\n");
+    let left = fs::read_dir(dir.path()).expect("the directory").count();
+    assert_eq!(left, 1, "only the log is left");
+}
+
+#[test]
+fn a_report_waits_for_the_one_that_is_being_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let lock = dir.path().join("report.lock");
+    let report = || Running::start(Command::new(built("lockfile")).arg(&lock));
+    let mut first = report();
+    eventually(PATIENCE, "the first report is written", || lock.exists());
+    let (status, printed) = report().end();
+    assert_eq!(status, 0, "{printed}");
+    let waited = "which does \"weekly report\"\nwriting\ndone\n";
+    assert!(
+        printed.starts_with("waiting for process ") && printed.ends_with(waited),
+        "{printed}"
+    );
+    assert_eq!(first.end(), (0, "writing\ndone\n".to_owned()));
+    assert!(!lock.exists());
+}
+
+#[test]
+fn the_benchmark_of_lock_files_gives_its_ratios() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(built("bench_lockfile"));
+    let (status, printed) = Running::start(command.arg("--quick").arg(dir.path())).end();
+    assert_eq!(status, 0, "{printed}");
+    let ratios = ["without fsync", "with fsync", "median"].map(|row| {
+        let line = printed.lines().find(|line| line.contains(row));
+        let ratio = line.and_then(|line| line.split_whitespace().next_back()?.parse::<f64>().ok());
+        ratio.unwrap_or_else(|| panic!("{row}: {printed}"))
+    });
+    assert!(ratios.iter().all(|ratio| *ratio > 0.0), "{printed}");
 }
 
 #[test]
@@ -271,6 +324,15 @@ fn example(name: &str, daemon: &Daemon) -> Command {
 
 /// An example for the shell, which finds `latch` and its server.
 fn script(name: &str, daemon: &Daemon) -> Command {
+    let mut command = shell_script(name);
+    command
+        .env("LATCH_SERVER", address(daemon))
+        .env_remove("LATCH_AUTH_TOKEN_FILE");
+    command
+}
+
+/// One that needs no server.
+fn shell_script(name: &str) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("sh");
     command
@@ -279,9 +341,7 @@ fn script(name: &str, daemon: &Daemon) -> Command {
                 .join("examples")
                 .join(name),
         )
-        .env("PATH", format!("{}:{path}", programs().display()))
-        .env("LATCH_SERVER", address(daemon))
-        .env_remove("LATCH_AUTH_TOKEN_FILE");
+        .env("PATH", format!("{}:{path}", programs().display()));
     command
 }
 
