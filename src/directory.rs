@@ -65,14 +65,14 @@ impl Directory {
     }
 
     /// Which file stands under `name`, if any. A link is not followed.
-    pub fn identity(&self, name: &str) -> io::Result<Option<FileId>> {
-        Ok(self.stat(name)?.map(|stat| FileId::from(&stat)))
+    pub fn identity(&self, name: impl AsRef<Path>) -> io::Result<Option<FileId>> {
+        Ok(self.stat(name.as_ref())?.map(|stat| FileId::from(&stat)))
     }
 
     /// Opens what stands under `name`, if it is a regular file: a link is not followed, and nothing
     /// else is touched, since opening a device may do something.
-    pub fn open_file(&self, name: &str) -> io::Result<Entry> {
-        match self.stat(name)? {
+    pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<Entry> {
+        match self.stat(name.as_ref())? {
             None => return Ok(Entry::Nothing),
             Some(stat) if !is_file(&stat) => return Ok(Entry::Other),
             Some(_) => {}
@@ -80,7 +80,7 @@ impl Directory {
         // It may have been replaced since: hence no waiting for a pipe's other end, and the second look.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        match openat(&self.0, name, flags, Mode::empty()) {
+        match openat(&self.0, name.as_ref(), flags, Mode::empty()) {
             Ok(file) if is_file(&fstat(&file)?) => Ok(Entry::File(file.into())),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => Ok(Entry::Other),
             Err(Errno::NOENT) => Ok(Entry::Nothing),
@@ -93,10 +93,10 @@ impl Directory {
     /// # Errors
     ///
     /// [`io::ErrorKind::AlreadyExists`] if anything stands there.
-    pub fn create(&self, name: &str, mode: u32) -> io::Result<File> {
+    pub fn create(&self, name: impl AsRef<Path>, mode: u32) -> io::Result<File> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(openat(&self.0, name, flags, Mode::from_raw_mode(mode))?.into())
+        Ok(openat(&self.0, name.as_ref(), flags, Mode::from_raw_mode(mode))?.into())
     }
 
     /// A new file without a name, opened for reading and writing; the umask applies to `mode`.
@@ -122,9 +122,15 @@ impl Directory {
     ///
     /// [`io::ErrorKind::AlreadyExists`] if anything stands there, [`io::ErrorKind::Unsupported`] if there
     /// are no hard links here, or no /proc to find the file by.
-    pub fn link_file(&self, file: &File, name: &str) -> io::Result<()> {
+    pub fn link_file(&self, file: &File, name: impl AsRef<Path>) -> io::Result<()> {
         let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match linkat(CWD, &*by_descriptor, &self.0, name, AtFlags::SYMLINK_FOLLOW) {
+        match linkat(
+            CWD,
+            &*by_descriptor,
+            &self.0,
+            name.as_ref(),
+            AtFlags::SYMLINK_FOLLOW,
+        ) {
             Err(Errno::NOENT) => Err(unsupported()),
             other => without_links(other),
         }
@@ -135,8 +141,14 @@ impl Directory {
     /// # Errors
     ///
     /// As for [`Directory::link_file`].
-    pub fn link(&self, from: &str, to: &str) -> io::Result<()> {
-        without_links(linkat(&self.0, from, &self.0, to, AtFlags::empty()))
+    pub fn link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        without_links(linkat(
+            &self.0,
+            from.as_ref(),
+            &self.0,
+            to.as_ref(),
+            AtFlags::empty(),
+        ))
     }
 
     /// Exchanges what stands under two names, in one step.
@@ -145,21 +157,27 @@ impl Directory {
     ///
     /// [`io::ErrorKind::NotFound`] if there is nothing under one of them, [`io::ErrorKind::Unsupported`]
     /// if the kernel or the file system cannot do it.
-    pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
-        match renameat_with(&self.0, one, &self.0, other, RenameFlags::EXCHANGE) {
+    pub fn exchange(&self, one: impl AsRef<Path>, other: impl AsRef<Path>) -> io::Result<()> {
+        match renameat_with(
+            &self.0,
+            one.as_ref(),
+            &self.0,
+            other.as_ref(),
+            RenameFlags::EXCHANGE,
+        ) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
             other => Ok(other?),
         }
     }
 
     /// Moves what stands under `from` to `to`, and replaces what stood there.
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(renameat(&self.0, from, &self.0, to)?)
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        Ok(renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
     }
 
     /// Takes away a name.
-    pub fn remove(&self, name: &str) -> io::Result<()> {
-        Ok(unlinkat(&self.0, name, AtFlags::empty())?)
+    pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {
+        Ok(unlinkat(&self.0, name.as_ref(), AtFlags::empty())?)
     }
 
     /// Returns when the names as they are now would survive a power cut.
@@ -167,8 +185,8 @@ impl Directory {
         Ok(fsync(&self.0)?)
     }
 
-    fn stat(&self, name: &str) -> io::Result<Option<Stat>> {
-        match statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW) {
+    fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {
+        match statat(&self.0, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),

@@ -3,13 +3,16 @@
 //! # Map
 //!
 //! ```text
-//!   bins        bin/latchd, bin/latch
-//!   programs    latchd/, latch/        options, wiring, signals, exit codes
+//!   bins        bin/latchd, bin/lfpd, bin/latch
+//!   programs    latchd/, lfpd/, latch/ options, wiring, signals, exit codes
 //!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
+//!               lfp/session            the same for the Lock File Protocol, over lock files
 //!   services    manager                one mutex, wake-ups, the reaper
 //!               client                 the public library: locks from other programs
+//!               lockfile/              lock files, and whether their holders are there
 //!   codecs      dflock/{request,reply} text <-> values, pure
+//!               lfp/{command,reply}, lockfile/uucp
 //!   core        table/                 who holds and who waits, pure
 //!   aside       net/                   sockets; knows no protocol and no table
 //!               mint, fence_file       where tokens come from
@@ -45,6 +48,8 @@ mod escape;
 mod fence_file;
 mod latch;
 mod latchd;
+mod lfp;
+mod lfpd;
 mod lockfile;
 mod logging;
 mod manager;
@@ -55,3 +60,4 @@ mod table;
 
 pub use latch::main as latch_main;
 pub use latchd::main as latchd_main;
+pub use lfpd::main as lfpd_main;
