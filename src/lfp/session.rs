@@ -5,6 +5,7 @@
 //! takes the greeting for the reply. So we look whether it has sent its command already, and if so,
 //! carry it out before we greet: when the greeting arrives, the lock file is gone.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -103,8 +104,7 @@ impl Session<'_> {
                 Err(ReadEnd::Broken(_)) => Flow::End("broken"),
             };
             self.reader.take_answers(&mut self.out);
-            self.send();
-            if let Flow::End(reason) = flow {
+            if let (Flow::End(reason), _) | (_, Flow::End(reason)) = (flow, self.send()) {
                 return reason;
             }
             received = self.receive(self.idle_deadline());
@@ -175,11 +175,18 @@ impl Session<'_> {
     }
 
     /// Sends what there is to send, in one write. A peer that has closed already, as the usual client
-    /// does, has still asked for what it asked for.
-    fn send(&mut self) {
+    /// does, has still asked for what it asked for; one that is there and does not listen is given up.
+    fn send(&mut self) -> Flow {
+        let mut flow = Flow::GoOn;
         if !self.is_deaf && !self.out.is_empty() {
-            self.is_deaf = self.wire.write(&self.out).is_err();
+            if let Err(error) = self.wire.write(&self.out) {
+                self.is_deaf = true;
+                if error.kind() == io::ErrorKind::TimedOut {
+                    flow = Flow::End("deaf");
+                }
+            }
         }
         self.out.clear();
+        flow
     }
 }
