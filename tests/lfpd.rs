@@ -758,6 +758,43 @@ fn what_is_no_file_stays_in_its_place() {
 }
 
 #[test]
+fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        return;
+    }
+    let dirs = lock_dirs();
+    let (own, program) = (dirs.path().join("own"), dirs.path().join("lfpd"));
+    let open_to_all = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    };
+    open_to_all(dirs.path(), 0o755);
+    open_to_all(&own, 0o1777);
+    fs::copy(env!("CARGO_BIN_EXE_lfpd"), &program).expect("there is room");
+    let stale = format!("{:10}\n", dead_pid());
+    fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
+    let mut lfpd = Command::new(&program);
+    lfpd.args(command(dirs.path()).get_args())
+        .args(["--listen", "0", "--print-port"])
+        .uid(65_534)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::from_command(lfpd);
+    let mut client = daemon.connect();
+    greeted(&mut client);
+    let pid = own_pid();
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {pid}")), DENIED);
+    assert_eq!(
+        ask(&mut client, &format!("unlock /dev/lfpd-a {pid}")),
+        DENIED
+    );
+    assert_eq!(names_in(&own), ["LCK..lfpd-a"]);
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-b {pid}")), OKAY);
+    daemon.wait_for_log("cannot-use-lock-files", PATIENCE);
+}
+
+#[test]
 fn without_its_directory_it_serves_on_and_refuses() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();

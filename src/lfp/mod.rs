@@ -10,6 +10,7 @@ mod locks;
 mod peer;
 mod reply;
 mod session;
+mod socket_user;
 mod wire;
 
 pub use holders::Holders;

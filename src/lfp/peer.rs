@@ -1,8 +1,6 @@
 //! Who is at the other end, and for whom that user may ask.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
@@ -10,9 +8,7 @@ use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrAn
 
 use crate::lockfile::process;
 
-/// How often the kernel's list is read anew where our connection was not in it: the list may skip a line
-/// while others come and go.
-const MAX_LOOKS: usize = 3;
+use super::socket_user::{plain, user_of};
 
 /// What is done about those who ask for somebody else's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +63,7 @@ impl Peer {
     fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Result<Peer, NotLocal> {
         let is_unix = |address: &SocketAddrAny| address.address_family() == AddressFamily::UNIX;
         // An unnamed peer is one on a Unix socket.
-        if address.as_ref().map_or(true, is_unix) {
+        if address.as_ref().is_none_or(is_unix) {
             let credentials = sockopt::socket_peercred(socket);
             return credentials
                 .map(|credentials| Peer(Some(credentials.uid.as_raw())))
@@ -75,8 +71,8 @@ impl Peer {
         }
         let theirs = address.as_ref().and_then(loopback).ok_or(NotLocal)?;
         let ours = getsockname(socket).ok().as_ref().and_then(loopback);
-        let user = ours.and_then(|ours| (0..MAX_LOOKS).find_map(|_| user_of(theirs, ours)));
-        // Had it hung up, another program might have its port by now: then the list spoke of that one.
+        let user = ours.and_then(|ours| user_of(theirs, ours));
+        // Had it hung up, another program might have its port by now: then we were told of that one.
         let is_still_there = getpeername(socket).is_ok();
         Ok(Peer(user.filter(|_| is_still_there)))
     }
@@ -106,60 +102,6 @@ impl Peer {
 fn loopback(address: &SocketAddrAny) -> Option<SocketAddr> {
     let address = plain(SocketAddr::try_from(address.clone()).ok()?);
     address.ip().is_loopback().then_some(address)
-}
-
-/// An IPv4 address in IPv6's clothes is an IPv4 address.
-fn plain(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-/// The user whose socket is at `local` and connected to `remote`, by the kernel's lists.
-fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
-        .iter()
-        .find_map(|list| {
-            let lines = BufReader::new(File::open(list).ok()?).lines();
-            lines
-                .map_while(Result::ok)
-                .find_map(|line| user_in(&line, local, remote))
-        })
-}
-
-/// The user in a line of the list, if it is the line of this connection and a program still has it open.
-fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    const FIELD_BEHIND_REMOTE: usize = 4;
-    let mut fields = line.split_ascii_whitespace().skip(1);
-    let is_it = address_in(fields.next()?)? == local && address_in(fields.next()?)? == remote;
-    if !is_it {
-        return None;
-    }
-    let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
-    let inode = fields.nth(1)?;
-    // One that has been closed belongs to nobody, and is said to be root's.
-    (inode != "0").then_some(user)
-}
-
-/// Reads `0100007F:C351`: words of the address in the host's order of bytes, then the port.
-fn address_in(field: &str) -> Option<SocketAddr> {
-    let (address, port) = field.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| {
-        let digits = address.get(8 * at..8 * at + 8)?;
-        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
-    };
-    let ip = match address.len() {
-        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let mut bytes = [0; 16];
-            for (into, word) in bytes.chunks_exact_mut(4).zip(words) {
-                into.copy_from_slice(&word);
-            }
-            IpAddr::from(Ipv6Addr::from(bytes))
-        }
-        _ => return None,
-    };
-    Some(plain(SocketAddr::new(ip, port)))
 }
 
 #[cfg(test)]
@@ -232,40 +174,5 @@ mod tests {
         ));
         assert!(matches!(Peer(Some(0)).standing(1), Standing::Own { .. }));
         assert_eq!(Peer(None).standing(i32::MAX as u32), Standing::Dead);
-    }
-
-    #[test]
-    fn only_the_line_of_an_open_socket_tells_the_user() {
-        let local: SocketAddr = "127.0.0.1:50000".parse().expect("an address");
-        let remote: SocketAddr = "127.0.0.1:50001".parse().expect("an address");
-        if cfg!(target_endian = "big") {
-            return;
-        }
-        let line = |addresses: &str, state: &str, user: u32, inode: u32| {
-            format!("   3: {addresses} {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 {inode} 1 0 20")
-        };
-        let ours = "0100007F:C350 0100007F:C351";
-        assert_eq!(
-            user_in(&line(ours, "01", 1000, 77), local, remote),
-            Some(1000)
-        );
-        assert_eq!(
-            user_in(&line(ours, "05", 1000, 77), local, remote),
-            Some(1000)
-        );
-        assert_eq!(user_in(&line(ours, "06", 0, 0), local, remote), None);
-        let reversed = "0100007F:C351 0100007F:C350";
-        assert_eq!(
-            user_in(&line(reversed, "01", 1000, 77), local, remote),
-            None
-        );
-        let mapped = "0000000000000000FFFF00000100007F:C350 0000000000000000FFFF00000100007F:C351";
-        assert_eq!(
-            user_in(&line(mapped, "01", 1000, 77), local, remote),
-            Some(1000)
-        );
-        for broken in ["", "sl local_address", "0: x y", "0: 0100007F:C350"] {
-            assert_eq!(user_in(broken, local, remote), None);
-        }
     }
 }

@@ -147,7 +147,7 @@ impl LockFiles {
                 let Found::Lock(seen) = inspect(directory, name) else {
                     continue;
                 };
-                let is_last_name = name_count(directory, name)? == 1;
+                let is_last_name = is_last_name(directory, name);
                 if (seen.pid == pid || seen.is_dead()) && take_away(directory, name, seen)? {
                     removed.push((seen, is_last_name));
                 }
@@ -249,12 +249,10 @@ fn id_of(directory: &Directory) -> io::Result<FileId> {
     Ok(FileId::from(&fstat(directory)?))
 }
 
-fn name_count(directory: &Directory, name: &OsStr) -> io::Result<u64> {
-    match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => Ok(stat.st_nlink.into()),
-        Err(Errno::NOENT) => Ok(0),
-        Err(error) => Err(error.into()),
-    }
+/// Whether what stands under `name` has no other name.
+fn is_last_name(directory: &Directory, name: &OsStr) -> bool {
+    let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| stat.st_nlink == 1)
 }
 
 fn is_held(directory: &Directory, name: &OsStr) -> bool {
