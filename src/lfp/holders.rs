@@ -186,3 +186,83 @@ fn is_over(pid: u32, end: &End) -> bool {
         End::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lockfile::uucp::DevicePath;
+    use crate::lockfile::uucp_device::Device;
+    use crate::lockfile::uucp_files::{LockFiles, Outcome};
+    use std::path::Path;
+    use std::process::{Child, Command};
+    use std::sync::{mpsc, Arc};
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().expect("sleep")
+    }
+
+    fn lock(files: &LockFiles, name: &str, pid: u32) -> OwnLock {
+        let path = DevicePath::below(name.as_bytes()).expect("a device");
+        let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
+        match files.lock(&device, pid, None).expect("usable") {
+            Outcome::Locked(lock) => lock,
+            Outcome::Busy => panic!("{name} is busy"),
+        }
+    }
+
+    fn check(holders: Holders) {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Arc::new(holders);
+        let (mut first, mut second) = (sleeper(), sleeper());
+        let add = |name: &str, pid: u32| {
+            let end = holders.end_of(pid).expect("it can be told");
+            let lock = lock(&files, name, pid);
+            assert!(holders.add(pid, end, lock.clone()).is_empty());
+            lock
+        };
+        let kept = add("lfpd-a", first.id());
+        let given_back = add("lfpd-b", first.id());
+        let other = add("lfpd-c", second.id());
+        holders.forget(&[given_back.id]);
+        let (sender, ended) = mpsc::channel();
+        let watch = Arc::clone(&holders);
+        thread::spawn(move || watch.run(|lock| drop(sender.send(lock.clone()))));
+        for (child, expected) in [(&mut first, kept), (&mut second, other)] {
+            child.kill().expect("killed");
+            child.wait().expect("its end");
+            assert_eq!(ended.recv_timeout(LIMIT).expect("noticed"), expected);
+        }
+        assert!(holders.holders.lock().is_empty());
+    }
+
+    #[test]
+    fn the_locks_of_a_process_that_ends_are_handed_over_and_no_others() {
+        check(Holders::new().expect("a watch"));
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_tell_it_is_noticed_too() {
+        check(Holders {
+            watch: Watch::Polling,
+            holders: Mutex::default(),
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Holders::new().expect("a watch");
+        let mut child = sleeper();
+        let pid = child.id();
+        let end = holders.end_of(pid).expect("it can be told");
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+        let lock = lock(&files, "lfpd-a", pid);
+        assert!(holders.add(pid, end, lock).is_empty());
+        assert_eq!(holders.wait(), [pid]);
+        assert!(holders.take_if_over(pid).is_some());
+    }
+}

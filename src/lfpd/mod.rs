@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return print(&text),
         Parsed::Usage(reason) => return bad_usage(reason),
     };
-    let inherited = match inherited::from_environment() {
+    let inherited = match inherited::any_from_environment() {
         Ok(inherited) => inherited,
         Err(reason) => return cannot_start(reason),
     };
@@ -98,15 +98,22 @@ fn complain(reason: impl Display) {
 }
 
 /// Serves until told to stop, or until the one connection is over.
-fn run(options: &Options, inherited: Vec<Listener>) -> Result<(), String> {
+fn run(options: &Options, inherited: Vec<Inherited>) -> Result<(), String> {
     let log = start_log(options)?;
     let signals =
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     match connections_from(&options.source, inherited)? {
         Connected::Once(peer) => {
-            let locks = locks(options, None);
-            let wire = Wire::new(stdio::stdin(), stdio::stdout(), signals.stop.as_fd());
-            lfp::serve(&wire, peer, &locks, &session_rules(options));
+            serve_one(options, stdio::stdin(), stdio::stdout(), peer, &signals)
+        }
+        Connected::OnceBy(socket) => {
+            serve_one(
+                options,
+                socket.as_fd(),
+                socket.as_fd(),
+                peer_of(&socket),
+                &signals,
+            );
         }
         Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
     }
@@ -126,13 +133,15 @@ fn start_log(options: &Options) -> Result<Log, String> {
 enum Connected {
     /// The connection is there, on descriptors 0 and 1.
     Once(Result<Peer, NotLocal>),
+    /// The connection is there, on a descriptor of its own.
+    OnceBy(OwnedFd),
     /// As often as these let somebody in.
     Often(Vec<Listener>),
 }
 
-fn connections_from(source: &Source, inherited: Vec<Listener>) -> Result<Connected, String> {
+fn connections_from(source: &Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
     match source {
-        Source::Environment => Ok(Connected::Often(inherited)),
+        Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::any_from_stdin() {
             Ok(Inherited::Listening(listener)) => Ok(Connected::Often(vec![listener])),
             Ok(Inherited::Connected(socket)) => Ok(Connected::Once(peer_of(&socket))),
@@ -165,6 +174,22 @@ fn connections_from(source: &Source, inherited: Vec<Listener>) -> Result<Connect
             Ok(Connected::Often(listeners))
         }
     }
+}
+
+/// Either one connection, or sockets to listen on.
+fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
+    let mut listeners = Vec::new();
+    let count = inherited.len();
+    for socket in inherited {
+        match socket {
+            Inherited::Listening(listener) => listeners.push(listener),
+            Inherited::Connected(socket) if count == 1 => return Ok(Connected::OnceBy(socket)),
+            Inherited::Connected(_) => {
+                return Err("LISTEN_FDS: a connection must be the only socket".into())
+            }
+        }
+    }
+    Ok(Connected::Often(listeners))
 }
 
 fn peer_of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
@@ -209,6 +234,19 @@ fn hostname() -> String {
         "" => "localhost".into(),
         _ => name,
     }
+}
+
+/// Serves the one connection until it ends.
+fn serve_one(
+    options: &Options,
+    input: BorrowedFd<'_>,
+    output: BorrowedFd<'_>,
+    peer: Result<Peer, NotLocal>,
+    signals: &EndSignals,
+) {
+    let locks = locks(options, None);
+    let wire = Wire::new(input, output, signals.stop.as_fd());
+    lfp::serve(&wire, peer, &locks, &session_rules(options));
 }
 
 /// Serves whoever the listeners let in, each on a thread, until a signal.

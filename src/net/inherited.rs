@@ -15,6 +15,9 @@ use rustix::net::{sockopt, AddressFamily, SocketType};
 
 use super::listener::Listener;
 
+/// The first descriptor that LISTEN_FDS counts.
+const FIRST_DESCRIPTOR: usize = 3;
+
 /// Why an inherited descriptor cannot be listened on.
 #[derive(Debug)]
 pub enum NotListening {
@@ -96,7 +99,23 @@ pub fn any_from_stdin() -> Result<Inherited, NotListening> {
 ///
 /// What is wrong with the variable, or which descriptor is not one to listen on, and why.
 pub fn from_environment() -> Result<Vec<Listener>, String> {
-    const FIRST_DESCRIPTOR: usize = 3;
+    let inherited = any_from_environment()?.into_iter();
+    let listeners = inherited
+        .zip(FIRST_DESCRIPTOR..)
+        .map(|(socket, descriptor)| {
+            socket
+                .listening()
+                .map_err(|why| cannot_listen(descriptor, &why))
+        });
+    listeners.collect()
+}
+
+/// The same, be they sockets to listen on or connections.
+///
+/// # Errors
+///
+/// What is wrong with the variable, or which descriptor is neither, and why.
+pub fn any_from_environment() -> Result<Vec<Inherited>, String> {
     const MAX_DESCRIPTORS: usize = 1024;
     let Ok(count) = env::var("LISTEN_FDS") else {
         return Ok(Vec::new());
@@ -117,15 +136,17 @@ pub fn from_environment() -> Result<Vec<Listener>, String> {
                 .take_unix_listener(at)
                 .map(|unix| unix.map(OwnedFd::from))
         });
-        let listener = match any {
-            Ok(Some(socket)) => classify(socket).and_then(Inherited::listening),
+        let socket = match any {
+            Ok(Some(socket)) => classify(socket),
             Ok(None) | Err(_) => Err(NotListening::NotAStreamSocket),
         };
-        let descriptor = FIRST_DESCRIPTOR + at;
-        listener
-            .map_err(|why| format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}"))
+        socket.map_err(|why| cannot_listen(FIRST_DESCRIPTOR + at, &why))
     };
     (0..count).map(take).collect()
+}
+
+fn cannot_listen(descriptor: usize, why: &NotListening) -> String {
+    format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
 /// Whether standard error is the very socket on descriptor 0. Then whatever is written there goes to
