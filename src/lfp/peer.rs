@@ -137,6 +137,26 @@ mod tests {
     }
 
     #[test]
+    fn only_the_loopback_interfaces_own_addresses_are_local() {
+        for (text, is_local) in [
+            ("127.0.0.1:1", true),
+            ("127.255.0.9:1", true),
+            ("[::1]:1", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("192.0.2.1:1", false),
+            ("0.0.0.0:1", false),
+            ("[::]:1", false),
+            ("[fe80::1]:1", false),
+            ("[::ffff:192.0.2.1]:1", false),
+            ("[::127.0.0.1]:1", false),
+        ] {
+            let address: SocketAddr = text.parse().expect("an address");
+            let found = loopback(&SocketAddrAny::from(address));
+            assert_eq!(found.is_some(), is_local, "{text}");
+        }
+    }
+
+    #[test]
     fn an_ipv4_peer_of_an_ipv6_socket_is_known_too() {
         use std::os::fd::OwnedFd;
         let Ok(listener) = TcpListener::bind("[::]:0") else {
