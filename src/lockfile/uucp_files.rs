@@ -143,14 +143,23 @@ impl LockFiles {
     pub fn unlock(&self, device: &Device, pid: u32) -> io::Result<Vec<FileId>> {
         self.in_turn(Vec::new(), |directory| {
             let mut removed = Vec::new();
+            let mut is_held = false;
             for name in &device.written {
                 let Found::Lock(seen) = inspect(directory, name) else {
                     continue;
                 };
+                if seen.pid != pid && !seen.is_dead() {
+                    is_held = true;
+                    continue;
+                }
                 let is_last_name = is_last_name(directory, name);
-                if (seen.pid == pid || seen.is_dead()) && take_away(directory, name, seen)? {
+                if take_away(directory, name, seen)? {
                     removed.push((seen, is_last_name));
                 }
+            }
+            if is_held && removed.iter().all(|(seen, _)| seen.pid != pid) {
+                // By one name a dead process had it, by another one a process that is there.
+                return Ok(Vec::new());
             }
             if let Some((seen, false)) = removed.last() {
                 remove_other_names(directory, *seen)?;
@@ -573,6 +582,16 @@ mod tests {
             assert!(world.unlock("/dev/ttyS1", own_pid()));
             assert!(world.own_files().is_empty());
         }
+    }
+
+    #[test]
+    fn who_holds_a_device_by_one_of_its_names_holds_it() {
+        let world = World::new();
+        fs::write(world.at("own/LCK..0"), content(dead_pid())).expect("written");
+        fs::write(world.at("own/LCK..usb_0"), content(1)).expect("written");
+        assert_eq!(world.lock("/dev/usb/0", own_pid()), None);
+        assert!(!world.unlock("/dev/usb/0", own_pid()));
+        assert_eq!(world.own_files(), ["LCK..usb_0"]);
     }
 
     #[test]
