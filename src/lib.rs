@@ -3,14 +3,16 @@
 //! # Map
 //!
 //! ```text
-//!   bins        bin/latchd, bin/latch, bin/sema
-//!   programs    latchd/, latch/, sema/ options, wiring, signals, exit codes
+//!   bins        bin/latchd, bin/lfpd, bin/latch, bin/sema
+//!   programs    latchd/, lfpd/, latch/, sema/ options, wiring, signals, exit codes
 //!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
+//!               lfp/session            the same for the Lock File Protocol, over lock files
 //!   services    manager                one mutex, wake-ups, the reaper
 //!               client                 public library: locks of a server from other programs
 //!               lockfile               public library: locks that are files, and no server
 //!   codecs      dflock/{request,reply} text <-> values, pure
+//!               lfp/{command,reply}, lockfile/uucp
 //!   core        table/                 who holds and who waits, pure
 //!   aside       net/                   sockets; knows no protocol and no table
 //!               mint, fence_file       where tokens come from
@@ -47,6 +49,8 @@ mod escape;
 mod fence_file;
 mod latch;
 mod latchd;
+mod lfp;
+mod lfpd;
 pub mod lockfile;
 mod logging;
 mod manager;
@@ -58,4 +62,5 @@ mod table;
 
 pub use latch::main as latch_main;
 pub use latchd::main as latchd_main;
+pub use lfpd::main as lfpd_main;
 pub use sema::main as sema_main;

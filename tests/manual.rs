@@ -257,15 +257,65 @@ fn the_manual_names_the_variables_that_are_no_options() {
 
 #[test]
 fn the_manual_explains_every_event_that_is_logged_by_default() {
-    let log = section(&page("latchd.8"), "LOG");
-    let explained: BTreeSet<&str> = log
-        .lines()
-        .filter_map(|line| line.strip_prefix(".It Li "))
-        .flat_map(|verbs| verbs.split(" , "))
-        .collect();
-    let logged: BTreeSet<String> = sources().iter().flat_map(|it| verbs_in(it)).collect();
-    let logged: BTreeSet<&str> = logged.iter().map(String::as_str).collect();
+    let explained = verbs_of_manual(&page("latchd.8"));
+    let logged = verbs_of_sources(|path| !path.contains("/lfp") && !path.contains("/uucp"));
     assert_eq!(explained, logged, "left: man/latchd.8, right: the sources");
+}
+
+#[test]
+fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
+    let page = page("lfpd.8");
+    let help = options_of_help(env!("CARGO_BIN_EXE_lfpd"));
+    assert_eq!(
+        help,
+        options_of_manual(&page),
+        "left: --help, right: man/lfpd.8"
+    );
+    for name in [
+        "ENVIRONMENT",
+        "FILES",
+        "SIGNALS",
+        "EXIT STATUS",
+        "EXAMPLES",
+        "SECURITY",
+        "CAVEATS",
+    ] {
+        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
+    }
+}
+
+#[test]
+fn the_manual_of_lfpd_explains_every_event_that_is_logged_by_default() {
+    let explained = verbs_of_manual(&page("lfpd.8"));
+    let shared = ["/net/", "/logging.rs"];
+    let logged = verbs_of_sources(|path| {
+        path.contains("/lfp")
+            || path.contains("/uucp")
+            || shared.iter().any(|part| path.contains(part))
+    });
+    assert_eq!(explained, logged, "left: man/lfpd.8, right: the sources");
+}
+
+#[test]
+fn the_page_of_the_lock_file_protocol_has_every_command_and_every_reply() {
+    let page = page("lfp-protocol.7");
+    for command in ["LOCK", "UNLOCK", "NOOP", "HELP", "STAT", "QUIT"] {
+        assert!(page.contains(&format!(".It Li {command} ")), "{command}");
+        let has_section = page
+            .lines()
+            .filter_map(|line| line.strip_prefix(".Ss "))
+            .any(|heading| heading.split(", ").any(|name| name == command));
+        assert!(has_section, "{command} has no section");
+    }
+    let replies = section(&page, "REPLIES");
+    for code in ["200", "202", "220", "221", "450", "500", "550"] {
+        assert!(
+            replies
+                .lines()
+                .any(|line| line.starts_with(&format!("{code} "))),
+            "{code}"
+        );
+    }
 }
 
 #[test]
@@ -341,9 +391,28 @@ fn verbs_in(source: &str) -> Vec<String> {
     verbs.map(str::to_owned).collect()
 }
 
-/// The texts of all files below src.
-fn sources() -> Vec<String> {
-    let mut dirs = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+/// The verbs that the section LOG of a page explains.
+fn verbs_of_manual(page: &str) -> BTreeSet<String> {
+    let log = section(page, "LOG");
+    let heads = log.lines().filter_map(|line| line.strip_prefix(".It Li "));
+    heads
+        .flat_map(|verbs| verbs.split(" , ").map(str::to_owned))
+        .collect()
+}
+
+/// The verbs that are logged in the files below src whose path `is_of_interest`.
+fn verbs_of_sources(is_of_interest: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let files = sources().into_iter();
+    files
+        .filter(|(path, _)| is_of_interest(path))
+        .flat_map(|(_, text)| verbs_in(&text))
+        .collect()
+}
+
+/// All files below src, each with its path there and its text.
+fn sources() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut dirs = vec![src.clone()];
     let mut texts = Vec::new();
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(&dir).expect("it is a directory") {
@@ -351,7 +420,9 @@ fn sources() -> Vec<String> {
             if path.is_dir() {
                 dirs.push(path);
             } else {
-                texts.push(fs::read_to_string(&path).expect("it is text"));
+                let text = fs::read_to_string(&path).expect("it is text");
+                let place = path.strip_prefix(&src).expect("it is below src");
+                texts.push((format!("/{}", place.display()), text));
             }
         }
     }

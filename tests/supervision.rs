@@ -430,7 +430,15 @@ fn the_units_pass_systemds_own_check_without_a_word() {
     let mut verify = Command::new(installed("systemd-analyze", "systemd"));
     // Whether its manual pages are installed is not the unit's business.
     verify.args(["verify", "--man=no"]);
-    verify.args(["latchd.service", "latchd.socket"].map(|unit| units.path().join(unit)));
+    verify.args(
+        [
+            "latchd.service",
+            "latchd.socket",
+            "lfpd.service",
+            "lfpd.socket",
+        ]
+        .map(|unit| units.path().join(unit)),
+    );
     let (status, said) = finished(&mut verify);
     assert!(status.success() && said.is_empty(), "{status}: {said}");
 }
@@ -618,9 +626,11 @@ impl Drop for Inetd {
 
 fn inetd_line(addr: &SocketAddr, program: &Path, state: &str) -> String {
     let example = example("inetd.conf");
-    let mut lines = example.lines().filter(|line| !line.starts_with('#'));
+    let mut lines = example
+        .lines()
+        .filter(|line| !line.starts_with('#') && line.contains(" latchd "));
     let line = lines.next().expect("the example has a line");
-    assert_eq!(lines.next(), None, "the example has one line");
+    assert_eq!(lines.next(), None, "the example has one line for latchd");
     let line = edited(line, "127.0.0.1:6388", &addr.to_string());
     let line = edited(&line, " latchd /", &format!(" {} /", account()));
     let line = edited(&line, INSTALLED, program.to_str().expect("UTF-8"));
@@ -913,9 +923,16 @@ fn edited(text: &str, old: &str, new: &str) -> String {
 fn units_of_this_build() -> TempDir {
     let directory = world_readable_directory();
     let service = edited(&example("latchd.service"), INSTALLED, PROGRAM);
+    let lfpd = edited(
+        &example("lfpd.service"),
+        "/usr/sbin/lfpd",
+        env!("CARGO_BIN_EXE_lfpd"),
+    );
     for (name, unit) in [
         ("latchd.service", service),
         ("latchd.socket", example("latchd.socket")),
+        ("lfpd.service", lfpd),
+        ("lfpd.socket", example("lfpd.socket")),
     ] {
         fs::write(directory.path().join(name), unit).expect("there is room");
     }

@@ -32,6 +32,9 @@ mod surroundings;
 mod takeover;
 #[cfg(test)]
 mod tests;
+pub(crate) mod uucp;
+pub(crate) mod uucp_device;
+pub(crate) mod uucp_files;
 mod watch;
 
 use std::fmt;

@@ -14,6 +14,8 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
+    /// What those are told for whom no place is free.
+    farewell: &'static [u8],
     open: Mutex<Open>,
     one_closed: Condvar,
 }
@@ -41,6 +43,7 @@ impl Connections {
     pub fn new(max_connections: usize) -> Self {
         Connections {
             max_connections,
+            farewell: b"",
             open: Mutex::new(Open {
                 last_id: 0,
                 streams: HashMap::new(),
@@ -49,6 +52,11 @@ impl Connections {
             }),
             one_closed: Condvar::new(),
         }
+    }
+
+    /// The same, with a word for those who are closed because no place is free.
+    pub fn with_farewell(self, farewell: &'static [u8]) -> Self {
+        Connections { farewell, ..self }
     }
 
     /// Accepts a connection and gives it a number and a place; one for which no place is free is
@@ -69,6 +77,8 @@ impl Connections {
         }
         let stream = Arc::new(accept()?);
         if open.streams.len() >= self.max_connections {
+            drop(open);
+            stream.send_once(self.farewell);
             return Ok(None);
         }
         open.last_id += 1;

@@ -15,6 +15,9 @@ use rustix::net::{sockopt, AddressFamily, SocketType};
 
 use super::listener::Listener;
 
+/// The first descriptor that LISTEN_FDS counts.
+const FIRST_DESCRIPTOR: usize = 3;
+
 /// Why an inherited descriptor cannot be listened on.
 #[derive(Debug)]
 pub enum NotListening {
@@ -47,19 +50,46 @@ impl From<Errno> for NotListening {
     }
 }
 
+/// A socket that somebody else has made for us.
+#[derive(Debug)]
+pub enum Inherited {
+    /// It listens.
+    Listening(Listener),
+    /// It is one end of a connection.
+    Connected(OwnedFd),
+}
+
+impl Inherited {
+    fn listening(self) -> Result<Listener, NotListening> {
+        match self {
+            Inherited::Listening(listener) => Ok(listener),
+            Inherited::Connected(_) => Err(NotListening::Connected),
+        }
+    }
+}
+
 /// The socket on descriptor 0, as inetd (`wait`) and s6 hand it over.
 ///
 /// # Errors
 ///
 /// Why it is not one to listen on.
 pub fn from_stdin() -> Result<Listener, NotListening> {
+    any_from_stdin()?.listening()
+}
+
+/// The same, be it a socket to listen on or a connection (inetd `nowait`).
+///
+/// # Errors
+///
+/// Why it is neither.
+pub fn any_from_stdin() -> Result<Inherited, NotListening> {
     let stdin = io::stdin();
     // Descriptor 0 itself stays open, so that nothing else takes its number.
     let socket = stdin
         .as_fd()
         .try_clone_to_owned()
         .map_err(NotListening::Io)?;
-    into_listener(socket)
+    classify(socket)
 }
 
 /// The sockets that LISTEN_FDS says are ours, in their order; none if it says nothing, or says it to
@@ -69,7 +99,23 @@ pub fn from_stdin() -> Result<Listener, NotListening> {
 ///
 /// What is wrong with the variable, or which descriptor is not one to listen on, and why.
 pub fn from_environment() -> Result<Vec<Listener>, String> {
-    const FIRST_DESCRIPTOR: usize = 3;
+    let inherited = any_from_environment()?.into_iter();
+    let listeners = inherited
+        .zip(FIRST_DESCRIPTOR..)
+        .map(|(socket, descriptor)| {
+            socket
+                .listening()
+                .map_err(|why| cannot_listen(descriptor, &why))
+        });
+    listeners.collect()
+}
+
+/// The same, be they sockets to listen on or connections.
+///
+/// # Errors
+///
+/// What is wrong with the variable, or which descriptor is neither, and why.
+pub fn any_from_environment() -> Result<Vec<Inherited>, String> {
     const MAX_DESCRIPTORS: usize = 1024;
     let Ok(count) = env::var("LISTEN_FDS") else {
         return Ok(Vec::new());
@@ -90,15 +136,17 @@ pub fn from_environment() -> Result<Vec<Listener>, String> {
                 .take_unix_listener(at)
                 .map(|unix| unix.map(OwnedFd::from))
         });
-        let listener = match any {
-            Ok(Some(socket)) => into_listener(socket),
+        let socket = match any {
+            Ok(Some(socket)) => classify(socket),
             Ok(None) | Err(_) => Err(NotListening::NotAStreamSocket),
         };
-        let descriptor = FIRST_DESCRIPTOR + at;
-        listener
-            .map_err(|why| format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}"))
+        socket.map_err(|why| cannot_listen(FIRST_DESCRIPTOR + at, &why))
     };
     (0..count).map(take).collect()
+}
+
+fn cannot_listen(descriptor: usize, why: &NotListening) -> String {
+    format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
 /// Whether standard error is the very socket on descriptor 0. Then whatever is written there goes to
@@ -113,23 +161,26 @@ pub fn stderr_is_a_peers() -> bool {
     }
 }
 
-fn into_listener(socket: OwnedFd) -> Result<Listener, NotListening> {
+fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
     if sockopt::socket_type(&socket)? != SocketType::STREAM {
         return Err(NotListening::NotAStreamSocket);
     }
     if !sockopt::socket_acceptconn(&socket)? {
-        return Err(match rustix::net::getpeername(&socket) {
-            Ok(_) => NotListening::Connected,
-            Err(_) => NotListening::NotAStreamSocket,
-        });
+        let is_connected = rustix::net::getpeername(&socket).is_ok();
+        // The peer of a broken connection is forgotten; what it sent before is still to be had.
+        let is_broken = || matches!(sockopt::socket_error(&socket), Ok(Err(_)));
+        return if is_connected || is_broken() {
+            Ok(Inherited::Connected(socket))
+        } else {
+            Err(NotListening::NotAStreamSocket)
+        };
     }
-    match sockopt::socket_domain(&socket)? {
+    let listener = match sockopt::socket_domain(&socket)? {
         AddressFamily::INET | AddressFamily::INET6 => {
-            Listener::adopt_tcp(TcpListener::from(socket)).map_err(NotListening::Io)
+            Listener::adopt_tcp(TcpListener::from(socket))
         }
-        AddressFamily::UNIX => {
-            Listener::adopt_unix(UnixListener::from(socket)).map_err(NotListening::Io)
-        }
-        _ => Err(NotListening::NotAStreamSocket),
-    }
+        AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket)),
+        _ => return Err(NotListening::NotAStreamSocket),
+    };
+    listener.map(Inherited::Listening).map_err(NotListening::Io)
 }

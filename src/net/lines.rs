@@ -8,6 +8,9 @@ use super::telnet::{Endless, Telnet, INTERRUPT};
 /// The bytes that are buffered ahead of what has been asked for; the rest waits in the kernel.
 const BUFFER_LEN: usize = 4096;
 
+/// How much is kept of a line that is thrown away.
+const HEAD_LEN: usize = 64;
+
 /// How long line number `index` (from 0) of a frame may be, given the frame's first line; the LF is
 /// not counted. The first line itself is asked for with an empty one.
 pub type LineLimit = fn(index: usize, first: &[u8]) -> usize;
@@ -28,8 +31,9 @@ pub struct LineReader<const N: usize> {
     /// Where the lines of the current frame end.
     ends: [usize; N],
     line_count: usize,
-    /// The current line is beyond its limit; what there is of it is thrown away.
+    /// The current line is beyond its limit; what there is of it is thrown away, but for its head.
     overlong: bool,
+    head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
     telnet: Telnet,
@@ -71,6 +75,7 @@ impl<const N: usize> LineReader<N> {
             ends: [0; N],
             line_count: 0,
             overlong: false,
+            head: Vec::new(),
             lines_seen: 0,
             limit,
             telnet: Telnet::default(),
@@ -88,7 +93,7 @@ impl<const N: usize> LineReader<N> {
             let Some(offset) = found else {
                 self.scanned = self.end;
                 if self.end - line_start > self.line_limit() {
-                    self.overlong = true;
+                    self.keep_head(line_start);
                 }
                 if self.overlong {
                     self.end = line_start;
@@ -102,7 +107,7 @@ impl<const N: usize> LineReader<N> {
             if self.buffer[at] == INTERRUPT {
                 self.next_frame_at(at + 1);
             } else if self.overlong || at - line_start > self.line_limit() {
-                self.overlong = true;
+                self.keep_head(line_start);
                 return Buffered::TooLong;
             } else {
                 self.ends[self.line_count] = at;
@@ -123,6 +128,16 @@ impl<const N: usize> LineReader<N> {
         })
     }
 
+    /// How the line began that is beyond its limit.
+    pub fn overlong_head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Puts the line behind us that [`LineReader::look`] has found too long; a frame begins after it.
+    pub fn skip_overlong(&mut self) {
+        self.next_frame_at(self.scanned);
+    }
+
     /// Puts the current frame behind us.
     pub fn advance(&mut self) {
         self.next_frame_at(self.ends[N - 1] + 1);
@@ -139,10 +154,10 @@ impl<const N: usize> LineReader<N> {
     /// # Errors
     ///
     /// Why there is nothing more to come, or not in time.
-    pub fn read(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
+    pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         self.make_room();
         let len = loop {
-            match (&mut &*stream).read(&mut self.buffer[self.end..]) {
+            match stream.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Err(ReadEnd::Eof),
                 Ok(len) => break len,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -217,6 +232,15 @@ impl<const N: usize> LineReader<N> {
         self.scanned = start;
         self.line_count = 0;
         self.overlong = false;
+    }
+
+    fn keep_head(&mut self, line_start: usize) {
+        if !self.overlong {
+            self.overlong = true;
+            let end = self.end.min(line_start + HEAD_LEN);
+            self.head.clear();
+            self.head.extend_from_slice(&self.buffer[line_start..end]);
+        }
     }
 
     fn line_start(&self) -> usize {
@@ -331,6 +355,45 @@ mod tests {
         peer.write_all(b"\n").expect("write");
         reader.read(&ours).expect("read");
         assert_eq!(reader.look(), Buffered::TooLong);
+    }
+
+    #[test]
+    fn an_overlong_line_can_be_skipped_and_its_head_is_known() {
+        let input = [&[b'x'; 9000][..], b"\nnext\n123456789\nlast\n"].concat();
+        for size in [1, 7, 64, 65, 4096, input.len()] {
+            let mut source = input.chunks(size).flatten().copied().collect::<Vec<u8>>();
+            let mut reader = LineReader::<1>::new(limit);
+            let mut found = Vec::new();
+            while !source.is_empty() {
+                let len = size.min(source.len());
+                let chunk: Vec<u8> = source.drain(..len).collect();
+                let mut chunk = &chunk[..];
+                while !chunk.is_empty() {
+                    reader.read(&mut chunk).expect("read");
+                    loop {
+                        match reader.look() {
+                            Buffered::Frame => {
+                                found.push((false, reader.frame()[0].to_vec()));
+                                reader.advance();
+                            }
+                            Buffered::TooLong => {
+                                found.push((true, reader.overlong_head().to_vec()));
+                                reader.skip_overlong();
+                            }
+                            Buffered::Incomplete => break,
+                        }
+                    }
+                }
+            }
+            let heads: Vec<(bool, usize)> = found
+                .iter()
+                .map(|(long, line)| (*long, line.len()))
+                .collect();
+            assert_eq!(heads[1], (false, 4), "in chunks of {size}");
+            assert_eq!(heads[3], (false, 4), "in chunks of {size}");
+            assert!(heads[0].0 && heads[2].0 && heads[2].1 >= 9, "{heads:?}");
+            assert!((9..=HEAD_LEN).contains(&heads[0].1), "{heads:?}");
+        }
     }
 
     #[test]

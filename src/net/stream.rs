@@ -73,6 +73,13 @@ impl Stream {
         Ok(())
     }
 
+    /// Sends `bytes` if the socket takes them at once.
+    pub fn send_once(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let _ = send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
     /// Blocks until the socket takes more, or until the deadline.
     fn wait_for_room(&self, deadline: Option<Instant>) -> io::Result<()> {
         let timeout = match deadline {

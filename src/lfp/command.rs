@@ -1,0 +1,254 @@
+//! What a line asks for. Pure.
+
+/// The longest path of a device, in bytes.
+const MAX_DEVICE_LEN: usize = 255;
+
+/// What the first lines of those begin with who take us for a web server.
+const HTTP_METHODS: [&[u8]; 10] = [
+    b"GET ",
+    b"POST ",
+    b"PUT ",
+    b"HEAD ",
+    b"DELETE ",
+    b"OPTIONS ",
+    b"CONNECT ",
+    b"TRACE ",
+    b"PATCH ",
+    b"PRI ",
+];
+const HTTP_HOST: &[u8] = b"host:";
+
+/// What the first bytes of those are who want to speak TLS.
+const TLS_RECORD: &[u8] = &[0x16, 0x03];
+
+/// A command that is understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command<'a> {
+    Lock(Request<'a>),
+    Unlock(Request<'a>),
+    Noop,
+    Help,
+    Stat,
+    Quit,
+}
+
+/// Which device, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// A path, as it was sent.
+    pub device: &'a [u8],
+    /// `None`: a number that no process can have.
+    pub pid: Option<u32>,
+}
+
+/// Makes sense of a line; `None` if there is none in it.
+pub fn parse(line: &[u8]) -> Option<Command<'_>> {
+    let mut words = line
+        .split(|byte| is_blank(*byte))
+        .filter(|word| !word.is_empty());
+    let verb = words.next()?;
+    if !line.starts_with(verb) {
+        return None;
+    }
+    let arguments = [words.next(), words.next(), words.next()];
+    let is = |name: &str| verb.eq_ignore_ascii_case(name.as_bytes());
+    match arguments {
+        [None, ..] if is("QUIT") => Some(Command::Quit),
+        [None, ..] if is("NOOP") => Some(Command::Noop),
+        [None, ..] if is("HELP") => Some(Command::Help),
+        [None, ..] if is("STAT") => Some(Command::Stat),
+        [Some(device), Some(pid), None] if is("LOCK") => request(device, pid).map(Command::Lock),
+        [Some(device), Some(pid), None] if is("UNLOCK") => {
+            request(device, pid).map(Command::Unlock)
+        }
+        _ => None,
+    }
+}
+
+/// Whether somebody speaks to us who means a web server. A web page can make a browser send a line that
+/// is a command of ours, but never as the first one.
+pub fn is_of_another_protocol(line: &[u8]) -> bool {
+    let last_word = line.rsplit(|byte| is_blank(*byte)).next();
+    let version = last_word.unwrap_or_default();
+    let names_version = version.len() > 5 && version[..5].eq_ignore_ascii_case(b"HTTP/");
+    let names_host =
+        line.len() >= HTTP_HOST.len() && line[..HTTP_HOST.len()].eq_ignore_ascii_case(HTTP_HOST);
+    let begins_so = |method: &&[u8]| line.starts_with(method);
+    names_version
+        || names_host
+        || HTTP_METHODS.iter().any(begins_so)
+        || line.starts_with(TLS_RECORD)
+}
+
+fn request<'a>(device: &'a [u8], pid: &[u8]) -> Option<Request<'a>> {
+    // 0xFE and 0xFF are what telnet makes of bytes that it cannot send as they are.
+    let is_path = |byte: &u8| matches!(*byte, 0x21..=0x7E | 0x80..=0xFD);
+    let is_device = device.len() <= MAX_DEVICE_LEN && device.iter().all(is_path);
+    if !is_device {
+        return None;
+    }
+    Some(Request {
+        device,
+        pid: process_id(pid)?,
+    })
+}
+
+/// Reads a decimal integer of any length; the inner `None` is a number that no process can have.
+fn process_id(word: &[u8]) -> Option<Option<u32>> {
+    let (is_negative, digits) = match word {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] => (false, digits),
+        digits => (false, digits),
+    };
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number = digits.iter().fold(0u64, |number, digit| {
+        number
+            .saturating_mul(10)
+            .saturating_add(u64::from(digit - b'0'))
+    });
+    let is_possible = !is_negative && (1..=u64::from(i32::MAX.unsigned_abs())).contains(&number);
+    Some(is_possible.then(|| u32::try_from(number).ok()).flatten())
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(device: &str, pid: u32) -> Option<Command<'_>> {
+        Some(Command::Lock(Request {
+            device: device.as_bytes(),
+            pid: Some(pid),
+        }))
+    }
+
+    #[test]
+    fn verbs_are_whole_words_in_any_case() {
+        for line in ["lock /dev/x 7", "LOCK /dev/x 7", "LoCk\t/dev/x \t 7 \t"] {
+            assert_eq!(parse(line.as_bytes()), lock("/dev/x", 7), "{line}");
+        }
+        assert!(matches!(
+            parse(b"Unlock /dev/x 7"),
+            Some(Command::Unlock(_))
+        ));
+        for (line, command) in [
+            ("quit", Command::Quit),
+            ("NOOP ", Command::Noop),
+            ("Help\t", Command::Help),
+            ("stat", Command::Stat),
+        ] {
+            assert_eq!(parse(line.as_bytes()), Some(command), "{line}");
+        }
+        for line in [
+            "locks /dev/x 7",
+            "loc /dev/x 7",
+            "lock/dev/x 7",
+            "quits",
+            "quitt",
+            "qui",
+            " quit",
+            "\tlock /dev/x 7",
+        ] {
+            assert_eq!(parse(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn missing_and_superfluous_words_make_no_sense() {
+        for line in [
+            "",
+            " ",
+            "lock",
+            "lock ",
+            "lock /dev/x",
+            "lock /dev/x 7 8",
+            "lock 7",
+            "unlock 7",
+            "quit now",
+            "noop x",
+            "help lock",
+            "stat /dev/x",
+        ] {
+            assert_eq!(parse(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn any_decimal_integer_is_a_number_but_few_are_a_process() {
+        for (word, pid) in [
+            ("1", Some(1)),
+            ("+17", Some(17)),
+            ("000000000000000000000000017", Some(17)),
+            ("2147483647", Some(2_147_483_647)),
+            ("2147483648", None),
+            ("4294967297", None),
+            ("18446744073709551617", None),
+            ("99999999999999999999999999999999", None),
+            ("0", None),
+            ("-0", None),
+            ("-1", None),
+        ] {
+            assert_eq!(process_id(word.as_bytes()), Some(pid), "{word}");
+        }
+        for word in [
+            "", "+", "-", "+-1", "1a", "0x10", "1.0", "1,0", "1e3", "\u{661}",
+        ] {
+            assert_eq!(process_id(word.as_bytes()), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_device_has_neither_controls_nor_more_than_255_bytes() {
+        let longest = format!("/dev/{}", "x".repeat(250));
+        assert_eq!(
+            parse(format!("lock {longest} 7").as_bytes()),
+            lock(&longest, 7)
+        );
+        assert_eq!(parse(format!("lock {longest}x 7").as_bytes()), None);
+        assert_eq!(parse("lock /dev/é 7".as_bytes()), lock("/dev/é", 7));
+        for control in (0..=0x1F).chain([0x7F]).filter(|byte| *byte != b'\t') {
+            let line = [b"lock /dev/x", &[control][..], b"y 7"].concat();
+            assert_eq!(parse(&line), None, "{control:#x}");
+        }
+    }
+
+    #[test]
+    fn web_browsers_are_recognised_and_commands_are_not_taken_for_them() {
+        for line in [
+            "GET /",
+            "POST / HTTP/1.1",
+            "OPTIONS * HTTP/1.1",
+            "PRI * HTTP/2.0",
+            "BREW /pot http/1.0",
+            "Host: localhost:50001",
+            "\x16\x03\x01",
+        ] {
+            assert!(is_of_another_protocol(line.as_bytes()), "{line}");
+        }
+        for line in ["lock /dev/x 7", "get", "", "quit", "HTTP/", "stat", "host"] {
+            assert!(!is_of_another_protocol(line.as_bytes()), "{line}");
+        }
+    }
+
+    #[test]
+    fn nothing_near_a_lock_is_mistaken_for_something_else() {
+        let line = b"lock /dev/x 7";
+        for at in 0..line.len() {
+            for byte in 0..=255 {
+                let mut near = line.to_vec();
+                near[at] = byte;
+                let parsed = parse(&near);
+                assert!(
+                    matches!(parsed, None | Some(Command::Lock(_))),
+                    "{near:?}: {parsed:?}"
+                );
+                let _ = is_of_another_protocol(&near);
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The processes for which locks were taken: when one ends, its locks go.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::Duration;
+
+use log::{debug, warn};
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+use crate::directory::FileId;
+use crate::lockfile::process;
+use crate::lockfile::uucp_files::OwnLock;
+
+/// How many processes are watched, and how many locks. Those beyond stay where they are when their
+/// holder ends: stale, and free for the next one.
+const MAX_HOLDERS: usize = 1024;
+const MAX_LOCKS: usize = 4096;
+
+/// How often we look where the kernel does not tell.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Ends fetched at a time.
+const BATCH_LEN: usize = 32;
+
+/// Watches for the ends of processes: one thread for all of them.
+#[derive(Debug)]
+pub struct Holders {
+    watch: Watch,
+    holders: Mutex<HashMap<u32, Holder>>,
+}
+
+#[derive(Debug)]
+enum Watch {
+    /// The kernel wakes us.
+    Epoll(OwnedFd),
+    /// It cannot (before 5.3), so we look.
+    Polling,
+}
+
+#[derive(Debug)]
+struct Holder {
+    end: End,
+    locks: Vec<OwnLock>,
+}
+
+/// How the end of a process is told. To be had before a lock is made for it: if it ends in between, that
+/// is noticed, too.
+#[derive(Debug)]
+pub enum End {
+    /// Readable when it has come.
+    Descriptor(OwnedFd),
+    /// The process with this number is another one, or none, if it began at another time.
+    Start(Option<u64>),
+}
+
+impl Holders {
+    /// Watches nobody yet.
+    pub fn new() -> io::Result<Holders> {
+        let can_tell = match process::end_of(std::process::id()) {
+            Err(error) => error.kind() != io::ErrorKind::Unsupported,
+            Ok(_) => true,
+        };
+        let watch = if can_tell {
+            Watch::Epoll(epoll::create(CreateFlags::CLOEXEC)?)
+        } else {
+            Watch::Polling
+        };
+        Ok(Holders {
+            watch,
+            holders: Mutex::default(),
+        })
+    }
+
+    /// How to notice the end of the process `pid`; `None` if it cannot be noticed.
+    pub fn end_of(&self, pid: u32) -> Option<End> {
+        match self.watch {
+            Watch::Epoll(_) => process::end_of(pid).ok().map(End::Descriptor),
+            Watch::Polling => Some(End::Start(process::start_ticks(pid))),
+        }
+    }
+
+    /// Remembers `lock` for the time when its holder ends. Returns locks of an earlier process with the
+    /// same number, of whose end we have not heard in time: they are to be removed.
+    #[must_use]
+    pub fn add(&self, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
+        let mut holders = self.holders.lock();
+        let lock_count: usize = holders.values().map(|holder| holder.locks.len()).sum();
+        let is_full = lock_count >= MAX_LOCKS
+            || (holders.len() >= MAX_HOLDERS && !holders.contains_key(&pid));
+        if is_full {
+            debug!("unwatched pid={pid} reason=too-many");
+            return Vec::new();
+        }
+        let mut left_over = Vec::new();
+        if let Some(holder) = holders.get_mut(&pid) {
+            if !is_over(pid, &holder.end) {
+                holder.locks.push(lock);
+                return left_over;
+            }
+            left_over = std::mem::take(&mut holder.locks);
+            holders.remove(&pid);
+        }
+        if let (Watch::Epoll(epoll), End::Descriptor(descriptor)) = (&self.watch, &end) {
+            let data = EventData::new_u64(u64::from(pid));
+            if let Err(error) = epoll::add(epoll, descriptor, data, EventFlags::IN) {
+                debug!("unwatched pid={pid} reason=\"{error}\"");
+                return left_over;
+            }
+        }
+        let locks = vec![lock];
+        holders.insert(pid, Holder { end, locks });
+        left_over
+    }
+
+    /// Forgets the locks that have been given back.
+    pub fn forget(&self, ids: &[FileId]) {
+        self.holders.lock().retain(|_, holder| {
+            holder.locks.retain(|lock| !ids.contains(&lock.id));
+            !holder.locks.is_empty()
+        });
+    }
+
+    /// Calls `remove` with each lock whose holder has ended; does not return.
+    pub fn run(&self, remove: impl Fn(&OwnLock)) -> ! {
+        loop {
+            for pid in self.wait() {
+                let Some(holder) = self.take_if_over(pid) else {
+                    continue;
+                };
+                holder.locks.iter().for_each(&remove);
+            }
+        }
+    }
+
+    /// Blocks until somebody has ended, or may have.
+    fn wait(&self) -> Vec<u32> {
+        let Watch::Epoll(epoll) = &self.watch else {
+            thread::sleep(POLL_INTERVAL);
+            return self.holders.lock().keys().copied().collect();
+        };
+        let empty = Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        };
+        let mut events = [empty; BATCH_LEN];
+        match epoll::wait(epoll, &mut events[..], None) {
+            Ok(count) => {
+                let pids = events[..count].iter().map(|event| {
+                    let data = event.data;
+                    u32::try_from(data.u64()).unwrap_or_default()
+                });
+                pids.collect()
+            }
+            Err(rustix::io::Errno::INTR) => Vec::new(),
+            Err(error) => {
+                warn!("cannot-watch-holders error=\"{error}\"");
+                thread::sleep(POLL_INTERVAL);
+                Vec::new()
+            }
+        }
+    }
+
+    fn take_if_over(&self, pid: u32) -> Option<Holder> {
+        let mut holders = self.holders.lock();
+        let is_over = holders
+            .get(&pid)
+            .is_some_and(|holder| is_over(pid, &holder.end));
+        is_over.then(|| holders.remove(&pid)).flatten()
+    }
+}
+
+fn is_over(pid: u32, end: &End) -> bool {
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    match end {
+        End::Descriptor(descriptor) => {
+            let now = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let polled = poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&now));
+            polled.is_ok_and(|count| count > 0)
+        }
+        End::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lockfile::uucp::DevicePath;
+    use crate::lockfile::uucp_device::Device;
+    use crate::lockfile::uucp_files::{LockFiles, Outcome};
+    use std::path::Path;
+    use std::process::{Child, Command};
+    use std::sync::{mpsc, Arc};
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().expect("sleep")
+    }
+
+    fn lock(files: &LockFiles, name: &str, pid: u32) -> OwnLock {
+        let path = DevicePath::below(name.as_bytes()).expect("a device");
+        let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
+        match files.lock(&device, pid, None).expect("usable") {
+            Outcome::Locked(lock) => lock,
+            Outcome::Busy => panic!("{name} is busy"),
+        }
+    }
+
+    fn check(holders: Holders) {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Arc::new(holders);
+        let (mut first, mut second) = (sleeper(), sleeper());
+        let add = |name: &str, pid: u32| {
+            let end = holders.end_of(pid).expect("it can be told");
+            let lock = lock(&files, name, pid);
+            assert!(holders.add(pid, end, lock.clone()).is_empty());
+            lock
+        };
+        let kept = add("lfpd-a", first.id());
+        let given_back = add("lfpd-b", first.id());
+        let other = add("lfpd-c", second.id());
+        holders.forget(&[given_back.id]);
+        let (sender, ended) = mpsc::channel();
+        let watch = Arc::clone(&holders);
+        thread::spawn(move || watch.run(|lock| drop(sender.send(lock.clone()))));
+        for (child, expected) in [(&mut first, kept), (&mut second, other)] {
+            child.kill().expect("killed");
+            child.wait().expect("its end");
+            assert_eq!(ended.recv_timeout(LIMIT).expect("noticed"), expected);
+        }
+        assert!(holders.holders.lock().is_empty());
+    }
+
+    #[test]
+    fn the_locks_of_a_process_that_ends_are_handed_over_and_no_others() {
+        check(Holders::new().expect("a watch"));
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_tell_it_is_noticed_too() {
+        check(Holders {
+            watch: Watch::Polling,
+            holders: Mutex::default(),
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Holders::new().expect("a watch");
+        let mut child = sleeper();
+        let pid = child.id();
+        let end = holders.end_of(pid).expect("it can be told");
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+        let lock = lock(&files, "lfpd-a", pid);
+        assert!(holders.add(pid, end, lock).is_empty());
+        assert_eq!(holders.wait(), [pid]);
+        assert!(holders.take_if_over(pid).is_some());
+    }
+}

@@ -1,0 +1,21 @@
+//! The Lock File Protocol: lfp-protocol(7).
+//!
+//! `command` and `reply` are pure functions between lines and values; `session` is the conversation over
+//! one connection, `wire` its two descriptors, `peer` who is at the other end, and `locks` what is done
+//! about the requests. The locks are files, which outlive the connection.
+
+mod command;
+mod holders;
+mod locks;
+mod peer;
+mod reply;
+mod session;
+mod socket_user;
+mod wire;
+
+pub use holders::Holders;
+pub use locks::{LockRules, Locks};
+pub use peer::{NotLocal, Peer, PeerRule};
+pub use reply::TURNED_AWAY;
+pub use session::{serve, SessionRules};
+pub use wire::Wire;

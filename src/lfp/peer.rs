@@ -1,0 +1,198 @@
+//! Who is at the other end, and for whom that user may ask.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrAny};
+
+use crate::lockfile::process;
+
+use super::socket_user::{plain, user_of};
+
+/// What is done about those who ask for somebody else's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerRule {
+    /// They are refused.
+    Enforce,
+    /// They are served, and logged.
+    Log,
+    /// They are served.
+    Off,
+}
+
+/// The user at the other end, by number; `None` if that cannot be told any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub Option<u32>);
+
+/// What the peer may do about a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The process is there, and the peer may speak for it: it is one of this user.
+    Own { user: Option<u32> },
+    /// The process is there, and somebody else's.
+    Foreign { user: Option<u32> },
+    /// There is no such process.
+    Dead,
+}
+
+/// The peer is on another host, or it is not to be told where.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotLocal;
+
+impl Peer {
+    /// Finds out who is at the other end of a connected socket. To be called before the peer has a reason
+    /// to close it: afterwards nobody knows.
+    ///
+    /// # Errors
+    ///
+    /// If the peer does not come by the loopback interface.
+    pub fn of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
+        match getpeername(socket) {
+            Ok(address) => Peer::at(socket, address),
+            // It has hung up already. Its address is forgotten, but to which of ours it came is not.
+            Err(Errno::NOTCONN | Errno::INVAL) => match getsockname(socket) {
+                Ok(own) if own.address_family() == AddressFamily::UNIX => Ok(Peer(None)),
+                Ok(own) if loopback(&own).is_some() => Ok(Peer(None)),
+                _ => Err(NotLocal),
+            },
+            Err(_) => Err(NotLocal),
+        }
+    }
+
+    fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Result<Peer, NotLocal> {
+        let is_unix = |address: &SocketAddrAny| address.address_family() == AddressFamily::UNIX;
+        // An unnamed peer is one on a Unix socket.
+        if address.as_ref().is_none_or(is_unix) {
+            let credentials = sockopt::socket_peercred(socket);
+            return credentials
+                .map(|credentials| Peer(Some(credentials.uid.as_raw())))
+                .map_err(|_| NotLocal);
+        }
+        let theirs = address.as_ref().and_then(loopback).ok_or(NotLocal)?;
+        let ours = getsockname(socket).ok().as_ref().and_then(loopback);
+        let user = ours.and_then(|ours| user_of(theirs, ours));
+        // Had it hung up, another program might have its port by now: then we were told of that one.
+        let is_still_there = getpeername(socket).is_ok();
+        Ok(Peer(user.filter(|_| is_still_there)))
+    }
+
+    /// How the peer stands to the process `pid`: root and those who run it may speak for it.
+    pub fn standing(self, pid: u32) -> Standing {
+        if !process::exists(pid) {
+            return Standing::Dead;
+        }
+        let users = process::users(pid);
+        let user = users.map(|(real, _)| real);
+        let is_own = match self.0 {
+            None => false,
+            Some(0) => true,
+            Some(peer) => users.is_some_and(|(real, effective)| peer == real || peer == effective),
+        };
+        match is_own {
+            true => Standing::Own { user },
+            // It may have ended just now, which is why its users are not known.
+            false if !process::exists(pid) => Standing::Dead,
+            false => Standing::Foreign { user },
+        }
+    }
+}
+
+/// The address, if it is one of the loopback interface's own: not another one of this host.
+fn loopback(address: &SocketAddrAny) -> Option<SocketAddr> {
+    let address = plain(SocketAddr::try_from(address.clone()).ok()?);
+    address.ip().is_loopback().then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    fn own_user() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    fn connection(listen_on: &str) -> Option<(TcpStream, TcpStream)> {
+        let listener = TcpListener::bind(listen_on).ok()?;
+        let theirs = TcpStream::connect(listener.local_addr().ok()?).ok()?;
+        let (ours, _) = listener.accept().ok()?;
+        Some((theirs, ours))
+    }
+
+    #[test]
+    fn the_peer_is_the_user_who_has_the_other_end() {
+        let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
+        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        theirs
+            .shutdown(std::net::Shutdown::Write)
+            .expect("half a close");
+        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        if let Some((_theirs, ours)) = connection("[::1]:0") {
+            assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        }
+        let (_theirs, ours) = UnixStream::pair().expect("a socket pair");
+        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+    }
+
+    #[test]
+    fn only_the_loopback_interfaces_own_addresses_are_local() {
+        for (text, is_local) in [
+            ("127.0.0.1:1", true),
+            ("127.255.0.9:1", true),
+            ("[::1]:1", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("192.0.2.1:1", false),
+            ("0.0.0.0:1", false),
+            ("[::]:1", false),
+            ("[fe80::1]:1", false),
+            ("[::ffff:192.0.2.1]:1", false),
+            ("[::127.0.0.1]:1", false),
+        ] {
+            let address: SocketAddr = text.parse().expect("an address");
+            let found = loopback(&SocketAddrAny::from(address));
+            assert_eq!(found.is_some(), is_local, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_ipv4_peer_of_an_ipv6_socket_is_known_too() {
+        use std::os::fd::OwnedFd;
+        let Ok(listener) = TcpListener::bind("[::]:0") else {
+            return;
+        };
+        let port = listener.local_addr().expect("an address").port();
+        let Ok(_theirs) = TcpStream::connect(("127.0.0.1", port)) else {
+            return;
+        };
+        let (ours, _) = listener.accept().expect("accept");
+        assert_eq!(Peer::of(&OwnedFd::from(ours)), Ok(Peer(Some(own_user()))));
+    }
+
+    #[test]
+    fn a_peer_that_has_hung_up_is_nobody() {
+        let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
+        drop(theirs);
+        assert_eq!(Peer::of(&ours), Ok(Peer(None)));
+        let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
+        rustix::net::sockopt::set_socket_linger(&theirs, Some(std::time::Duration::ZERO))
+            .expect("linger");
+        drop(theirs);
+        assert_eq!(Peer::of(&ours), Ok(Peer(None)));
+    }
+
+    #[test]
+    fn nobody_and_strangers_speak_for_no_process() {
+        let pid = std::process::id();
+        assert!(matches!(Peer(None).standing(pid), Standing::Foreign { .. }));
+        let stranger = Peer(Some(own_user() + 12_345));
+        assert!(matches!(stranger.standing(pid), Standing::Foreign { .. }));
+        assert!(matches!(
+            Peer(Some(own_user())).standing(pid),
+            Standing::Own { .. }
+        ));
+        assert!(matches!(Peer(Some(0)).standing(1), Standing::Own { .. }));
+        assert_eq!(Peer(None).standing(i32::MAX as u32), Standing::Dead);
+    }
+}

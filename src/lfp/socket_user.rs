@@ -1,0 +1,248 @@
+//! Whose socket is at the other end of a connection within this host. TCP does not tell, but the kernel
+//! does: at once where it answers questions about single sockets (sock_diag), else in its lists.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use rustix::io::Errno;
+use rustix::net::{
+    netlink, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+};
+
+/// How often the lists are read anew where the connection was not in them: they may skip a line while
+/// others come and go.
+const MAX_LOOKS: usize = 3;
+
+/// The user whose socket is at `local` and connected to `remote`, if a program still has it open. Both are
+/// plain: no IPv4 addresses in IPv6's clothes.
+pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    match ask(local, remote) {
+        Ok(user) => user,
+        Err(_) => (0..MAX_LOOKS).find_map(|_| look_up(local, remote)),
+    }
+}
+
+/// An IPv4 address in IPv6's clothes is an IPv4 address.
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+// Sizes and places in the messages of netlink(7) and sock_diag(7).
+const HEADER_LEN: usize = 16;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+const IPPROTO_TCP: u8 = 6;
+const ANSWER_ID_AT: usize = HEADER_LEN + 4;
+const ADDRESSES_LEN: usize = 36;
+const ANSWER_USER_AT: usize = HEADER_LEN + 64;
+const ANSWER_INODE_AT: usize = HEADER_LEN + 68;
+
+/// Asks the kernel for this one connection.
+///
+/// # Errors
+///
+/// If it does not answer such questions.
+fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        Some(netlink::SOCK_DIAG),
+    )?;
+    let addresses = addresses(local, remote);
+    send(&socket, &question(local, &addresses), SendFlags::empty())?;
+    let mut answer = [0; 512];
+    // It is there already: the kernel has answered while it took the question.
+    let (len, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
+    user_in_answer(&answer[..len], &addresses)
+}
+
+fn question(local: SocketAddr, addresses: &[u8; ADDRESSES_LEN]) -> Vec<u8> {
+    const ANY_INTERFACE: [u8; 4] = [0; 4];
+    const ANY_COOKIE: [u8; 8] = [0xFF; 8];
+    const ANY_STATE: [u8; 4] = [0xFF; 4];
+    const LEN: u32 = 72;
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let family = family.as_raw().to_le_bytes()[0];
+    let mut question = Vec::new();
+    question.extend(LEN.to_ne_bytes());
+    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    question.extend(NLM_F_REQUEST.to_ne_bytes());
+    question.extend([0; 8]);
+    question.extend([family, IPPROTO_TCP, 0, 0]);
+    question.extend(ANY_STATE);
+    question.extend(addresses);
+    question.extend(ANY_INTERFACE);
+    question.extend(ANY_COOKIE);
+    question
+}
+
+fn user_in_answer(answer: &[u8], addresses: &[u8; ADDRESSES_LEN]) -> Result<Option<u32>, Errno> {
+    let bytes = |at: usize| answer.get(at..at + 4)?.try_into().ok();
+    let word = |at: usize| bytes(at).map(u32::from_ne_bytes).ok_or(Errno::BADMSG);
+    let kind = answer.get(4..6).ok_or(Errno::BADMSG)?;
+    if kind == NLMSG_ERROR.to_ne_bytes() {
+        let code = bytes(HEADER_LEN).map_or(0, i32::from_ne_bytes);
+        return match Errno::from_raw_os_error(code.wrapping_neg()) {
+            Errno::NOENT => Ok(None),
+            error => Err(error),
+        };
+    }
+    if kind != SOCK_DIAG_BY_FAMILY.to_ne_bytes() {
+        return Err(Errno::BADMSG);
+    }
+    // Where there is no such connection, the kernel names a socket that listens there.
+    let is_it = answer.get(ANSWER_ID_AT..ANSWER_ID_AT + ADDRESSES_LEN) == Some(&addresses[..]);
+    let (user, inode) = (word(ANSWER_USER_AT)?, word(ANSWER_INODE_AT)?);
+    Ok((is_it && inode != 0).then_some(user))
+}
+
+/// Both ports and both addresses, as the kernel writes them.
+fn addresses(local: SocketAddr, remote: SocketAddr) -> [u8; ADDRESSES_LEN] {
+    let mut addresses = [0; ADDRESSES_LEN];
+    addresses[..2].copy_from_slice(&local.port().to_be_bytes());
+    addresses[2..4].copy_from_slice(&remote.port().to_be_bytes());
+    for (at, ip) in [(4, local.ip()), (20, remote.ip())] {
+        match ip {
+            IpAddr::V4(ip) => addresses[at..at + 4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => addresses[at..at + 16].copy_from_slice(&ip.octets()),
+        }
+    }
+    addresses
+}
+
+/// Looks for the connection in the kernel's lists, which takes milliseconds.
+fn look_up(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
+        .iter()
+        .find_map(|list| {
+            let lines = BufReader::new(File::open(list).ok()?).lines();
+            lines
+                .map_while(Result::ok)
+                .find_map(|line| user_in(&line, local, remote))
+        })
+}
+
+/// The user in a line of the list, if it is the line of this connection and a program still has it open.
+fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    const FIELD_BEHIND_REMOTE: usize = 4;
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let is_it = address_in(fields.next()?)? == local && address_in(fields.next()?)? == remote;
+    if !is_it {
+        return None;
+    }
+    let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
+    let inode = fields.nth(1)?;
+    // One that has been closed belongs to nobody, and is said to be root's.
+    (inode != "0").then_some(user)
+}
+
+/// Reads `0100007F:C351`: words of the address in the host's order of bytes, then the port.
+fn address_in(field: &str) -> Option<SocketAddr> {
+    let (address, port) = field.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| {
+        let digits = address.get(8 * at..8 * at + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    let ip = match address.len() {
+        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let mut bytes = [0; 16];
+            for (into, word) in bytes.chunks_exact_mut(4).zip(words) {
+                into.copy_from_slice(&word);
+            }
+            IpAddr::from(Ipv6Addr::from(bytes))
+        }
+        _ => return None,
+    };
+    Some(plain(SocketAddr::new(ip, port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn both_ways_find_the_user_of_a_connection_until_it_is_closed() {
+        let user = rustix::process::geteuid().as_raw();
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
+            let remote = listener.local_addr().expect("an address");
+            let theirs = TcpStream::connect(remote).expect("connect");
+            let local = theirs.local_addr().expect("an address");
+            let (_ours, _) = listener.accept().expect("accept");
+            assert_eq!(look_up(local, remote), Some(user));
+            // A kernel need not answer.
+            let answers = ask(local, remote).is_ok();
+            if answers {
+                assert_eq!(ask(local, remote), Ok(Some(user)));
+                let elsewhere = SocketAddr::new(remote.ip(), 1);
+                assert_eq!(ask(remote, elsewhere), Ok(None), "a listener");
+                assert_eq!(ask(elsewhere, elsewhere), Ok(None));
+            }
+            drop(theirs);
+            assert_eq!(look_up(local, remote), None);
+            if answers {
+                assert_eq!(ask(local, remote), Ok(None));
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_from_the_kernel_is_no_user() {
+        let addresses = [7; ADDRESSES_LEN];
+        for len in 0..200 {
+            for byte in [0, 2, 20, 255] {
+                assert_eq!(
+                    user_in_answer(&vec![byte; len], &addresses).unwrap_or(None),
+                    None
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_line_of_an_open_socket_tells_the_user() {
+        let local: SocketAddr = "127.0.0.1:50000".parse().expect("an address");
+        let remote: SocketAddr = "127.0.0.1:50001".parse().expect("an address");
+        if cfg!(target_endian = "big") {
+            return;
+        }
+        let line = |addresses: &str, state: &str, user: u32, inode: u32| {
+            format!("   3: {addresses} {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 {inode} 1 0 20")
+        };
+        let ours = "0100007F:C350 0100007F:C351";
+        assert_eq!(
+            user_in(&line(ours, "01", 1000, 77), local, remote),
+            Some(1000)
+        );
+        assert_eq!(
+            user_in(&line(ours, "05", 1000, 77), local, remote),
+            Some(1000)
+        );
+        assert_eq!(user_in(&line(ours, "06", 0, 0), local, remote), None);
+        let reversed = "0100007F:C351 0100007F:C350";
+        assert_eq!(
+            user_in(&line(reversed, "01", 1000, 77), local, remote),
+            None
+        );
+        let mapped = "0000000000000000FFFF00000100007F:C350 0000000000000000FFFF00000100007F:C351";
+        assert_eq!(
+            user_in(&line(mapped, "01", 1000, 77), local, remote),
+            Some(1000)
+        );
+        for broken in ["", "sl local_address", "0: x y", "0: 0100007F:C350"] {
+            assert_eq!(user_in(broken, local, remote), None);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The lock files of serial devices, as UUCP began them: what they are called, and what stands in them.
+//! Pure: no file is looked at here.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// How much of a lock file is read. The number comes first; some write their name after it.
+pub const MAX_CONTENT_LEN: u64 = 64;
+
+/// What the names of lock files begin with; we write the first, and look for all.
+const PREFIXES: [&str; 3] = ["LCK..", "lk..", "LK."];
+
+/// A path below /dev, taken apart: neither empty nor with `.` or `..` in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePath(Vec<Vec<u8>>);
+
+impl DevicePath {
+    /// Makes sense of a path as text; `None` if it is not below /dev, or only by a detour over `..`.
+    pub fn parse(path: &[u8]) -> Option<DevicePath> {
+        DevicePath::below(path.strip_prefix(b"/dev/")?)
+    }
+
+    /// Makes sense of what stands after `/dev/`.
+    pub fn below(rest: &[u8]) -> Option<DevicePath> {
+        let parts = rest.split(|byte| *byte == b'/');
+        let parts: Vec<Vec<u8>> = parts
+            .filter(|part| !part.is_empty() && part != b".")
+            .map(<[u8]>::to_vec)
+            .collect();
+        let is_below = !parts.is_empty() && parts.iter().all(|part| part != b"..");
+        is_below.then_some(DevicePath(parts))
+    }
+
+    /// The path, if /dev is at `root`.
+    pub fn in_root(&self, root: &Path) -> PathBuf {
+        let parts = self.0.iter().map(|part| OsStr::from_bytes(part));
+        parts.fold(root.to_owned(), |path, part| path.join(part))
+    }
+
+    /// The names under which we lock it: by its last part, and if it is nested by all parts, since other
+    /// programs use the one or the other.
+    pub fn written_names(&self) -> Vec<OsString> {
+        let mut names = vec![name(PREFIXES[0], self.base())];
+        if self.is_nested() {
+            names.push(name(PREFIXES[0], &self.0.join(&b'_')));
+        }
+        names
+    }
+
+    /// All names under which others may have locked it, those of [`DevicePath::written_names`] included.
+    pub fn known_names(&self) -> Vec<OsString> {
+        let mut stems = vec![self.base().to_vec()];
+        if self.is_nested() {
+            stems.extend([self.0.join(&b'_'), self.0.join(&b':')]);
+        }
+        stems.iter().flat_map(|stem| with_prefixes(stem)).collect()
+    }
+
+    fn base(&self) -> &[u8] {
+        self.0.last().map_or(b"", Vec::as_slice)
+    }
+
+    fn is_nested(&self) -> bool {
+        self.0.len() > 1
+    }
+}
+
+/// The names that are made of numbers: of the file system that the node is on, and of the device.
+pub fn numbered_names(file_system_major: u32, major: u32, minor: u32) -> Vec<OsString> {
+    with_prefixes(format!("{file_system_major:03}.{major:03}.{minor:03}").as_bytes())
+}
+
+/// What stands in our lock files: the number right-aligned in ten columns, and a line end.
+pub fn content(pid: u32) -> String {
+    format!("{pid:10}\n")
+}
+
+/// Which process has written this; `None` if that cannot be told. Then somebody may be about to write it.
+pub fn holder_in(content: &[u8]) -> Option<u32> {
+    let text = content.trim_ascii_start();
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let is_whole = match text.get(digits) {
+        Some(next) => next.is_ascii_whitespace() || *next == 0,
+        // What was cut off may have been another digit.
+        None => (content.len() as u64) < MAX_CONTENT_LEN,
+    };
+    if digits > 0 && is_whole {
+        return std::str::from_utf8(&text[..digits])
+            .ok()?
+            .parse()
+            .ok()
+            .filter(is_a_pid);
+    }
+    // No process has so high a number that all four bytes of it are characters.
+    let bytes: [u8; 4] = content.try_into().ok()?;
+    let is_text = bytes
+        .iter()
+        .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+    (!is_text)
+        .then_some(u32::from_ne_bytes(bytes))
+        .filter(is_a_pid)
+}
+
+fn is_a_pid(number: &u32) -> bool {
+    (1..=i32::MAX.unsigned_abs()).contains(number)
+}
+
+fn with_prefixes(stem: &[u8]) -> Vec<OsString> {
+    PREFIXES.iter().map(|prefix| name(prefix, stem)).collect()
+}
+
+fn name(prefix: &str, stem: &[u8]) -> OsString {
+    OsString::from_vec([prefix.as_bytes(), stem].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(path: &str) -> Vec<String> {
+        let device = DevicePath::parse(path.as_bytes()).expect("a device");
+        shown(device.written_names())
+    }
+
+    fn shown(names: Vec<OsString>) -> Vec<String> {
+        names
+            .into_iter()
+            .map(|name| name.into_string().expect("UTF-8"))
+            .collect()
+    }
+
+    #[test]
+    fn a_device_is_locked_by_its_last_part_and_a_nested_one_by_all_parts_too() {
+        assert_eq!(written("/dev/ttyS1"), ["LCK..ttyS1"]);
+        assert_eq!(written("/dev/usb/tts/0"), ["LCK..0", "LCK..usb_tts_0"]);
+        assert_eq!(written("/dev//./usb//tts/./0/"), written("/dev/usb/tts/0"));
+    }
+
+    #[test]
+    fn all_spellings_are_looked_for() {
+        let device = DevicePath::parse(b"/dev/usb/0").expect("a device");
+        assert_eq!(
+            shown(device.known_names()),
+            [
+                "LCK..0",
+                "lk..0",
+                "LK.0",
+                "LCK..usb_0",
+                "lk..usb_0",
+                "LK.usb_0",
+                "LCK..usb:0",
+                "lk..usb:0",
+                "LK.usb:0"
+            ]
+        );
+        assert_eq!(
+            shown(numbered_names(0, 4, 65)),
+            ["LCK..000.004.065", "lk..000.004.065", "LK.000.004.065"]
+        );
+    }
+
+    #[test]
+    fn what_is_not_below_dev_is_no_device() {
+        for path in [
+            "",
+            "/",
+            "/dev",
+            "/dev/",
+            "/dev//",
+            "/dev/.",
+            "/dev/..",
+            "/dev/../etc/passwd",
+            "/dev/a/../../etc",
+            "/dev/a/../b",
+            "/device",
+            "/etc/passwd",
+            "ttyS1",
+            "dev/ttyS1",
+            "//dev/ttyS1",
+            "/DEV/ttyS1",
+        ] {
+            assert_eq!(DevicePath::parse(path.as_bytes()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn our_own_content_is_eleven_bytes_and_is_understood() {
+        for pid in [1, 1234, i32::MAX.unsigned_abs()] {
+            let content = content(pid);
+            assert_eq!(content.len(), 11);
+            assert_eq!(holder_in(content.as_bytes()), Some(pid));
+        }
+    }
+
+    #[test]
+    fn every_way_to_write_a_number_is_understood() {
+        for (content, pid) in [
+            (&b"1234"[..], 1234),
+            (b"123\n", 123),
+            (b"12\n\n", 12),
+            (b"      1234\n", 1234),
+            (b"  16929 minicom root\n", 16929),
+            (b"\t77\0\0", 77),
+            (&1234i32.to_ne_bytes(), 1234),
+            (&4_194_303i32.to_ne_bytes(), 4_194_303),
+        ] {
+            assert_eq!(holder_in(content), Some(pid), "{content:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_nobodys() {
+        let cut = [&[b' '; 60][..], b"1234"].concat();
+        for content in [
+            &b""[..],
+            b"\n",
+            b"   \n",
+            b"garbage",
+            b"abcd",
+            b"12x",
+            b"0\n",
+            b"-1\n",
+            b"+1\n",
+            b"2147483648\n",
+            b"99999999999999999999\n",
+            b"\0\0\0\0",
+            b"\xff\xff\xff\xff",
+            b"\x01\0\0",
+            b"\x01\0\0\0\0",
+            &cut,
+        ] {
+            assert_eq!(holder_in(content), None, "{content:?}");
+        }
+    }
+}

@@ -1,0 +1,1082 @@
+//! `lfpd` through real sockets: replies, files, who may ask, and what the usual client forces.
+
+#[path = "support/lfp.rs"]
+mod lfp;
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+
+const OKAY: &str = "200 Command okay.\r";
+const BUSY: &str = "450 : File busy\r";
+const DENIED: &str = "550 : Permission denied.\r";
+
+/// Within this the client must have sent what the server is to see before it greets (2 ms).
+const PROMPT: Duration = Duration::from_micros(1500);
+
+fn own_pid() -> u32 {
+    std::process::id()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// One test at a time where clients and servers must not keep each other waiting.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn ask(client: &mut Client, line: &str) -> String {
+    client.send(&format!("{line}\n"));
+    client.line()
+}
+
+// ---------------------------------------------------------------------------------------------
+// Words
+
+#[test]
+fn the_usual_conversation_goes_as_the_memo_says() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.daemon.connect();
+    let greeting = client.line();
+    let host = greeting
+        .strip_prefix("220 ")
+        .and_then(|rest| rest.split_once(" Lock File Server (Version lfpd-"))
+        .map(|(host, _)| host.to_owned())
+        .expect("the form of the greeting");
+    let pid = dead_pid();
+    client.send(&format!("lock /dev/lfpd-test 000{pid}\r\n"));
+    client.expect(OKAY);
+    assert_eq!(
+        fs::read_to_string(server.lock_file("LCK..lfpd-test")).expect("a lock file"),
+        format!("{pid:10}\n")
+    );
+    client.send(&format!("unlock /dev/lfpd-test {pid}\r\n"));
+    client.expect(OKAY);
+    assert!(server.files().is_empty());
+    client.send("quit\r\n");
+    client.expect(&format!(
+        "221 Thank you for using the Lock File service on {host}\r"
+    ));
+    client.expect_eof();
+}
+
+#[test]
+fn every_line_gets_the_reply_that_is_its_due() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let long_device = format!("/dev/{}", "x".repeat(250));
+    let table: &[(String, &str)] = &[
+        ("noop".into(), OKAY),
+        ("NoOp \t".into(), OKAY),
+        ("help".into(), "202 Command not implemented\r"),
+        ("STAT".into(), "202 Command not implemented\r"),
+        (format!("lock /dev/lfpd-a {own}"), OKAY),
+        (format!("LOCK /dev/lfpd-a {own}"), BUSY),
+        ("unlock /dev/lfpd-a 1".into(), DENIED_UNLESS_ROOT),
+        (format!("unlock /dev/lfpd-b {own}"), BUSY),
+        (format!("UnLock\t/dev//./lfpd-a \t+{own} "), OKAY),
+        (format!("unlock /dev/lfpd-a {own}"), BUSY),
+        (format!("lock {long_device} {own}"), OKAY),
+        (format!("unlock {long_device} {own}"), OKAY),
+        (format!("lock /dev/lfpd-\u{e9} {own}"), OKAY),
+        (format!("unlock /dev/lfpd-\u{e9} {own}"), OKAY),
+        (format!("lock /dev/null {own}"), OKAY),
+        (format!("unlock /dev/null {own}"), OKAY),
+        (format!("lock /dev/shm {own}"), DENIED),
+        (format!("lock /dev/null/x {own}"), DENIED),
+        (format!("lock /etc/passwd {own}"), DENIED),
+        (format!("unlock /etc/passwd {own}"), DENIED),
+        (format!("lock /dev/../etc/passwd {own}"), DENIED),
+        (format!("lock /dev/a/../b {own}"), DENIED),
+        (format!("unlock /dev/.. {own}"), DENIED),
+        (format!("lock ttyS1 {own}"), DENIED),
+        ("lock /dev/lfpd-a 0".into(), DENIED),
+        ("lock /dev/lfpd-a -7".into(), DENIED),
+        ("lock /dev/lfpd-a 2147483648".into(), DENIED),
+        ("unlock /dev/lfpd-a 99999999999999999999".into(), DENIED),
+    ];
+    let mut client = server.connect();
+    for (line, reply) in table {
+        let got = ask(&mut client, line);
+        if *reply == DENIED_UNLESS_ROOT {
+            assert_eq!(got, if is_root() { BUSY } else { DENIED }, "{line}");
+        } else {
+            assert_eq!(got, *reply, "{line}");
+        }
+    }
+    assert!(server.files().is_empty(), "{:?}", server.files());
+}
+
+/// Process 1 is root's, so root is told that the lock is another one's.
+const DENIED_UNLESS_ROOT: &str = "550 or 450";
+
+#[test]
+fn what_is_not_understood_is_repeated_in_short_and_ten_times_at_most() {
+    let server = Lfpd::start(&[]);
+    let bad = [
+        ("", ""),
+        ("lokc /dev/x 7", "lokc /dev/x 7"),
+        ("lock", "lock"),
+        ("lock /dev/x", "lock /dev/x"),
+        ("lock /dev/x seven", "lock /dev/x seven"),
+        ("unlock /dev/x 7 8", "unlock /dev/x 7 8"),
+        ("it's\x07\x01", "it?s??"),
+        (" noop", " noop"),
+        ("locks /dev/x 7", "locks /dev/x 7"),
+    ];
+    let mut client = server.connect();
+    for (line, echo) in bad {
+        let got = ask(&mut client, line);
+        assert_eq!(got, format!("500 '{echo}': command not understood\r"));
+        assert_eq!(ask(&mut client, "noop"), OKAY);
+    }
+    let got = ask(&mut client, &"y".repeat(100));
+    let echo = "y".repeat(64);
+    assert_eq!(got, format!("500 '{echo}': command not understood\r"));
+    client.expect_eof();
+}
+
+#[test]
+fn a_line_of_1024_bytes_is_read_and_a_longer_one_is_swallowed_whole() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let blanks = " ".repeat(1023 - "noop".len());
+    assert_eq!(ask(&mut client, &format!("noop{blanks}")), OKAY);
+    let not_understood = |head: &str| format!("500 '{head}': command not understood\r");
+    let echo = format!("noop{}", " ".repeat(60));
+    assert_eq!(
+        ask(&mut client, &format!("noop {blanks}")),
+        not_understood(&echo)
+    );
+    let line = "lock /dev/lfpd-x 1 ".repeat(2000);
+    assert_eq!(ask(&mut client, &line), not_understood(&line[..64]));
+    assert_eq!(ask(&mut client, "noop"), OKAY);
+    assert!(server.files().is_empty());
+}
+
+#[test]
+fn lines_may_come_in_pieces_or_many_at_once() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let text = format!("lock /dev/lfpd-a {own}\r\nnoop\nunlock /dev/lfpd-a {own}\nquit\n");
+    let mut whole = server.connect();
+    whole.send(&text);
+    let mut pieces = server.connect();
+    whole.expect(OKAY);
+    whole.expect(OKAY);
+    whole.expect(OKAY);
+    assert!(whole.line().starts_with("221 "));
+    whole.expect_eof();
+    for byte in text.as_bytes() {
+        pieces.send_bytes(&[*byte]);
+        thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..3 {
+        pieces.expect(OKAY);
+    }
+    assert!(pieces.line().starts_with("221 "));
+    pieces.expect_eof();
+}
+
+#[test]
+fn at_the_end_whole_lines_are_done_and_an_unfinished_one_is_not() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let mut client = server.connect();
+    client.send(&format!("lock /dev/lfpd-a {own}\nlock /dev/lfpd-b {own}"));
+    client.half_close();
+    client.expect(OKAY);
+    client.expect_eof();
+    assert_eq!(server.files(), ["LCK..lfpd-a"]);
+}
+
+#[test]
+fn what_was_asked_is_done_though_the_peer_has_closed() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    for round in 0..20 {
+        let mut client = server.connect();
+        assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
+        drop(client);
+        let mut socket = TcpStream::connect(server.addr()).expect("connect");
+        // Half of the rounds after the greeting, half before it.
+        if round % 2 == 0 {
+            let _ = socket.read(&mut [0; 1024]).expect("a greeting");
+        }
+        let lines = format!("noop\nnoop\nunlock /dev/lfpd-a {own}\nquit\n");
+        socket.write_all(lines.as_bytes()).expect("sent");
+        drop(socket);
+        if round % 2 == 0 {
+            eventually(PATIENCE, "the lock file is gone", || {
+                server.files().is_empty()
+            });
+        } else {
+            // Whoever hangs up before the greeting may be nobody by then.
+            thread::sleep(Duration::from_millis(20));
+            let mut client = server.connect();
+            let _ = ask(&mut client, &format!("unlock /dev/lfpd-a {own}"));
+        }
+        assert!(server.files().is_empty());
+    }
+}
+
+#[test]
+fn a_browser_is_hung_up_on_before_its_page_can_lock_anything() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let long = "x".repeat(3000);
+    for head in [
+        "POST / HTTP/1.1\r\n".to_owned(),
+        "GET /\r\n".to_owned(),
+        format!("POST /{long} HTTP/1.1\r\n"),
+        "x y HTTP/1.0\r\n".to_owned(),
+        "\r\nHost: localhost\r\n".to_owned(),
+    ] {
+        let mut client = server.daemon.connect();
+        let body = format!("{head}Accept: */*\r\n\r\nlock /dev/lfpd-a {own}\n");
+        client.send(&body);
+        let mut replies = Vec::new();
+        while let Event::Line(line) = client.next_event(PATIENCE) {
+            replies.push(String::from_utf8(line).expect("ASCII"));
+        }
+        assert!(!replies.iter().any(|line| line == OKAY), "{replies:?}");
+        assert!(server.files().is_empty(), "{head}");
+    }
+}
+
+#[test]
+fn telnet_commands_are_taken_out_and_refused() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    client.send_bytes(b"\xff\xfd\x01no\xff\xf1op\r\n");
+    assert_eq!(client.next_bytes(3, PATIENCE), b"\xff\xfc\x01");
+    client.expect(OKAY);
+    client.send_bytes(b"lock /dev/half-ty\xff\xf4\xff\xfd\x06noop\r\n");
+    assert_eq!(client.next_bytes(3, PATIENCE), b"\xff\xfc\x06");
+    client.expect(OKAY);
+    client.send_bytes(b"lock /dev/x\xff\xff 7\n");
+    assert!(client.line().starts_with("500 "));
+}
+
+#[test]
+fn random_bytes_lock_nothing_and_stop_nobody() {
+    let server = Lfpd::start(&[]);
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let pieces: [&[u8]; 10] = [
+        b"lock ", b"unlock ", b"/dev/", b"lfpd-a ", b"-1", b"\n", b"\r\n", b"\xff", b"\0", b"..",
+    ];
+    for _ in 0..200 {
+        let mut text = Vec::new();
+        for _ in 0..random() % 60 {
+            match random() % 3 {
+                0 => text.push(random().to_le_bytes()[0]),
+                _ => text.extend(pieces[(random() % 10) as usize]),
+            }
+        }
+        let mut client = server.daemon.connect();
+        let _ = client.try_send(&text);
+        client.half_close();
+    }
+    assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+    assert!(server.files().is_empty(), "{:?}", server.files());
+}
+
+// ---------------------------------------------------------------------------------------------
+// Connections
+
+#[test]
+fn who_idles_is_hung_up_on_even_if_a_byte_comes_now_and_then() {
+    let server = Lfpd::start(&["--idle-timeout", "1"]);
+    let mut silent = server.connect();
+    let mut slow = server.connect();
+    let started = Instant::now();
+    for _ in 0..6 {
+        let _ = slow.try_send(b"n");
+        thread::sleep(Duration::from_millis(300));
+    }
+    silent.expect_eof();
+    let ended = slow.next_event(PATIENCE);
+    assert!(matches!(ended, Event::Eof | Event::Reset), "{ended:?}");
+    assert!(started.elapsed() < Duration::from_secs(8));
+    assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+}
+
+#[test]
+fn nobody_waits_for_those_who_say_nothing_or_do_not_listen() {
+    let server = Lfpd::start(&[]);
+    let _silent: Vec<Client> = (0..20).map(|_| server.connect()).collect();
+    let mut deaf = server.connect();
+    let writer = {
+        let mut writer = deaf.writer();
+        thread::spawn(
+            move || {
+                while writer.write_all(&b"noop\n".repeat(1000)).is_ok() {}
+            },
+        )
+    };
+    for _ in 0..20 {
+        assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+    }
+    // It does not take its replies, and is hung up on.
+    eventually(Duration::from_secs(20), "the deaf one is dropped", || {
+        writer.is_finished()
+    });
+    let _ = deaf.next_bytes(1, Duration::from_millis(10));
+}
+
+#[test]
+fn one_too_many_is_refused_in_the_place_of_the_greeting() {
+    let server = Lfpd::start(&["--max-connections", "2"]);
+    let first = server.connect();
+    let _second = server.connect();
+    let mut third = server.daemon.connect();
+    third.expect(DENIED);
+    third.expect_eof();
+    let rxtx = Rxtx {
+        server: server.addr(),
+    };
+    let refused = rxtx.lock("/dev/lfpd-a", own_pid());
+    assert!(!refused.is_ok_and(|call| call.succeeded));
+    drop(first);
+    eventually(
+        PATIENCE,
+        "there is room again",
+        || matches!(server.daemon.connect().next_event(PATIENCE), Event::Line(line) if line.starts_with(b"220 ")),
+    );
+}
+
+#[test]
+fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let mut client = server.connect();
+    let _idle = server.connect();
+    server.daemon.signal(Signal::STOP);
+    let lines: String = (0..50)
+        .map(|at| format!("lock /dev/lfpd-{at} {own}\n"))
+        .collect();
+    client.send(&lines);
+    server.daemon.signal(Signal::TERM);
+    server.daemon.signal(Signal::CONT);
+    let status = server.daemon.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0), "{}", server.daemon.log());
+    for _ in 0..50 {
+        client.expect(OKAY);
+    }
+    assert_eq!(server.files().len(), 50);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Ways to start
+
+struct Inetd {
+    child: Child,
+    _dirs: tempfile::TempDir,
+    own: std::path::PathBuf,
+}
+
+impl Inetd {
+    /// Starts `lfpd` with `socket` on all three standard descriptors, as inetd does.
+    fn start(socket: OwnedFd, args: &[&str]) -> Inetd {
+        let dirs = lock_dirs();
+        let own = dirs.path().join("own");
+        let mut command = command(dirs.path());
+        let copy = || Stdio::from(socket.try_clone().expect("a descriptor"));
+        command
+            .args(args)
+            .stdin(copy())
+            .stdout(copy())
+            .stderr(copy());
+        Inetd {
+            child: command.spawn().expect("lfpd was built"),
+            _dirs: dirs,
+            own,
+        }
+    }
+
+    fn wait(&mut self) -> Option<i32> {
+        let mut status = None;
+        eventually(PATIENCE, "it ends", || {
+            status = self.child.try_wait().expect("a child");
+            status.is_some()
+        });
+        status.and_then(|status| status.code())
+    }
+}
+
+impl Drop for Inetd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let theirs = TcpStream::connect(listener.local_addr().expect("an address")).expect("connect");
+    (theirs, listener.accept().expect("accept").0)
+}
+
+#[test]
+fn a_connected_socket_on_descriptor_0_is_served_and_sees_nothing_but_replies() {
+    for args in [&[][..], &["--inetd"], &["--inetd", "--debug"], &["--stdio"]] {
+        let (mut theirs, ours) = tcp_pair();
+        let mut inetd = Inetd::start(ours.into(), args);
+        let own = own_pid();
+        let lines = format!(
+            "lock /dev/lfpd-a {own}\nlock /dev/lfpd-b {}\nlokc\nquit\n",
+            dead_pid()
+        );
+        theirs.write_all(lines.as_bytes()).expect("sent");
+        let mut text = String::new();
+        theirs.read_to_string(&mut text).expect("replies");
+        let starts: Vec<&str> = text.lines().map(|line| &line[..4]).collect();
+        assert_eq!(starts, ["220 ", "200 ", "200 ", "500 ", "221 "], "{text}");
+        assert_eq!(inetd.wait(), Some(0));
+        assert_eq!(
+            names_in(&inetd.own).len(),
+            2,
+            "locks outlive the connection"
+        );
+    }
+}
+
+#[test]
+fn a_pair_of_unix_sockets_is_served() {
+    let (mut theirs, ours) = UnixStream::pair().expect("a socket pair");
+    let mut inetd = Inetd::start(ours.into(), &[]);
+    theirs
+        .write_all(format!("lock /dev/lfpd-a {}\n", own_pid()).as_bytes())
+        .expect("sent");
+    theirs.shutdown(Shutdown::Write).expect("half a close");
+    let mut text = String::new();
+    theirs.read_to_string(&mut text).expect("replies");
+    assert!(text.ends_with(&format!("{OKAY}\n")), "{text}");
+    assert_eq!(inetd.wait(), Some(0));
+}
+
+#[test]
+fn the_end_of_the_peer_or_a_signal_ends_a_server_for_one() {
+    let (theirs, ours) = tcp_pair();
+    let mut inetd = Inetd::start(ours.into(), &[]);
+    drop(theirs);
+    assert_eq!(inetd.wait(), Some(0));
+    let (mut theirs, ours) = tcp_pair();
+    let mut inetd = Inetd::start(ours.into(), &[]);
+    let _ = theirs.read(&mut [0; 1024]).expect("a greeting");
+    let pid = rustix::process::Pid::from_child(&inetd.child);
+    rustix::process::kill_process(pid, Signal::TERM).expect("a child");
+    assert_eq!(inetd.wait(), Some(0));
+    let mut rest = String::new();
+    theirs.read_to_string(&mut rest).expect("the end");
+    assert_eq!(rest, "");
+}
+
+#[test]
+fn a_listening_socket_on_descriptor_0_is_accepted_from() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let _inetd = Inetd::start(listener.into(), &[]);
+    for _ in 0..3 {
+        let mut client = Client::tcp(addr);
+        greeted(&mut client);
+        assert_eq!(ask(&mut client, "noop"), OKAY);
+    }
+}
+
+#[test]
+fn pipes_are_served_only_if_that_is_asked_for() {
+    let dirs = lock_dirs();
+    let run = |args: &[&str]| {
+        let mut child = command(dirs.path())
+            .args(args)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("lfpd was built");
+        let lines = format!("lock /dev/lfpd-a {}\n", own_pid());
+        let _ = child
+            .stdin
+            .take()
+            .expect("a pipe")
+            .write_all(lines.as_bytes());
+        let output = child.wait_with_output().expect("it ends");
+        let stdout = String::from_utf8(output.stdout).expect("ASCII");
+        (output.status.code(), stdout)
+    };
+    let (status, stdout) = run(&["--stdio"]);
+    assert_eq!(status, Some(0));
+    assert!(stdout.ends_with(&format!("{OKAY}\n")), "{stdout}");
+    assert_eq!(run(&["--inetd"]), (Some(1), String::new()));
+    assert_eq!(run(&[]), (Some(1), String::new()));
+}
+
+#[test]
+fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
+    let dirs = lock_dirs();
+    let run = |args: &[&str]| {
+        let output = command(dirs.path())
+            .args(args)
+            .output()
+            .expect("lfpd was built");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(
+            stderr.starts_with("lfpd: ") && stderr.lines().count() == 1,
+            "{stderr}"
+        );
+        output.status.code()
+    };
+    assert_eq!(run(&["--nonsense"]), Some(2));
+    assert_eq!(run(&["--listen", "0.0.0.0:50001"]), Some(2));
+    assert_eq!(run(&["--inetd", "--stdio"]), Some(2));
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = taken.local_addr().expect("an address").to_string();
+    assert_eq!(run(&["--listen", &addr]), Some(1));
+}
+
+#[test]
+fn a_unix_socket_knows_its_peers() {
+    let dirs = lock_dirs();
+    let path = dirs.path().join("socket");
+    let mut command = command(dirs.path());
+    command.arg("--unix").arg(&path);
+    let daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "the Unix socket answers", || {
+        UnixStream::connect(&path).is_ok()
+    });
+    let mut client = Client::unix(&path);
+    greeted(&mut client);
+    assert_eq!(
+        ask(&mut client, &format!("lock /dev/lfpd-a {}", own_pid())),
+        OKAY
+    );
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).expect("it ends").success());
+    assert!(!path.exists());
+}
+
+// ---------------------------------------------------------------------------------------------
+// Who may ask
+
+/// Says `lines` as a user who is neither root nor ourselves, if we may be somebody else; else as
+/// ourselves. Returns the replies.
+fn as_a_stranger(server: &Lfpd, lines: &str) -> Vec<String> {
+    let port = server.daemon.port().to_string();
+    let mut nc = Command::new("nc");
+    nc.args(["-N", "127.0.0.1", &port])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    if is_root() {
+        nc.uid(65_534);
+    }
+    let mut nc = nc.spawn().expect("nc of netcat-openbsd");
+    let mut stdin = nc.stdin.take().expect("a pipe");
+    stdin.write_all(lines.as_bytes()).expect("sent");
+    drop(stdin);
+    let output = nc.wait_with_output().expect("it ends");
+    let text = String::from_utf8(output.stdout).expect("ASCII");
+    text.lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn nobody_speaks_for_the_process_of_another_user() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let own = own_pid();
+    assert_eq!(
+        as_a_stranger(&server, "lock /dev/lfpd-a 1\n"),
+        ["550 : Permission denied."]
+    );
+    assert!(server.files().is_empty());
+    if is_root() {
+        assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
+        let replies = as_a_stranger(&server, &format!("unlock /dev/lfpd-a {own}\n"));
+        assert_eq!(replies, ["550 : Permission denied."]);
+        assert_eq!(server.files(), ["LCK..lfpd-a"]);
+        assert_eq!(ask(&mut client, &format!("unlock /dev/lfpd-a {own}")), OKAY);
+    }
+    fs::write(
+        server.lock_file("LCK..lfpd-a"),
+        format!("{:10}\n", dead_pid()),
+    )
+    .expect("written");
+    let replies = as_a_stranger(&server, &format!("unlock /dev/lfpd-a {}\n", dead_pid()));
+    assert_eq!(
+        replies,
+        ["200 Command okay."],
+        "a dead one's lock is anybody's"
+    );
+    server.daemon.wait_for_log("not-their-process", PATIENCE);
+}
+
+#[test]
+fn the_rule_about_users_can_be_relaxed() {
+    for (rule, is_logged) in [("log", true), ("off", false)] {
+        let server = Lfpd::start(&["--peer-uid", rule]);
+        let replies = as_a_stranger(&server, "lock /dev/lfpd-a 1\n");
+        assert_eq!(replies, ["200 Command okay."]);
+        let _ = ask(&mut server.connect(), "noop");
+        server.daemon.signal(Signal::TERM);
+        server.daemon.wait_exit(PATIENCE).expect("it ends");
+        assert_eq!(server.daemon.log().contains("not-their-process"), is_logged);
+    }
+}
+
+#[test]
+fn a_lock_for_nobody_is_logged_or_refused() {
+    let server = Lfpd::start(&[]);
+    let dead = dead_pid();
+    let mut client = server.connect();
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {dead}")), OKAY);
+    server.daemon.wait_for_log("locked-for-nobody", PATIENCE);
+    assert_eq!(
+        ask(&mut client, &format!("lock /dev/lfpd-a {}", own_pid())),
+        OKAY,
+        "anyone may take it over"
+    );
+    let server = Lfpd::start(&["--require-live-pid"]);
+    let reply = ask(&mut server.connect(), &format!("lock /dev/lfpd-a {dead}"));
+    assert_eq!(reply, DENIED);
+    assert!(server.files().is_empty());
+}
+
+#[test]
+fn with_chown_the_file_belongs_to_the_user_of_the_process() {
+    use std::os::unix::fs::MetadataExt;
+    if !is_root() {
+        return;
+    }
+    let server = Lfpd::start(&["--chown"]);
+    let mut sleeper = Command::new("sleep")
+        .arg("600")
+        .uid(65_534)
+        .spawn()
+        .expect("sleep");
+    let reply = ask(
+        &mut server.connect(),
+        &format!("lock /dev/usb/lfpd-a {}", sleeper.id()),
+    );
+    let owner = fs::metadata(server.lock_file("LCK..lfpd-a")).map(|file| file.uid());
+    let _ = sleeper.kill();
+    let _ = sleeper.wait();
+    assert_eq!(reply, OKAY);
+    assert_eq!(owner.expect("a lock file"), 65_534);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Files
+
+#[test]
+fn locks_of_others_are_respected_wherever_and_however_they_are_written() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let mut client = server.connect();
+    let text = |pid: u32| format!("{pid:10}\n").into_bytes();
+    let live = [
+        text(1),
+        b"  1 minicom root\n".to_vec(),
+        1i32.to_ne_bytes().to_vec(),
+    ];
+    let unreadable = [b"".to_vec(), b"garbage\n".to_vec(), b"-5\n".to_vec()];
+    let names = [
+        "LCK..0",
+        "LCK..lfpd_tts_0",
+        "LCK..lfpd:tts:0",
+        "lk..0",
+        "LK.0",
+    ];
+    for name in names {
+        for path in [server.lock_file(name), server.other_file(name)] {
+            for content in live.iter().chain(&unreadable) {
+                fs::write(&path, content).expect("written");
+                let reply = ask(&mut client, &format!("lock /dev/lfpd/tts/0 {own}"));
+                assert_eq!(reply, BUSY, "{} {content:?}", path.display());
+                assert_eq!(&fs::read(&path).expect("it stays"), content);
+                fs::remove_file(&path).expect("removed");
+            }
+        }
+    }
+    let stale = text(dead_pid());
+    fs::write(server.other_file("LCK..0"), &stale).expect("written");
+    assert_eq!(
+        ask(&mut client, &format!("lock /dev/lfpd/tts/0 {own}")),
+        OKAY
+    );
+    assert_eq!(
+        fs::read(server.other_file("LCK..0")).expect("it stays"),
+        stale
+    );
+    assert_eq!(server.files(), ["LCK..0", "LCK..lfpd_tts_0"]);
+}
+
+#[test]
+fn what_is_no_file_stays_in_its_place() {
+    let server = Lfpd::start(&[]);
+    let own = own_pid();
+    let mut client = server.connect();
+    let outside = server.other_file("outside");
+    fs::write(&outside, format!("{:10}\n", dead_pid())).expect("written");
+    let path = server.lock_file("LCK..lfpd-a");
+    let check = |client: &mut Client| {
+        assert_eq!(ask(client, &format!("lock /dev/lfpd-a {own}")), BUSY);
+        assert_eq!(ask(client, &format!("unlock /dev/lfpd-a {own}")), BUSY);
+        assert_eq!(server.files(), ["LCK..lfpd-a"]);
+    };
+    symlink(&outside, &path).expect("a link");
+    check(&mut client);
+    assert!(outside.exists());
+    fs::remove_file(&path).expect("removed");
+    fs::create_dir(&path).expect("a directory");
+    check(&mut client);
+    fs::remove_dir(&path).expect("removed");
+    let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+    assert!(made.success());
+    check(&mut client);
+}
+
+#[test]
+fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        return;
+    }
+    let dirs = lock_dirs();
+    let (own, program) = (dirs.path().join("own"), dirs.path().join("lfpd"));
+    let open_to_all = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    };
+    open_to_all(dirs.path(), 0o755);
+    open_to_all(&own, 0o1777);
+    fs::copy(env!("CARGO_BIN_EXE_lfpd"), &program).expect("there is room");
+    let stale = format!("{:10}\n", dead_pid());
+    fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
+    let mut lfpd = Command::new(&program);
+    lfpd.args(command(dirs.path()).get_args())
+        .args(["--listen", "0", "--print-port"])
+        .uid(65_534)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::from_command(lfpd);
+    let mut client = daemon.connect();
+    greeted(&mut client);
+    let pid = own_pid();
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {pid}")), DENIED);
+    assert_eq!(
+        ask(&mut client, &format!("unlock /dev/lfpd-a {pid}")),
+        DENIED
+    );
+    assert_eq!(names_in(&own), ["LCK..lfpd-a"]);
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-b {pid}")), OKAY);
+    daemon.wait_for_log("cannot-use-lock-files", PATIENCE);
+}
+
+#[test]
+fn without_its_directory_it_serves_on_and_refuses() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let own = own_pid();
+    let directory = server.lock_file("");
+    fs::remove_dir(&directory).expect("empty");
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), DENIED);
+    assert_eq!(
+        ask(&mut client, &format!("unlock /dev/lfpd-a {own}")),
+        DENIED
+    );
+    fs::create_dir(&directory).expect("a directory");
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
+}
+
+#[test]
+fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let holder = Alive::new();
+    let pid = holder.pid();
+    for name in ["usb/0", "lfpd-b", "lfpd-c"] {
+        assert_eq!(ask(&mut client, &format!("lock /dev/{name} {pid}")), OKAY);
+    }
+    assert_eq!(
+        ask(&mut client, &format!("lock /dev/lfpd-d {}", own_pid())),
+        OKAY
+    );
+    // Another program has replaced one of them.
+    fs::remove_file(server.lock_file("LCK..lfpd-b")).expect("removed");
+    fs::write(server.lock_file("LCK..lfpd-b"), "         1\n").expect("written");
+    assert_eq!(ask(&mut client, &format!("unlock /dev/lfpd-c {pid}")), OKAY);
+    drop(holder);
+    eventually(PATIENCE, "only the other locks are left", || {
+        server.files() == ["LCK..lfpd-b", "LCK..lfpd-d"]
+    });
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the usual client forces
+
+#[test]
+fn five_hundred_times_rxtx_locks_and_unlocks_without_a_left_over_or_a_false_refusal() {
+    let _alone = alone();
+    let server = Lfpd::start(&[]);
+    let rxtx = Rxtx {
+        server: server.addr(),
+    };
+    let (device, own) = ("/dev/lfpd-rxtx", own_pid());
+    let mut prompt_count = 0;
+    for round in 0..500 {
+        let locked = rxtx.lock(device, own).expect("the server is there");
+        assert!(locked.succeeded, "refused in round {round}");
+        let unlocked = rxtx.unlock(device, own).expect("the server is there");
+        let left = server.files();
+        assert!(unlocked.succeeded, "round {round}");
+        if unlocked.sent_after < PROMPT {
+            prompt_count += 1;
+            assert!(left.is_empty(), "left over in round {round}: {left:?}");
+        } else {
+            // It was the client that was kept from sending, by a busy machine.
+            eventually(PATIENCE, "it is unlocked", || server.files().is_empty());
+        }
+    }
+    assert!(prompt_count > 100, "the machine is too busy for this test");
+}
+
+#[test]
+fn the_greeting_and_each_reply_are_single_writes() {
+    let dirs = lock_dirs();
+    let trace = dirs.path().join("trace");
+    let lfpd = command(dirs.path());
+    let mut strace = Command::new("strace");
+    strace
+        .args([
+            "-f",
+            "-qq",
+            "-s",
+            "200",
+            "-e",
+            "trace=write,writev,sendto,sendmsg",
+            "-o",
+        ])
+        .arg(&trace)
+        .arg(lfpd.get_program())
+        .args(lfpd.get_args())
+        .args(["--listen", "0", "--print-port"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut daemon = KillGroup::spawn(&mut strace);
+    let port = daemon.first_line();
+    let addr = format!("127.0.0.1:{}", port.trim())
+        .parse()
+        .expect("an address");
+    let own = own_pid();
+    let mut client = Client::tcp(addr);
+    greeted(&mut client);
+    for line in [format!("lock /dev/lfpd-a {own}"), "help".into(), "x".into()] {
+        let _ = ask(&mut client, &line);
+    }
+    client.send("noop\nnoop\nquit\n");
+    while let Event::Line(_) = client.next_event(PATIENCE) {}
+    // Two commands that have come before the greeting: the first reply goes with it.
+    let mut early = TcpStream::connect(addr).expect("connect");
+    early
+        .write_all(format!("unlock /dev/lfpd-a {own}\nquit\n").as_bytes())
+        .expect("sent");
+    let mut text = String::new();
+    early.read_to_string(&mut text).expect("replies");
+    daemon.end();
+    let trace = fs::read_to_string(&trace).expect("a trace");
+    let sent: Vec<String> = trace
+        .lines()
+        .filter(|line| line.contains("\\r\\n\""))
+        .map(|line| {
+            let text = line.split('"').nth(1).expect("a text");
+            assert!(line.contains(") = "), "an unfinished write: {line}");
+            text.split("\\r\\n")
+                .filter(|line| !line.is_empty())
+                .map(|line| format!("{} ", &line[..3]))
+                .collect()
+        })
+        .collect();
+    let sent: Vec<&str> = sent.iter().map(|codes| codes.trim_end()).collect();
+    assert!(
+        [&["220 200", "221"][..], &["220", "200", "221"]].contains(&&sent[7..]),
+        "{sent:?}\n{text}"
+    );
+    assert_eq!(
+        sent[..7],
+        ["220", "200", "202", "500", "200", "200", "221"],
+        "{trace}"
+    );
+}
+
+/// A process with all its children, ended together.
+struct KillGroup(Child);
+
+impl KillGroup {
+    fn spawn(command: &mut Command) -> KillGroup {
+        KillGroup(command.process_group(0).spawn().expect("it is installed"))
+    }
+
+    fn first_line(&mut self) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        let stdout = self.0.stdout.as_mut().expect("a pipe");
+        while stdout.read(&mut byte).is_ok_and(|len| len == 1) && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).expect("ASCII")
+    }
+
+    fn end(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process_group(pid, Signal::TERM);
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for KillGroup {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Races
+
+const CLIENTS: usize = 24;
+const ROUNDS: usize = 200;
+
+/// Lets clients ask for one device at the same time, again and again; each time exactly one is to
+/// get it. `prepare` is called before each round.
+fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
+    let holders: Vec<Alive> = clients.iter().map(|_| Alive::new()).collect();
+    let pids: Vec<u32> = holders.iter().map(Alive::pid).collect();
+    let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
+    let winners = Arc::new(Mutex::new(Vec::new()));
+    let path = own.join("LCK..lfpd-race");
+    thread::scope(|scope| {
+        for (mut client, pid) in clients.into_iter().zip(pids) {
+            let (ready, done, winners) = (&ready, &done, Arc::clone(&winners));
+            let (prepare, path) = (&prepare, &path);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    if ready.wait().is_leader() {
+                        winners.lock().unwrap().clear();
+                        prepare();
+                    }
+                    ready.wait();
+                    let reply = ask(&mut client, &format!("lock /dev/lfpd-race {pid}"));
+                    match reply.as_str() {
+                        OKAY => winners.lock().unwrap().push(pid),
+                        BUSY => {}
+                        other => panic!("{other}"),
+                    }
+                    done.wait();
+                    let won = winners.lock().unwrap().clone();
+                    assert_eq!(won.len(), 1, "round {round}");
+                    if won[0] == pid {
+                        let content = fs::read_to_string(path).expect("a lock file");
+                        assert_eq!(content, format!("{pid:10}\n"));
+                        let reply = ask(&mut client, &format!("unlock /dev/lfpd-race {pid}"));
+                        assert_eq!(reply, OKAY);
+                    }
+                    done.wait();
+                }
+            });
+        }
+    });
+    assert!(names_in(own).is_empty(), "{:?}", names_in(own));
+}
+
+fn clients_of_one_server(server: &Lfpd) -> Vec<Client> {
+    (0..CLIENTS).map(|_| server.connect()).collect()
+}
+
+#[test]
+fn of_24_clients_of_one_server_one_gets_a_free_device() {
+    let _alone = alone();
+    let server = Lfpd::start(&[]);
+    race(clients_of_one_server(&server), &server.lock_file(""), || {});
+}
+
+#[test]
+fn of_24_clients_of_one_server_one_takes_over_a_stale_lock() {
+    let _alone = alone();
+    let server = Lfpd::start(&[]);
+    let stale = format!("{:10}\n", dead_pid());
+    race(
+        clients_of_one_server(&server),
+        &server.lock_file(""),
+        || {
+            fs::write(server.lock_file("LCK..lfpd-race"), &stale).expect("written");
+        },
+    );
+}
+
+/// A server for each client, as inetd starts them.
+fn race_of_servers(content: Option<String>) {
+    let _alone = alone();
+    let dirs = lock_dirs();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let mut servers = Vec::new();
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(Client::tcp(addr));
+        let ours = OwnedFd::from(listener.accept().expect("accept").0);
+        let copy = || Stdio::from(ours.try_clone().expect("a descriptor"));
+        let mut lfpd = command(dirs.path());
+        lfpd.stdin(copy()).stdout(copy()).stderr(copy());
+        servers.push(lfpd.spawn().expect("lfpd was built"));
+    }
+    clients.iter_mut().for_each(greeted);
+    let own = dirs.path().join("own");
+    race(clients, &own, || {
+        if let Some(content) = &content {
+            fs::write(own.join("LCK..lfpd-race"), content).expect("written");
+        }
+    });
+    for mut server in servers {
+        // Its client has gone.
+        let _ = server.wait();
+    }
+}
+
+#[test]
+fn of_24_servers_one_gives_a_free_device() {
+    race_of_servers(None);
+}
+
+#[test]
+fn of_24_servers_one_takes_over_a_stale_lock() {
+    race_of_servers(Some(format!("{:10}\n", dead_pid())));
+}
