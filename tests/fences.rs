@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
+use support::limited::copy_program;
 use support::{
     eventually, fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
@@ -230,7 +231,7 @@ fn what_permissions_forbid_is_refused_in_one_line() {
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
-    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
     let file = directory.path().join("fences");
     fs::write(&file, record(1, 7)).expect("there is room");
 
@@ -252,7 +253,7 @@ fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
-    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
     let ahead = now() + DAY;
     let file = directory.path().join("fences");
     fs::write(&file, record(1, ahead)).expect("there is room");

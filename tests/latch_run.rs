@@ -16,6 +16,7 @@ use support::latch::{
     fed, installed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
     status, text, wait, Latch, PROGRAM,
 };
+use support::limited::copy_program;
 use support::{eventually, Daemon, Signal, PATIENCE};
 
 /// The signals that end a wait and are passed on, with their names in the shell.
@@ -537,7 +538,7 @@ fn a_new_version_of_the_program_does_not_disturb_one_that_waits() {
     let grant = holder.acquire("k", 0);
     let directory = directory();
     let program = directory.path().join("latch");
-    fs::copy(PROGRAM, &program).expect("a copy");
+    copy_program(PROGRAM, &program);
     let mut child = Latch::start(
         Command::new(&program)
             .args(["run", "k", "--", "sh", "-c", "exit 4"])

@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use support::limited::copy_program;
 use support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -770,7 +771,7 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
     };
     open_to_all(dirs.path(), 0o755);
     open_to_all(&own, 0o1777);
-    fs::copy(env!("CARGO_BIN_EXE_lfpd"), &program).expect("there is room");
+    copy_program(env!("CARGO_BIN_EXE_lfpd"), &program);
     let stale = format!("{:10}\n", dead_pid());
     fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
     let mut lfpd = Command::new(&program);

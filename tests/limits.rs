@@ -2,15 +2,13 @@
 
 mod support;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::limited::{limited, program_for_all};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
@@ -177,10 +175,7 @@ fn a_refused_thread_costs_one_client_its_connection_and_nobody_else_anything() {
         return;
     }
     // The daemon must lie where any user may run it.
-    let directory = tempfile::tempdir().expect("there is room");
-    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let program = directory.path().join("latchd");
-    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let (_directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
     let user = format!("--reuid={}", 54_321 + std::process::id() % 10_000);
     let daemon = Daemon::from_command(limited(
         &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=12"],
@@ -278,27 +273,6 @@ fn is_served(client: &mut Client) -> bool {
         Event::Eof | Event::Reset => false,
         other => panic!("neither served nor refused: {}", support::described(&other)),
     }
-}
-
-/// A daemon started through programs that limit it first and then become it.
-fn limited(wrapper: &[&str], program: &Path) -> Command {
-    let plain = Daemon::command();
-    let mut command = Command::new(wrapper[0]);
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-        .args(&wrapper[1..])
-        .arg(program)
-        .args(["--port", "0", "--print-port"]);
-    command
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
-    command
 }
 
 /// Two hundred connect where there is room for fewer than sixty-four; then they leave.

@@ -20,6 +20,10 @@ use latchd::lockfile::{
 };
 use tempfile::TempDir;
 
+mod support;
+
+use support::limited::copy_program;
+
 /// No process has it.
 const DEAD: u32 = 999_999_999;
 
@@ -189,7 +193,7 @@ fn answer_of_nobody(role: &str, lock: &Path) -> Option<String> {
         .tempdir()
         .expect("a directory");
     let program = place.path().join("program");
-    fs::copy(this_program(), &program).expect("a copy");
+    copy_program(this_program(), &program);
     let mut command = Command::new("setpriv");
     command.args([
         format!("--reuid={NOBODY}"),

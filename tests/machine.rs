@@ -5,14 +5,13 @@ mod support;
 
 use std::fs;
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use support::limited::{limited, program_for_all};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 // ---- storms ----------------------------------------------------------------------------------
@@ -27,7 +26,10 @@ fn after_a_storm_of_five_thousand_connects_a_capped_server_is_as_it_was() {
 
 #[test]
 fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
-    let daemon = Daemon::from_command(limited(&["prlimit", "--nofile=64"]));
+    let daemon = Daemon::from_command(limited(
+        &["prlimit", "--nofile=64"],
+        Path::new(env!("CARGO_BIN_EXE_latchd")),
+    ));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
@@ -40,12 +42,9 @@ fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
         return;
     }
     // The server must lie where any user may run it.
-    let directory = tempfile::tempdir().expect("there is room");
-    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let program = directory.path().join("latchd");
-    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    let (_directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
     let user = format!("--reuid={}", 70_000 + std::process::id() % 10_000);
-    let daemon = Daemon::from_command(limited_program(
+    let daemon = Daemon::from_command(limited(
         &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=20"],
         &program,
     ));
@@ -56,7 +55,10 @@ fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
 /// Room for a hundred stacks or so.
 #[test]
 fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
-    let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
+    let daemon = Daemon::from_command(limited(
+        &["prlimit", "--as=67108864"],
+        Path::new(env!("CARGO_BIN_EXE_latchd")),
+    ));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
@@ -68,7 +70,10 @@ fn out_of_memory_for_more_clients_the_server_still_serves_those_it_has() {
     raise_our_own_limit();
     for megabytes in [40, 64, 100, 200, 300, 400] {
         let limit = format!("--as={}", megabytes << 20);
-        let daemon = Daemon::from_command(limited(&["prlimit", &limit]));
+        let daemon = Daemon::from_command(limited(
+            &["prlimit", &limit],
+            Path::new(env!("CARGO_BIN_EXE_latchd")),
+        ));
         let mut crowd: Vec<Client> = (0..450).map(|_| daemon.connect()).collect();
         crowd.retain_mut(is_served);
         println!("{} served within {megabytes} MB", crowd.len());
@@ -233,34 +238,6 @@ fn raise_our_own_limit() {
         ..limit
     };
     setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
-}
-
-fn limited(wrapper: &[&str]) -> Command {
-    limited_program(wrapper, Path::new(env!("CARGO_BIN_EXE_latchd")))
-}
-
-/// A server started through programs that limit it first and then become it.
-fn limited_program(wrapper: &[&str], program: &Path) -> Command {
-    let mut command = Command::new(wrapper[0]);
-    command
-        .args(&wrapper[1..])
-        .arg(program)
-        .args(["--port", "0", "--print-port"]);
-    with_surroundings_of(&Daemon::command(), command)
-}
-
-fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
 }
 
 // ---- how: clocks -----------------------------------------------------------------------------

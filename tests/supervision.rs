@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
+use support::limited::copy_program;
 use support::{
     described, eventually, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
@@ -1061,7 +1062,7 @@ fn world_readable_directory() -> TempDir {
 /// A copy of the program in a place where any user may run it.
 fn copy_for_all(directory: &Path) -> PathBuf {
     let program = directory.join("latchd");
-    fs::copy(PROGRAM, &program).expect("there is room");
+    copy_program(PROGRAM, &program);
     program
 }
 
