@@ -273,8 +273,11 @@ fn telnet_commands_are_taken_out_and_refused() {
     client.send_bytes(b"lock /dev/half-ty\xff\xf4\xff\xfd\x06noop\r\n");
     assert_eq!(client.next_bytes(3, PATIENCE), b"\xff\xfc\x06");
     client.expect(OKAY);
-    client.send_bytes(b"lock /dev/x\xff\xff 7\n");
-    assert!(client.line().starts_with("500 "));
+    for line in [&b"lock /dev/x\xff\xff 7\n"[..], b"lock /dev/x\xffy 7\n"] {
+        client.send_bytes(line);
+        assert!(client.line().starts_with("500 "), "{line:?}");
+    }
+    assert!(server.files().is_empty());
 }
 
 #[test]

@@ -78,6 +78,9 @@ pub fn content(pid: u32) -> String {
 
 /// Which process has written this; `None` if that cannot be told. Then somebody may be about to write it.
 pub fn holder_in(content: &[u8]) -> Option<u32> {
+    if let Some(number) = binary(content) {
+        return Some(number).filter(is_a_pid);
+    }
     let text = content.trim_ascii_start();
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_whole = match text.get(digits) {
@@ -92,14 +95,18 @@ pub fn holder_in(content: &[u8]) -> Option<u32> {
             .ok()
             .filter(is_a_pid);
     }
-    // No process has so high a number that all four bytes of it are characters.
+    None
+}
+
+/// The number in a file of exactly four bytes, if they are one rather than text.
+fn binary(content: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = content.try_into().ok()?;
+    // No process has so high a number that all four bytes of it are characters. One of them may be: 49
+    // looks like the text 1 with NULs behind it, and taking it for that would be to look at another process.
     let is_text = bytes
         .iter()
         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
-    (!is_text)
-        .then_some(u32::from_ne_bytes(bytes))
-        .filter(is_a_pid)
+    (!is_text).then_some(u32::from_ne_bytes(bytes))
 }
 
 fn is_a_pid(number: &u32) -> bool {
@@ -204,6 +211,12 @@ mod tests {
             (b"\t77\0\0", 77),
             (&1234i32.to_ne_bytes(), 1234),
             (&4_194_303i32.to_ne_bytes(), 4_194_303),
+            // Their bytes begin with digits.
+            (&0x31i32.to_ne_bytes(), 0x31),
+            (&0x3231i32.to_ne_bytes(), 0x3231),
+            (&0x2031i32.to_ne_bytes(), 0x2031),
+            (&0x0A_32_31i32.to_ne_bytes(), 0x0A_32_31),
+            (b"123\0\n", 123),
         ] {
             assert_eq!(holder_in(content), Some(pid), "{content:?}");
         }

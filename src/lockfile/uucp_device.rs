@@ -12,8 +12,8 @@ use rustix::fs::{major, minor};
 
 use super::uucp::{numbered_names, DevicePath};
 
-/// As many links as the kernel follows.
-const MAX_LINKS: usize = 40;
+/// As many links as the kernel follows, and as many parts as a path can have that a client sends.
+const MAX_STEPS: usize = 40 + 128;
 
 /// A device, under all names by which it is or may be locked.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,20 +80,29 @@ fn target_of(path: &DevicePath, root: &Path) -> Result<DevicePath, NotADevice> {
     DevicePath::below(rest.as_os_str().as_bytes()).ok_or(NotADevice)
 }
 
-/// Follows a chain of links whose last one leads to nothing.
+/// Follows the links on a way that leads to nothing, wherever on it they are.
 fn follow_to_nothing(mut path: PathBuf) -> Result<PathBuf, NotADevice> {
-    for _ in 0..MAX_LINKS {
+    let mut behind: Vec<OsString> = Vec::new();
+    for _ in 0..MAX_STEPS {
         let Some((parent, name)) = path.parent().zip(path.file_name()) else {
             return Err(NotADevice);
         };
         let parent = match fs::canonicalize(parent) {
             Ok(parent) => parent,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                behind.push(name.to_owned());
+                path = parent.to_owned();
+                continue;
+            }
             Err(_) => return Err(NotADevice),
         };
         match fs::read_link(parent.join(name)) {
             Ok(target) => path = without_detours(&parent.join(target)),
-            Err(_) => return Ok(parent.join(name)),
+            Err(_) => {
+                path = parent.join(name);
+                path.extend(behind.iter().rev());
+                return Ok(path);
+            }
         }
     }
     Err(NotADevice)
@@ -172,6 +181,23 @@ mod tests {
             let path = format!("/dev/{name}");
             assert_eq!(look_up(root.path(), &path), Err(NotADevice), "{name}");
         }
+        // What hangs below a link that leads out of /dev is out of it, too, be it there or not.
+        for path in [
+            "/dev/nowhere/x",
+            "/dev/nowhere/x/y",
+            "/dev/up/x",
+            "/dev/out/x",
+        ] {
+            assert_eq!(look_up(root.path(), path), Err(NotADevice), "{path}");
+        }
+        symlink("missing/../endless/x", at("endless")).expect("a link");
+        let names = look_up(root.path(), "/dev/endless");
+        assert_eq!(names, Err(NotADevice));
+        symlink("missing", at("inside")).expect("a link");
+        assert_eq!(
+            look_up(root.path(), "/dev/inside/0").expect("a device"),
+            ["LCK..0", "LCK..inside_0", "LCK..missing_0"]
+        );
     }
 
     #[test]

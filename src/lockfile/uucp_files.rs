@@ -312,8 +312,8 @@ fn make(
             Ok(()) => lock.names.push(name.clone()),
             Err(error) => {
                 for name in &lock.names {
-                    // Ours since a moment ago, and alive: nobody else may have touched it.
-                    let _ = directory.remove(name);
+                    // The process may be dead, and then another program may have replaced the file already.
+                    let _ = take_away(directory, name, Seen { id: lock.id, pid });
                 }
                 // Another program was faster, between our look and now.
                 return match error.kind() {

@@ -12,13 +12,16 @@ const WILL: u8 = 251;
 const SB: u8 = 250;
 const IP: u8 = 244;
 const SE: u8 = 240;
+/// EOF: the lowest number of a command. SUSP, ABORT and EOR follow.
+const FIRST_COMMAND: u8 = 236;
 const TIMING_MARK: u8 = 6;
 
 /// Stands in the cleaned stream where the peer interrupted what it was typing (IAC IP). Nothing
 /// else leaves a 0xFF there.
 pub(super) const INTERRUPT: u8 = 0xFF;
 
-/// Stands in the cleaned stream for an escaped 0xFF (IAC IAC): no more valid in UTF-8 than that.
+/// Stands in the cleaned stream for an escaped 0xFF (IAC IAC), or for one that is followed by no command
+/// and so was none: no more valid in UTF-8 than that.
 const ESCAPED_FF: u8 = 0xFE;
 
 /// The longest subnegotiation that is skipped.
@@ -85,6 +88,7 @@ impl Telnet {
             (State::Command, IP) => (State::Data, Some(self.data(INTERRUPT))),
             (State::Command, SB) => (State::Subnegotiation(0), None),
             (State::Command, WILL | WONT | DO | DONT) => (State::Option(byte), None),
+            (State::Command, ..FIRST_COMMAND) => (State::Data, Some(self.data(ESCAPED_FF))),
             (State::Command, _) => (State::Data, None),
             (State::Option(verb), option) => {
                 self.refuse(verb, option, answers);
@@ -214,6 +218,8 @@ mod tests {
     #[test]
     fn other_commands_vanish_and_an_escaped_ff_stays_invalid() {
         check(b"a\xff\xf6b\xff\xf1c", b"abc", b"");
+        // No command at all: the line must not pass for one without these two bytes.
+        check(b"a\xffzb", b"a\xfeb", b"");
         let (kept, _) = filter(b"a\xff\xffb", 1).expect("no subnegotiation");
         assert!(std::str::from_utf8(&kept).is_err());
         assert!(!kept.contains(&INTERRUPT));
