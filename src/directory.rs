@@ -173,21 +173,22 @@ impl Directory {
     /// [`io::ErrorKind::NotFound`] if there is nothing under one of them, [`io::ErrorKind::Unsupported`]
     /// if the kernel or the file system cannot do it.
     pub fn exchange(&self, one: impl AsRef<Path>, other: impl AsRef<Path>) -> io::Result<()> {
-        match renameat_with(
-            &self.0,
-            one.as_ref(),
-            &self.0,
-            other.as_ref(),
-            RenameFlags::EXCHANGE,
-        ) {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
-            other => Ok(other?),
-        }
+        self.rename_with(one.as_ref(), other.as_ref(), RenameFlags::EXCHANGE)
     }
 
     /// Moves what stands under `from` to `to`, and replaces what stood there.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         Ok(renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
+    }
+
+    /// Moves what stands under `from` to `to`, if nothing stands there.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::AlreadyExists`] if anything stands there, [`io::ErrorKind::Unsupported`] if the
+    /// kernel or the file system cannot do it.
+    pub fn rename_to_free(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        self.rename_with(from.as_ref(), to.as_ref(), RenameFlags::NOREPLACE)
     }
 
     /// Takes away a name.
@@ -198,6 +199,13 @@ impl Directory {
     /// Returns when the names as they are now would survive a power cut.
     pub fn sync(&self) -> io::Result<()> {
         Ok(fsync(&self.0)?)
+    }
+
+    fn rename_with(&self, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
+        match renameat_with(&self.0, from, &self.0, to, flags) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
+            other => Ok(other?),
+        }
     }
 
     fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {

@@ -837,6 +837,21 @@ fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
     });
 }
 
+#[test]
+fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
+    let server = Lfpd::start_behind(&["prlimit", "--nofile=40:40"]);
+    let mut client = server.connect();
+    let holders: Vec<Alive> = (0..60).map(|_| Alive::new()).collect();
+    for holder in &holders {
+        let pid = holder.pid();
+        assert_eq!(
+            ask(&mut client, &format!("lock /dev/lfpd-{pid} {pid}")),
+            OKAY
+        );
+    }
+    assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+}
+
 // ---------------------------------------------------------------------------------------------
 // What the usual client forces
 

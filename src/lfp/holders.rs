@@ -16,7 +16,7 @@ use crate::lockfile::uucp_files::OwnLock;
 
 /// How many processes are watched, and how many locks. Those beyond stay where they are when their
 /// holder ends: stale, and free for the next one.
-const MAX_HOLDERS: usize = 1024;
+pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
 
 /// How often we look where the kernel does not tell.
@@ -29,6 +29,7 @@ const BATCH_LEN: usize = 32;
 #[derive(Debug)]
 pub struct Holders {
     watch: Watch,
+    max_holders: usize,
     holders: Mutex<HashMap<u32, Holder>>,
 }
 
@@ -57,8 +58,8 @@ pub enum End {
 }
 
 impl Holders {
-    /// Watches nobody yet.
-    pub fn new() -> io::Result<Holders> {
+    /// Watches nobody yet, and never more than `max_holders`.
+    pub fn new(max_holders: usize) -> io::Result<Holders> {
         let can_tell = match process::end_of(std::process::id()) {
             Err(error) => error.kind() != io::ErrorKind::Unsupported,
             Ok(_) => true,
@@ -70,6 +71,7 @@ impl Holders {
         };
         Ok(Holders {
             watch,
+            max_holders,
             holders: Mutex::default(),
         })
     }
@@ -89,7 +91,7 @@ impl Holders {
         let mut holders = self.holders.lock();
         let lock_count: usize = holders.values().map(|holder| holder.locks.len()).sum();
         let is_full = lock_count >= MAX_LOCKS
-            || (holders.len() >= MAX_HOLDERS && !holders.contains_key(&pid));
+            || (holders.len() >= self.max_holders && !holders.contains_key(&pid));
         if is_full {
             debug!("unwatched pid={pid} reason=too-many");
             return Vec::new();
@@ -239,13 +241,14 @@ mod tests {
 
     #[test]
     fn the_locks_of_a_process_that_ends_are_handed_over_and_no_others() {
-        check(Holders::new().expect("a watch"));
+        check(Holders::new(MAX_HOLDERS).expect("a watch"));
     }
 
     #[test]
     fn where_the_kernel_does_not_tell_it_is_noticed_too() {
         check(Holders {
             watch: Watch::Polling,
+            max_holders: MAX_HOLDERS,
             holders: Mutex::default(),
         });
     }
@@ -254,7 +257,7 @@ mod tests {
     fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let files = LockFiles::new(directory.path().to_owned(), Vec::new());
-        let holders = Holders::new().expect("a watch");
+        let holders = Holders::new(MAX_HOLDERS).expect("a watch");
         let mut child = sleeper();
         let pid = child.id();
         let end = holders.end_of(pid).expect("it can be told");

@@ -13,7 +13,7 @@ mod session;
 mod socket_user;
 mod wire;
 
-pub use holders::Holders;
+pub use holders::{Holders, MAX_HOLDERS};
 pub use locks::{LockRules, Locks};
 pub use peer::{NotLocal, Peer, PeerRule};
 pub use reply::TURNED_AWAY;

@@ -42,8 +42,8 @@ const LAST_LINES: Duration = Duration::from_millis(300);
 /// Anybody may connect to the Unix socket: who may lock what is decided by the peer's user.
 const UNIX_MODE: u32 = 0o666;
 
-/// Descriptors that are not for connections: one for each process that is watched, and a few.
-const RESERVED_DESCRIPTORS: u64 = 1200;
+/// Descriptors that are neither for connections nor for processes that are watched.
+const RESERVED_DESCRIPTORS: usize = 64;
 
 /// Runs the server: reads the arguments, serves, and returns what the process shall exit with (lfpd(8),
 /// EXIT STATUS).
@@ -255,13 +255,13 @@ fn serve_all(
     listeners: Vec<Listener>,
     signals: &EndSignals,
 ) -> Result<(), String> {
-    let holders =
-        Holders::new().map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
+    let max_holders = allow_descriptors(options.max_connections);
+    let holders = Holders::new(max_holders)
+        .map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
     let locks = Arc::new(locks(options, Some(holders)));
     let reaper = Arc::clone(&locks);
     spawn("reaper", move || reaper.reap())?;
 
-    allow_descriptors(options.max_connections);
     let connections = Connections::new(options.max_connections).with_farewell(lfp::TURNED_AWAY);
     let connections = Arc::new(connections);
     let workers = {
@@ -357,21 +357,25 @@ fn watch_signals() -> io::Result<EndSignals> {
     })
 }
 
-/// Asks for as many descriptors as we may need.
-fn allow_descriptors(max_connections: usize) {
+/// Asks for as many descriptors as we may need, and returns how many processes may be watched with what
+/// we get: a descriptor each, and at least a quarter of all.
+fn allow_descriptors(max_connections: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
-    let wanted = RESERVED_DESCRIPTORS.saturating_add(max_connections as u64);
-    let Some(current) = limit.current.filter(|current| *current < wanted) else {
-        return;
-    };
+    let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
+    let wanted = others.saturating_add(lfp::MAX_HOLDERS) as u64;
+    let current = limit.current.unwrap_or(wanted);
     let raised = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(raised),
-            ..limit
-        },
-    );
+    let raise = Rlimit {
+        current: Some(raised),
+        ..limit
+    };
+    let allowed = match setrlimit(Resource::Nofile, raise) {
+        Ok(()) => raised,
+        Err(_) => current,
+    };
+    let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
+    let spare = allowed.saturating_sub(others).max(allowed / 4);
+    spare.min(lfp::MAX_HOLDERS)
 }
 
 /// A path for a message: in one line, whatever is in it.

@@ -417,15 +417,20 @@ fn take_away(directory: &Directory, name: &OsStr, seen: Seen) -> io::Result<bool
 }
 
 fn put_back(directory: &Directory, aside: &OsStr, name: &OsStr) -> io::Result<()> {
-    match directory.link(aside, name) {
-        Ok(()) => directory.remove(aside),
+    let given_back = match directory.rename_to_free(aside, name) {
+        // An older kernel: the same in two steps, but not for a directory, nor for everybody's file.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => directory
+            .link(aside, name)
+            .and_then(|()| directory.remove(aside)),
+        other => other,
+    };
+    match given_back {
         // In this instant a third one has locked the device: he, too, found nothing in his way.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             warn!("lock-lost file={}", shown(name));
             directory.remove(aside)
         }
-        // A directory, say, which cannot have two names.
-        Err(_) => directory.rename(aside, name),
+        other => other,
     }
 }
 

@@ -19,7 +19,7 @@ pub fn limited(wrapper: &[&str], program: &Path) -> Command {
 }
 
 /// The command with the variables and streams of another one.
-fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
+pub fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
     for (name, value) in plain.get_envs() {
         match value {
             Some(value) => command.env(name, value),
