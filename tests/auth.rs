@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::latch::installed;
 use support::{eventually, Client, Daemon, Signal, PATIENCE};
 
 const SECRET: &str = "open-sesame-3f1c";
@@ -333,7 +334,7 @@ fn cost_of_guess(secret: &str, frame: &str) -> f64 {
     const GUESSERS: usize = 20;
     const GUESSES_EACH: usize = 15;
     let plain = latchd();
-    let mut command = Command::new(tool("valgrind", "valgrind"));
+    let mut command = Command::new(installed("valgrind", "valgrind"));
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .args(
@@ -392,13 +393,13 @@ fn assert_alike(costs: &[(&str, f64)]) {
 
 /// Sends a ping over the Unix socket as a user who is not root, with this group.
 fn ping_as(gid: &str, socket: &Path) -> Output {
-    let mut command = Command::new(tool("setpriv", "util-linux"));
+    let mut command = Command::new(installed("setpriv", "util-linux"));
     command
         .arg("--reuid=65534")
         .arg(format!("--regid={gid}"))
         .arg("--clear-groups")
-        .args([tool("timeout", "coreutils"), "10"])
-        .args([tool("nc.openbsd", "netcat-openbsd"), "-N", "-U"])
+        .args([installed("timeout", "coreutils"), "10"])
+        .args([installed("nc.openbsd", "netcat-openbsd"), "-N", "-U"])
         .arg(socket)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -411,12 +412,4 @@ fn ping_as(gid: &str, socket: &Path) -> Output {
         .expect("it is a pipe")
         .write_all(b"ping\n_\n_\n");
     child.wait_with_output().expect("it is our child")
-}
-
-/// The name of a program that comes with a package.
-fn tool(name: &'static str, package: &str) -> &'static str {
-    let path = std::env::var_os("PATH").expect("there is a PATH");
-    let is_there = std::env::split_paths(&path).any(|directory| directory.join(name).exists());
-    assert!(is_there, "{name} is missing: install the package {package}");
-    name
 }

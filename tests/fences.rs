@@ -7,13 +7,14 @@ use std::fs;
 use std::ops::Deref;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
-use support::limited::copy_program;
+use support::latch::installed;
+use support::limited::{copy_program, with_surroundings_of};
 use support::{
     eventually, fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
@@ -637,7 +638,7 @@ fn use_up_the_fences(daemon: &Daemon) -> (u64, u64) {
 /// Makes system calls of a running server fail, until what is given back is called.
 fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
     let calls = what.split(':').next().expect("the first part");
-    let mut strace = Command::new(tool("strace", "strace"));
+    let mut strace = Command::new(installed("strace", "strace"));
     strace
         .args(["-f", "-q", "-o", "/dev/null", "-e"])
         .arg(format!("trace={calls}"))
@@ -722,7 +723,7 @@ fn as_nobody(program: &Path, fence_file: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return plain;
     }
-    let mut wrapper = Command::new(tool("setpriv", "util-linux"));
+    let mut wrapper = Command::new(installed("setpriv", "util-linux"));
     wrapper.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     wrapped(wrapper, program, &plain)
 }
@@ -785,7 +786,7 @@ fn faketime_library() -> PathBuf {
 
 /// The same, with system calls of it failing as `injected` says.
 fn under_strace(directory: &Path, calls: &str, injected: &str, plain: &Command) -> Command {
-    let mut wrapper = Command::new(tool("strace", "strace"));
+    let mut wrapper = Command::new(installed("strace", "strace"));
     wrapper
         .args(["-f", "-q", "-o"])
         .arg(directory.join("trace"))
@@ -805,28 +806,6 @@ fn copy_of(plain: &Command) -> Command {
     let mut command = Command::new(plain.get_program());
     command.args(plain.get_args());
     with_surroundings_of(plain, command)
-}
-
-fn with_surroundings_of(plain: &Command, mut command: Command) -> Command {
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-/// The name of a program that comes with a package.
-fn tool(name: &'static str, package: &str) -> &'static str {
-    let path = std::env::var_os("PATH").expect("there is a PATH");
-    let is_there = std::env::split_paths(&path).any(|directory| directory.join(name).exists());
-    assert!(is_there, "{name} is missing: install the package {package}");
-    name
 }
 
 fn mkfifo(path: &Path) {

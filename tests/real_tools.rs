@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::latch::installed;
 use support::{eventually, fence, parse_grant, Daemon, Deadline, PATIENCE};
 
 /// Programs that end their half of the connection when their stdin ends, as a pipe into them
@@ -167,16 +168,6 @@ fn telnet(daemon: &Daemon) -> Session {
         line.starts_with("Escape character is")
     });
     session
-}
-
-fn installed<'a>(program: &'a str, package: &str) -> &'a str {
-    let path = std::env::var_os("PATH").expect("a test has a PATH");
-    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    assert!(
-        found,
-        "{program} is missing: install the Debian package {package}"
-    );
-    program
 }
 
 struct Outcome {

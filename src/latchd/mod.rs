@@ -12,7 +12,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{after, bounded, never, select, unbounded, Receiver};
@@ -31,8 +30,8 @@ use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited;
-use crate::net::listener::Listener;
-use crate::net::workers::{Workers, STACK_LEN};
+use crate::net::listener::{accept_from_all, Listener};
+use crate::net::workers::{spawn, Workers, STACK_LEN};
 use crate::table::{Caps, ConnId, Holdings, Mint};
 use options::{Auth, Flags, Options, Sockets, UnixSocket};
 
@@ -140,7 +139,7 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     ));
     if let Some(reserver) = reserver {
         let manager = Arc::clone(&manager);
-        spawn("fences", move || reserver.run(|| manager.tokens_are_back()))?;
+        spawn("fences", move || reserver.run(|| manager.tokens_are_back())).map_err(no_thread)?;
     }
     let allowed = what_the_machine_allows();
     let max_connections = options
@@ -233,48 +232,22 @@ fn serve(
         }))
     };
     let reaper = Arc::clone(manager);
-    spawn("reaper", move || reaper.reap())?;
+    spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
     let reporter = Arc::clone(manager);
     spawn("hangup", move || {
         let error = watch.run(|id| reporter.hang_up(ConnId(id)));
         panic!("the hang-up watch failed: {error}");
-    })?;
-    for at in 0..listeners.len() {
-        let listeners = Arc::clone(listeners);
-        let (connections, workers) = (Arc::clone(connections), Arc::clone(&workers));
-        let listener = &listeners[at];
-        info!(
-            "listening {}={listener}",
-            if listener.port().is_some() {
-                "addr"
-            } else {
-                "path"
-            }
-        );
-        spawn("accept", move || {
-            let no_thread = Throttle::default();
-            listeners[at].accept_all(&connections, |admission| {
-                if let Err(error) = workers.run(admission) {
-                    if let Some(held_back) = no_thread.admit() {
-                        warn!(
-                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
-                        );
-                    }
-                }
-            })
-        })?;
+    })
+    .map_err(no_thread)?;
+    for listener in listeners.iter() {
+        let kind = listener.port().map_or("path", |_| "addr");
+        info!("listening {kind}={listener}");
     }
-    Ok(())
+    accept_from_all(listeners, connections, &workers).map_err(no_thread)
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let spawned = thread::Builder::new()
-        .name(name.into())
-        .stack_size(STACK_LEN)
-        .spawn(body);
-    spawned
-        .map(drop)
-        .map_err(|error| format!("cannot start a thread: {}", reason(&error)))
+fn no_thread(error: io::Error) -> String {
+    format!("cannot start a thread: {}", reason(&error))
 }
 
 /// One connection, from its admission to its end.
@@ -375,16 +348,13 @@ fn wait_for_a_signal(
 fn watch_signals() -> io::Result<Receiver<i32>> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ])?;
     let (sender, receiver) = unbounded();
-    thread::Builder::new()
-        .name("signals".into())
-        .stack_size(STACK_LEN)
-        .spawn(move || {
-            for signal in signals.forever() {
-                if matches!(signal, SIGTERM | SIGINT) && sender.send(signal).is_err() {
-                    return;
-                }
+    spawn("signals", move || {
+        for signal in signals.forever() {
+            if matches!(signal, SIGTERM | SIGINT) && sender.send(signal).is_err() {
+                return;
             }
-        })?;
+        }
+    })?;
     Ok(receiver)
 }
 

@@ -10,7 +10,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver};
@@ -26,11 +25,11 @@ use crate::arguments::{self, Parsed};
 use crate::escape::{reason, Escaped};
 use crate::lfp::{self, Holders, LockRules, Locks, NotLocal, Peer, SessionRules, Wire};
 use crate::lockfile::uucp_files::LockFiles;
-use crate::logging::{Log, Throttle};
+use crate::logging::Log;
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
-use crate::net::listener::Listener;
-use crate::net::workers::{Workers, STACK_LEN};
+use crate::net::listener::{accept_from_all, Listener};
+use crate::net::workers::{spawn, Workers};
 use options::{Flags, Options, Source};
 
 const PROGRAM: &str = "lfpd";
@@ -260,7 +259,7 @@ fn serve_all(
         .map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
     let locks = Arc::new(locks(options, Some(holders)));
     let reaper = Arc::clone(&locks);
-    spawn("reaper", move || reaper.reap())?;
+    spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
 
     let connections = Connections::new(options.max_connections).with_farewell(lfp::TURNED_AWAY);
     let connections = Arc::new(connections);
@@ -277,23 +276,10 @@ fn serve_all(
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
     let listeners: Arc<[Listener]> = listeners.into();
-    for at in 0..listeners.len() {
-        let (listeners, connections) = (Arc::clone(&listeners), Arc::clone(&connections));
-        let workers = Arc::clone(&workers);
-        info!("listening at={}", listeners[at]);
-        spawn("accept", move || {
-            let no_thread = Throttle::default();
-            listeners[at].accept_all(&connections, |admission| {
-                if let Err(error) = workers.run(admission) {
-                    if let Some(held_back) = no_thread.admit() {
-                        warn!(
-                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
-                        );
-                    }
-                }
-            })
-        })?;
+    for listener in listeners.iter() {
+        info!("listening at={listener}");
     }
+    accept_from_all(&listeners, &connections, &workers).map_err(no_thread)?;
     if options.print_port {
         let port = listeners.iter().find_map(Listener::port).unwrap_or(0);
         let printed = writeln!(io::stdout(), "{port}").and_then(|()| io::stdout().flush());
@@ -317,14 +303,8 @@ fn converse(admission: &Admission, locks: &Locks, rules: &SessionRules, stop: Bo
     lfp::serve(&wire, Peer::of(&socket), locks, rules);
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let spawned = thread::Builder::new()
-        .name(name.into())
-        .stack_size(STACK_LEN)
-        .spawn(body);
-    spawned
-        .map(drop)
-        .map_err(|error| format!("cannot start a thread: {}", reason(&error)))
+fn no_thread(error: io::Error) -> String {
+    format!("cannot start a thread: {}", reason(&error))
 }
 
 /// The signals that end us.
@@ -340,17 +320,14 @@ fn watch_signals() -> io::Result<EndSignals> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ])?;
     let (sender, received) = unbounded();
     let (alarm, stop) = UnixStream::pair()?;
-    thread::Builder::new()
-        .name("signals".into())
-        .stack_size(STACK_LEN)
-        .spawn(move || {
-            for signal in signals.forever() {
-                if matches!(signal, SIGTERM | SIGINT) {
-                    let _ = alarm.shutdown(std::net::Shutdown::Both);
-                    let _ = sender.send(signal);
-                }
+    spawn("signals", move || {
+        for signal in signals.forever() {
+            if matches!(signal, SIGTERM | SIGINT) {
+                let _ = alarm.shutdown(std::net::Shutdown::Both);
+                let _ = sender.send(signal);
             }
-        })?;
+        }
+    })?;
     Ok(EndSignals {
         received,
         stop: Arc::new(stop.into()),

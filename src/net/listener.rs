@@ -28,6 +28,7 @@ use crate::logging::Throttle;
 
 use super::connections::{Admission, Connections};
 use super::stream::Stream;
+use super::workers::{spawn, Workers};
 
 /// Connections that the kernel completes ahead of us.
 const BACKLOG: i32 = 4096;
@@ -262,6 +263,36 @@ fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
         chown(path, None, Some(Gid::from_raw(group)))?;
     }
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Accepts from each listener on a thread of its own, and has the workers serve whoever is let in. Does
+/// not wait.
+///
+/// # Errors
+///
+/// If no thread can be had.
+pub fn accept_from_all(
+    listeners: &Arc<[Listener]>,
+    connections: &Arc<Connections>,
+    workers: &Arc<Workers<Admission>>,
+) -> io::Result<()> {
+    for at in 0..listeners.len() {
+        let (listeners, connections) = (Arc::clone(listeners), Arc::clone(connections));
+        let workers = Arc::clone(workers);
+        spawn("accept", move || {
+            let no_thread = Throttle::default();
+            listeners[at].accept_all(&connections, |admission| {
+                if let Err(error) = workers.run(admission) {
+                    if let Some(held_back) = no_thread.admit() {
+                        warn!(
+                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
+                        );
+                    }
+                }
+            })
+        })?;
+    }
+    Ok(())
 }
 
 /// Whether accept failed for the one connection only, so that the next may be tried at once.

@@ -22,6 +22,18 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
     128 * 1024
 };
 
+/// Starts a thread with a stack of [`STACK_LEN`].
+///
+/// # Errors
+///
+/// If none can be had.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new()
+        .name(name.into())
+        .stack_size(STACK_LEN);
+    thread.spawn(body).map(drop)
+}
+
 /// Runs each job on a thread of its own.
 pub struct Workers<J> {
     /// Has no room: a job goes through only if a parked thread takes it at once.
@@ -63,11 +75,7 @@ impl<J: Send + 'static> Workers<J> {
 
     fn spawn(&self, job: J) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        thread::Builder::new()
-            .name("session".into())
-            .stack_size(STACK_LEN)
-            .spawn(move || shared.work_and_park(job))?;
-        Ok(())
+        spawn("session", move || shared.work_and_park(job))
     }
 }
 
