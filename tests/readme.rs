@@ -157,12 +157,19 @@ fn ci_installs_the_packages_that_the_readme_names() {
         "faketime",
         "strace",
         "valgrind",
+        "minicom",
+        "cu,",
+        "ckermit",
+        "mgetty",
     ] {
         assert!(
             readme.contains(package),
             "README.md does not name {package}"
         );
-        assert!(ci.contains(package), ".ci/run does not install {package}");
+        // The comma is the README's: "cu" is in many words.
+        let package = package.trim_end_matches(',');
+        let is_installed = ci.split_whitespace().any(|word| word == package);
+        assert!(is_installed, ".ci/run does not install {package}");
     }
 }
 

@@ -1342,6 +1342,28 @@ fn plain_shell_scripts_take_part() {
 }
 
 #[test]
+fn the_script_in_the_manual_takes_the_lock_once() {
+    let page = include_str!("../man/sema-lockfile.5");
+    let (_, examples) = page.split_once(".Sh EXAMPLES\n").expect("a section");
+    let (_, script) = examples
+        .split_once(".Bd -literal -offset indent\n")
+        .expect("a script");
+    let (script, _) = script.split_once(".Ed\n").expect("its end");
+    let script = script.replace("\\e", "\\");
+    let place = Place::new();
+    let output = place.script(&format!(
+        "{script}\nsema status job.lock | grep -e pid -e alive\n({script})"
+    ));
+    let said = text(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 4, "{output:?}");
+    assert_eq!(lines[0], "the lock is ours");
+    assert!(lines[1].starts_with("pid: "), "{said}");
+    assert_eq!(lines[2..], ["alive: yes", "the lock is held"]);
+    assert_eq!(text(&place.script("ls").stdout), "", "it has cleared up");
+}
+
+#[test]
 fn the_lock_of_a_script_line_by_line_is_read_and_ours_by_a_few_lines_of_python() {
     let place = Place::new();
     let output = place.script(

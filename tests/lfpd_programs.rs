@@ -1,0 +1,403 @@
+//! `lfpd` among the programs that real hosts run: those that start it, those that talk to it, and those
+//! that lock serial devices without it.
+
+#[path = "support/lfp.rs"]
+mod lfp;
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use rustix::process::{kill_process, Pid, Signal};
+use support::latch::installed;
+use support::{eventually, Client, PATIENCE};
+
+const OKAY: &str = "200 Command okay.\r";
+const BUSY: &str = "450 : File busy\r";
+
+fn ask(client: &mut Client, line: &str) -> String {
+    client.send(&format!("{line}\n"));
+    client.line()
+}
+
+fn support_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/support")
+        .join(name)
+}
+
+// ---- those that lock by themselves -----------------------------------------------------------
+
+/// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are to our
+/// LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it has the device;
+/// the last two come when it has ended.
+#[test]
+fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
+    for (program, package) in [
+        ("minicom", "minicom"),
+        ("cu", "cu"),
+        ("kermit", "ckermit"),
+        ("mgetty", "mgetty"),
+    ] {
+        if program == "mgetty" && Path::new("/usr/sbin/mgetty").exists() {
+            continue; // not in everybody's PATH
+        }
+        installed(program, package);
+    }
+    let namespace = ["--mount", "--propagation", "private"];
+    if !rustix::process::geteuid().is_root() || !can_unshare(&namespace) {
+        eprintln!("NOT TESTED: no mount namespace to be had here, so minicom, cu, kermit and mgetty did not run");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = Command::new(installed("timeout", "coreutils"))
+        .args(["-k", "5", "100", "unshare"])
+        .args(namespace)
+        .arg("sh")
+        .arg(support_file("serial_host.sh"))
+        .arg(directory.path())
+        .arg("python3")
+        .arg(support_file("serial_programs.py"))
+        .arg(env!("CARGO_BIN_EXE_lfpd"))
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("RUST_LOG", "warn")
+        .output()
+        .expect("timeout");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "minicom respects our lock, 200 200 450 200 200\n\
+         cu respects our lock, 200 200 450 200 200\n\
+         kermit respects our lock, 200 200 450 200 200\n\
+         mgetty respects our lock, 200 200 450 200 200\n",
+        "{said}"
+    );
+}
+
+fn can_unshare(namespace: &[&str]) -> bool {
+    let mut unshare = Command::new(installed("unshare", "util-linux"));
+    let status = unshare
+        .args(namespace)
+        .args(["mount", "-t", "tmpfs", "none", "/mnt"])
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// As these programs write them, and where: for hosts on which they cannot run.
+#[test]
+fn the_lock_files_of_other_programs_keep_us_off_while_their_holders_live() {
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let holder = Alive::new();
+    let pid = holder.pid();
+    let text = format!("{pid:10}\n").into_bytes();
+    let binary = i32::try_from(pid).expect("a number").to_ne_bytes().to_vec();
+    let own = std::process::id();
+    for (program, device, file, content) in [
+        ("minicom", "lfpd-a", "LCK..lfpd-a", &text),
+        ("minicom", "usb/tts/0", "LCK..usb_tts_0", &text),
+        ("kermit", "usb/tts/0", "LCK..0", &text),
+        ("liblockdev", "usb/tts/0", "LCK..usb:tts:0", &text),
+        ("cu, as of old", "lfpd-a", "LCK..lfpd-a", &binary),
+        (
+            "minicom, in words",
+            "lfpd-a",
+            "LCK..lfpd-a",
+            &format!("{pid:10} minicom root\n").into_bytes(),
+        ),
+    ] {
+        let path = server.lock_file(file);
+        fs::write(&path, content).expect("written");
+        let lock = format!("lock /dev/{device} {own}");
+        assert_eq!(ask(&mut client, &lock), BUSY, "{program}");
+        assert_eq!(&fs::read(&path).expect("untouched"), content, "{program}");
+        fs::remove_file(&path).expect("removed");
+        assert_eq!(ask(&mut client, &lock), OKAY, "{program}");
+        let unlock = format!("unlock /dev/{device} {own}");
+        assert_eq!(ask(&mut client, &unlock), OKAY, "{program}");
+    }
+}
+
+// ---- those that start it ---------------------------------------------------------------------
+
+/// A real inetd with one service, ended when dropped together with all that it has started.
+struct Inetd {
+    inetd: Child,
+    addr: SocketAddr,
+    dirs: tempfile::TempDir,
+}
+
+impl Inetd {
+    fn start(patience: &str) -> Inetd {
+        let addr = free_addr();
+        let dirs = lock_dirs();
+        let within = |name: &str| dirs.path().join(name).display().to_string();
+        let user = Command::new("id").arg("-un").output().expect("id").stdout;
+        let line = format!(
+            "{addr} stream tcp {patience} {} {program} lfpd --inetd --lock-dir {} --search-dirs {}\n",
+            String::from_utf8_lossy(&user).trim(),
+            within("own"),
+            within("other"),
+            program = env!("CARGO_BIN_EXE_lfpd"),
+        );
+        let config = dirs.path().join("inetd.conf");
+        fs::write(&config, line).expect("written");
+        let program = Path::new("/usr/sbin/inetd");
+        assert!(
+            program.exists(),
+            "inetd is missing: install the Debian package openbsd-inetd"
+        );
+        let inetd = Command::new(program)
+            .arg("-d")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it is installed");
+        let inetd = Inetd { inetd, addr, dirs };
+        // A connection would start a server; that somebody listens can be seen without.
+        eventually(PATIENCE, "inetd listens", || is_listened_on(addr));
+        inetd
+    }
+
+    fn files(&self) -> Vec<String> {
+        names_in(&self.dirs.path().join("own"))
+    }
+
+    fn children(&self) -> Vec<Pid> {
+        let own = self.inetd.id().to_string();
+        let processes = fs::read_dir("/proc").expect("it is Linux").flatten();
+        processes
+            .filter_map(|process| {
+                let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+                let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_owned();
+                let pid = process.file_name().to_str()?.parse().ok()?;
+                (parent == own).then(|| Pid::from_raw(pid)).flatten()
+            })
+            .collect()
+    }
+}
+
+impl Drop for Inetd {
+    fn drop(&mut self) {
+        let inetd = Pid::from_child(&self.inetd);
+        // While inetd is stopped it reaps nobody, so every number still means the same process.
+        let _ = kill_process(inetd, Signal::STOP);
+        for child in self.children() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        let _ = kill_process(inetd, Signal::CONT);
+        let _ = self.inetd.kill();
+        let _ = self.inetd.wait();
+    }
+}
+
+fn free_addr() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address")
+}
+
+fn is_listened_on(addr: SocketAddr) -> bool {
+    const LISTEN: &str = "0A";
+    let local = format!("0100007F:{:04X}", addr.port());
+    let table = fs::read_to_string("/proc/net/tcp").expect("it is Linux");
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some(&local) && words.nth(1) == Some(LISTEN)
+    })
+}
+
+#[test]
+fn under_inetd_rxtx_locks_and_unlocks_whether_it_starts_one_for_each_or_one_for_all() {
+    for patience in ["nowait.10000", "wait.10000"] {
+        let inetd = Inetd::start(patience);
+        let rxtx = Rxtx { server: inetd.addr };
+        let own = std::process::id();
+        for round in 0..25 {
+            let locked = rxtx.lock("/dev/lfpd-rxtx", own).expect("a server");
+            assert!(locked.succeeded, "{patience}: refused in round {round}");
+            assert_eq!(inetd.files(), ["LCK..lfpd-rxtx"], "{patience}");
+            let unlocked = rxtx.unlock("/dev/lfpd-rxtx", own).expect("a server");
+            assert!(unlocked.succeeded, "{patience}: round {round}");
+            // A process that starts for each connection may be late.
+            eventually(PATIENCE, "the file is gone", || inetd.files().is_empty());
+        }
+        let servers = inetd.children().len();
+        assert!(
+            patience.starts_with("nowait") || servers == 1,
+            "{servers} servers"
+        );
+    }
+}
+
+#[test]
+fn under_inetd_clients_are_served_side_by_side() {
+    let inetd = Inetd::start("nowait.10000");
+    let mut idle = Client::tcp(inetd.addr);
+    greeted(&mut idle);
+    let mut busy = Client::tcp(inetd.addr);
+    greeted(&mut busy);
+    let own = std::process::id();
+    assert_eq!(ask(&mut busy, &format!("lock /dev/lfpd-a {own}")), OKAY);
+    assert_eq!(ask(&mut idle, &format!("lock /dev/lfpd-a {own}")), BUSY);
+    assert_eq!(ask(&mut busy, &format!("unlock /dev/lfpd-a {own}")), OKAY);
+}
+
+/// A program that serves a port, ended when dropped.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `program` until it listens on the address, and locks and unlocks there.
+fn serves(mut program: Command, addr: SocketAddr, dirs: &Path) {
+    let said = format!("{program:?}");
+    let spawned = program
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _serving = Serving(spawned.expect("it is installed"));
+    eventually(PATIENCE, &said, || is_listened_on(addr));
+    let rxtx = Rxtx { server: addr };
+    let own = std::process::id();
+    let locked = rxtx.lock("/dev/lfpd-a", own).expect("a server");
+    assert!(locked.succeeded, "{said}");
+    assert_eq!(names_in(&dirs.join("own")), ["LCK..lfpd-a"], "{said}");
+    assert!(
+        rxtx.unlock("/dev/lfpd-a", own).expect("a server").succeeded,
+        "{said}"
+    );
+    eventually(PATIENCE, "the file is gone", || {
+        names_in(&dirs.join("own")).is_empty()
+    });
+}
+
+#[test]
+fn behind_socat_and_on_sockets_of_systemd_it_serves() {
+    let dirs = lock_dirs();
+    let lfpd = [
+        env!("CARGO_BIN_EXE_lfpd").to_owned(),
+        "--inetd".to_owned(),
+        format!("--lock-dir={}", dirs.path().join("own").display()),
+        format!("--search-dirs={}", dirs.path().join("other").display()),
+    ];
+
+    let addr = free_addr();
+    let mut socat = Command::new(installed("socat", "socat"));
+    socat
+        .arg(format!(
+            "TCP-LISTEN:{},bind=127.0.0.1,fork,reuseaddr",
+            addr.port()
+        ))
+        .arg(format!("EXEC:{}", lfpd.join(" ")));
+    serves(socat, addr, dirs.path());
+
+    for mode in [&["--inetd", "-a"][..], &[]] {
+        let addr = free_addr();
+        let mut systemd = Command::new(installed("systemd-socket-activate", "systemd"));
+        systemd
+            .arg("-l")
+            .arg(addr.to_string())
+            .args(mode)
+            .args(&lfpd);
+        serves(systemd, addr, dirs.path());
+    }
+}
+
+// ---- a person --------------------------------------------------------------------------------
+
+/// The scenario at the end of the memo, with a number that no process has.
+#[test]
+fn a_person_at_a_telnet_locks_unlocks_and_quits() {
+    let server = Lfpd::start(&[]);
+    let pid = lfp::dead_pid();
+    let mut telnet = Command::new(installed("python3", "python3"))
+        .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
+        .arg(installed("telnet", "inetutils-telnet"))
+        .args(["127.0.0.1", &server.addr().port().to_string()])
+        .env("TERM", "dumb")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3");
+    let mut stdin = telnet.stdin.take().expect("it is a pipe");
+    let mut stdout = telnet.stdout.take().expect("it is a pipe");
+    let reading = thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = stdout.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    // At a person's pace: telnet is in the middle of its own beginnings at first.
+    for line in [
+        format!("lock /dev/ttyLFP9 {pid}\n"),
+        format!("unlock /dev/ttyLFP9 {pid}\n"),
+        "quit\n".to_owned(),
+    ] {
+        thread::sleep(Duration::from_millis(300));
+        stdin.write_all(line.as_bytes()).expect("it reads");
+        stdin.flush().expect("it reads");
+    }
+    let began = Instant::now();
+    while telnet.try_wait().expect("our child").is_none() {
+        if began.elapsed() > PATIENCE {
+            let _ = telnet.kill();
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let text = reading.join().expect("no panic");
+    let replies: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with(['2', '4', '5']))
+        .collect();
+    assert_eq!(replies.len(), 4, "{text}");
+    assert!(replies[0].starts_with("220 "), "{text}");
+    assert_eq!(replies[1..3], ["200 Command okay."; 2], "{text}");
+    let goodbye = "221 Thank you for using the Lock File service on ";
+    assert!(replies[3].starts_with(goodbye), "{text}");
+    assert!(
+        text.contains("Connection closed by foreign host."),
+        "{text}"
+    );
+    assert!(server.files().is_empty());
+}
+
+/// A person with nothing but `nc`, in one go.
+#[test]
+fn a_line_of_shell_with_nc_locks() {
+    let server = Lfpd::start(&[]);
+    let mut socket = TcpStream::connect(server.addr()).expect("a server");
+    drop(socket.set_read_timeout(Some(PATIENCE)));
+    let own = std::process::id();
+    socket
+        .write_all(format!("lock /dev/lfpd-a {own}\nquit\n").as_bytes())
+        .expect("it reads");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("an end");
+    assert_eq!(text.lines().count(), 3, "{text}");
+    let output = Command::new("sh")
+        .arg("-c")
+        .arg(format!(
+            "printf 'unlock /dev/lfpd-a {own}\\nquit\\n' | {} -N 127.0.0.1 {}",
+            installed("nc.openbsd", "netcat-openbsd"),
+            server.addr().port()
+        ))
+        .output()
+        .expect("sh");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("200 Command okay."), "{text}");
+    assert!(server.files().is_empty());
+}
