@@ -133,15 +133,16 @@ pub fn open(
         .take(FILE_LEN as u64 + 1)
         .read_to_end(&mut content)?;
     let recovered = recover(&content)?;
-    if recovered.torn {
+    let is_torn = recovered.torn;
+    let reserved = reserve_first(file, recovered, clock, range)?;
+    Directory::of(path)?.sync()?;
+    if is_torn {
         // The range of a torn record was never used; that of a rotten one was. The clock decides.
         warn!(
             "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
             Escaped(path.as_os_str().as_bytes())
         );
     }
-    let reserved = reserve_first(file, recovered, clock, range)?;
-    Directory::of(path)?.sync()?;
     Ok(reserved)
 }
 
