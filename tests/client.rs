@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use latchd::client::{Address, Client, Error, Guard, Loss, Patience, Settings, Terms};
-use support::{Daemon, Signal, PATIENCE};
+use support::silent::refusing_addr;
+use support::{eventually, Daemon, Signal, PATIENCE};
 
 fn client(daemon: &Daemon) -> Client {
     Client::new([Address::Tcp(daemon.addr().to_string())])
@@ -182,8 +183,11 @@ fn no_connection_goes_on_after_a_reply_that_did_not_come() {
     let mut connection = client.connect(&client.servers()[0]).expect("reachable");
     connection.ping().expect("an answer");
     daemon.signal(Signal::STOP);
-    // The signal takes a moment to stop every thread of the server.
-    let error = (0..1000).find_map(|_| connection.ping().err());
+    let mut error = None;
+    eventually(PATIENCE, "the signal has stopped every thread", || {
+        error = connection.ping().err();
+        error.is_some()
+    });
     assert!(matches!(error, Some(Error::NoReply)), "{error:?}");
     daemon.signal(Signal::CONT);
     assert!(matches!(connection.ping(), Err(Error::Closed)));
@@ -349,8 +353,8 @@ fn the_longest_of_times_is_no_time_too_long() {
 
 #[test]
 fn what_cannot_be_sent_is_refused_also_where_no_server_is() {
-    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let client = Client::new([Address::Tcp(closed.expect("a port").to_string())]);
+    let (_port, addr) = refusing_addr();
+    let client = Client::new([Address::Tcp(addr.to_string())]);
     let asked = client.lock("a b").try_acquire();
     assert!(matches!(asked, Err(Error::InvalidKey)), "{asked:?}");
     let asked = client.lock("k").lease(Duration::ZERO).enqueue();

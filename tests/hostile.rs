@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{
     connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
+use support::silent::leave_socket;
 use support::{
     described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
 };
@@ -400,7 +401,7 @@ fn of_many_that_start_on_a_dead_servers_socket_one_listens() {
     for round in 0..100 {
         let directory = tempfile::tempdir().expect("there is room");
         let path = directory.path().join("socket");
-        drop(UnixListener::bind(&path).expect("nobody is there"));
+        leave_socket(&path);
         let start = Barrier::new(4);
         let servers: Vec<Daemon> = thread::scope(|scope| {
             let one = |_| {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{flock, FlockOperation};
 use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
+use support::silent::refusing_addr;
 use support::{Daemon, Signal, PATIENCE};
 
 #[test]
@@ -88,12 +89,9 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
         );
         assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
     }
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")
-        .expect("a port")
-        .local_addr()
-        .expect("its address");
+    let (_port, addr) = refusing_addr();
     assert_eq!(
-        status(&daemon, &["ping", "--server", &closed.to_string()]),
+        status(&daemon, &["ping", "--server", &addr.to_string()]),
         69
     );
     assert_eq!(
@@ -323,11 +321,8 @@ fn another_kind_or_limit_is_76_and_so_is_what_no_server_says() {
 #[test]
 fn a_server_that_is_not_there_or_goes_away_is_69() {
     let daemon = Daemon::start(&[]);
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a port")
-        .to_string();
-    for server in [&closed, "/nowhere/at/all"] {
+    let (_port, addr) = refusing_addr();
+    for server in [&addr.to_string(), "/nowhere/at/all"] {
         for command in ["run", "wait", "acquire"] {
             let mut arguments = vec![command, "k", "--server", server];
             if command == "run" {

@@ -8,13 +8,14 @@ use std::io::Read;
 use std::net::{Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::silent::leave_socket;
 use support::{eventually, Client, Daemon, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -825,11 +826,7 @@ fn the_socket_has_the_mode_and_the_group_asked_for() {
 fn a_stale_socket_is_replaced() {
     let dir = tempfile::tempdir().expect("there is room");
     let path = dir.path().join("socket");
-    drop(UnixListener::bind(&path).expect("the directory is ours"));
-    assert!(fs::metadata(&path)
-        .expect("it is left behind")
-        .file_type()
-        .is_socket());
+    leave_socket(&path);
     let _daemon = Daemon::start_unix(&path, &[]);
     assert_eq!(Client::unix(&path).request("ping", "_", "_"), "ok");
 }

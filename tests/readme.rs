@@ -9,16 +9,15 @@ mod support;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{kill_process_group, Pid};
+use support::silent::free_addr;
 use support::{Daemon, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -251,7 +250,7 @@ fn play(block: &Block) {
     };
     let port = match &daemon {
         Some(daemon) => daemon.port(),
-        None => unused_port(),
+        None => free_addr().port(),
     }
     .to_string();
     match &block.body {
@@ -295,19 +294,6 @@ fn with_port(script: &str, port: &str) -> String {
         "{variable}export LATCH_SERVER=127.0.0.1:{port}\n{}",
         script.replace("6388", port)
     )
-}
-
-/// A port for a server that the script starts itself. The system hands out higher ones by itself,
-/// so nobody else gets it meanwhile.
-fn unused_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let offset = u16::try_from(std::process::id() % 150).expect("it is small") * 100;
-    loop {
-        let port = 16_000 + offset + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Types three lines into nc and reads one, as a person would.

@@ -15,13 +15,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{self as unix, UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
 use support::limited::copy_program;
+use support::silent::free_addr;
 use support::{
     described, eventually, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
@@ -1002,19 +1002,6 @@ fn all_that_comes(mut peer: UnixStream) -> String {
     let mut text = String::new();
     peer.read_to_string(&mut text).expect("the stream ends");
     text
-}
-
-/// An address that nobody listens on, nor will before we do: the kernel picks ports above.
-fn free_addr() -> SocketAddr {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = u16::try_from(std::process::id() % 150 * 100).expect("below 15 000");
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
-    let port = ports
-        .map(|number| 15_000 + (first + number) % 15_000)
-        .take(15_000)
-        .find(is_free);
-    SocketAddr::from(([127, 0, 0, 1], port.expect("a port is free")))
 }
 
 /// Whether somebody listens on `addr`, found out without connecting.

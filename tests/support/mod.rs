@@ -7,6 +7,7 @@
 
 pub mod latch;
 pub mod limited;
+pub mod silent;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

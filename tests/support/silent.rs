@@ -1,0 +1,56 @@
+//! Addresses at which nobody listens, and at which nobody ever did.
+//!
+//! A listener that a test opens and drops may listen a little longer: a program that another thread
+//! is starting holds a copy of every descriptor until it executes. None of these has ever listened.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{bind, getsockname, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// An address of 127.0.0.1 that refuses connections, and is nobody else's while the socket is open.
+pub fn refusing_addr() -> (OwnedFd, SocketAddr) {
+    let socket = bound(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port is free");
+    let addr = getsockname(&socket).expect("it is bound");
+    (socket, addr.try_into().expect("it is a socket of TCP"))
+}
+
+/// An address of 127.0.0.1 for a server to come. The kernel hands out higher ports by itself, so that
+/// nobody else gets it meanwhile.
+pub fn free_addr() -> SocketAddr {
+    const FIRST: u16 = 15_000;
+    const COUNT: u16 = 15_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let own = u16::try_from(std::process::id() % 150 * 100).expect("below 15 000");
+    (0..COUNT)
+        .map(|_| NEXT.fetch_add(1, Ordering::Relaxed) % COUNT)
+        .map(|number| SocketAddr::from(([127, 0, 0, 1], FIRST + (own + number) % COUNT)))
+        .find(|addr| bound(*addr).is_ok())
+        .expect("a port is free")
+}
+
+/// Leaves a socket at `path` as a killed server does.
+pub fn leave_socket(path: &Path) {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("descriptors are left");
+    let addr = SocketAddrUnix::new(path).expect("a short path");
+    bind(&socket, &addr).expect("nothing is there");
+}
+
+/// A socket that is bound and does not listen; it is in nobody's way who does, and sets the same option.
+fn bound(addr: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = AddressFamily::INET;
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &addr)?;
+    Ok(socket)
+}
