@@ -13,10 +13,11 @@ use std::sync::{mpsc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
 use support::silent::refusing_addr;
-use support::{Daemon, Signal, PATIENCE};
+use support::{eventually, Daemon, Signal, PATIENCE};
 
 #[test]
 fn a_lock_that_somebody_has_is_busy_in_the_way_that_was_asked_for() {
@@ -165,6 +166,16 @@ fn what_cannot_be_printed_is_said_and_a_token_that_nobody_gets_is_given_back() {
     let mut child = Latch::start(command.stdout(Stdio::piped()));
     daemon.wait_for_waiters("k", 1);
     drop(child.stdout.take());
+    // A program that another test is starting holds a copy of the reading end until it executes.
+    let its_stdout = File::options()
+        .write(true)
+        .open(format!("/proc/{}/fd/1", child.id()))
+        .expect("it runs");
+    eventually(PATIENCE, "nobody reads what it prints", || {
+        let mut pipe = [PollFd::new(&its_stdout, PollFlags::empty())];
+        poll(&mut pipe, Some(&Timespec::default())).expect("one descriptor");
+        pipe[0].revents().contains(PollFlags::ERR)
+    });
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
     assert_eq!(wait(&mut child), Some(74));
     assert!(!is_held(&daemon, "k"));
