@@ -4,6 +4,7 @@
 mod support;
 
 use std::cell::Cell;
+use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -98,7 +99,7 @@ impl Terminal {
         let position = Cell::new(None);
         let mut screen = String::new();
         for _ in 0..PATIENCE.as_millis() / 5 {
-            screen = self.screen.lock().unwrap().clone();
+            screen = self.screen();
             position.set(screen[self.seen.get()..].find(text));
             if position.get().is_some() {
                 break;
@@ -113,13 +114,23 @@ impl Terminal {
 
     /// Has the shell say the last exit status, which shows that it reads its terminal.
     fn expect_status(&mut self, status: i32) {
+        assert_eq!(self.say("$?"), status.to_string(), "{}", self.screen());
+    }
+
+    /// Has the shell say what `word` stands for.
+    fn say(&mut self, word: &str) -> String {
         // The echo of this line is another text.
-        self.enter("echo \"<$?:$((40 + 2))>\"");
+        self.enter(&format!("echo \"<{word}:$((40 + 2))>\""));
         self.expect(":42>");
-        let screen = self.screen.lock().unwrap().clone();
+        let screen = self.screen();
         let said = screen[..self.seen.get()].rsplit_once('<').expect("said").1;
-        assert_eq!(said, format!("{status}:42>"), "{screen}");
+        let said = said.strip_suffix(":42>").expect("just seen").to_owned();
         self.expect(PROMPT);
+        said
+    }
+
+    fn screen(&self) -> String {
+        self.screen.lock().unwrap().clone()
     }
 }
 
@@ -146,6 +157,15 @@ fn free(daemon: &Daemon) {
 /// wait: a shell that is stopped between vfork and exec does not count as stopped.
 fn waits_for(file: &Path) -> String {
     format!("mkfifo {0}; read line < {0}", file.display())
+}
+
+/// Whether its terminal is that of the process's group.
+fn is_in_the_foreground(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields = stat.rsplit_once(')').expect("its name is in parentheses").1;
+    // Its state, its parent, its group, its session, the terminal, and which group has that.
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    fields[2] == fields[5]
 }
 
 fn appears(file: &Path) {
@@ -248,7 +268,7 @@ fn a_job_that_was_started_in_the_background_can_be_brought_to_the_terminal() {
         eventually(PATIENCE, "the job has stopped", || {
             terminal.enter("jobs");
             terminal.expect(PROMPT);
-            terminal.screen.lock().unwrap().contains("Stopped")
+            terminal.screen().contains("Stopped")
         });
         terminal.enter("fg");
         terminal.enter("late");
@@ -262,8 +282,13 @@ fn a_job_that_was_started_in_the_background_can_be_brought_to_the_terminal() {
             "$LATCH run k -- sh -c '{}; {SAY}' &",
             waits_for(&file)
         ));
+        terminal.expect(PROMPT);
+        let shell = terminal.say("$$");
         appears(&file);
         terminal.enter("fg");
+        eventually(PATIENCE, "the shell has let go of its terminal", || {
+            !is_in_the_foreground(&shell)
+        });
         let_go_on(&file);
         terminal.enter("later");
         terminal.expect("got:later");
