@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::latch::installed;
-use support::{eventually, Client, Daemon, Signal, PATIENCE};
+use support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 
 const SECRET: &str = "open-sesame-3f1c";
 
@@ -398,8 +397,10 @@ fn ping_as(gid: &str, socket: &Path) -> Output {
         .arg("--reuid=65534")
         .arg(format!("--regid={gid}"))
         .arg("--clear-groups")
-        .args([installed("timeout", "coreutils"), "10"])
-        .args([installed("nc.openbsd", "netcat-openbsd"), "-N", "-U"])
+        .arg(installed("timeout", "coreutils"))
+        .arg("10")
+        .arg(installed("nc.openbsd", "netcat-openbsd"))
+        .args(["-N", "-U"])
         .arg(socket)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -13,10 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
-use support::latch::installed;
+use support::clock::{clear_up_after, with_a_clock_of_its_own};
 use support::limited::{copy_program, with_surroundings_of};
 use support::{
-    eventually, fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
+    eventually, fence, installed, parse_grant, processor_time, Client, Daemon, Event, Signal,
+    PATIENCE,
 };
 
 /// The fences that a server reserves at a time.
@@ -741,19 +742,8 @@ impl OtherClock {
 
     fn set(clock: &str, plain: &Command) -> Command {
         let mut command = copy_of(plain);
+        with_a_clock_of_its_own(&mut command).env("FAKETIME", clock);
         command
-            .env("LD_PRELOAD", faketime_library())
-            .env("FAKETIME", clock)
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("DONT_FAKE_MONOTONIC", "1");
-        command
-    }
-
-    /// Removes what libfaketime cannot when its process is killed.
-    fn clear_up_after(pid: u32) {
-        for name in ["faketime_shm_", "sem.faketime_sem_"] {
-            let _ = fs::remove_file(format!("/dev/shm/{name}{pid}"));
-        }
     }
 }
 
@@ -769,19 +759,8 @@ impl Drop for OtherClock {
     fn drop(&mut self) {
         self.daemon.signal(Signal::KILL);
         self.daemon.wait_exit(PATIENCE);
-        OtherClock::clear_up_after(self.daemon.pid());
+        clear_up_after(self.daemon.pid());
     }
-}
-
-fn faketime_library() -> PathBuf {
-    let directories = fs::read_dir("/usr/lib").expect("every host has it");
-    let mut candidates = directories.filter_map(|entry| {
-        let library = entry.ok()?.path().join("faketime/libfaketimeMT.so.1");
-        library.exists().then_some(library)
-    });
-    candidates
-        .next()
-        .expect("libfaketime is missing: install the package faketime")
 }
 
 /// The same, with system calls of it failing as `injected` says.

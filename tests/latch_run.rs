@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{kill_process, Pid};
 use support::latch::{
-    fed, installed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
-    status, text, wait, Latch, PROGRAM,
+    fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
+    text, wait, Latch, PROGRAM,
 };
 use support::limited::copy_program;
-use support::{eventually, Daemon, Signal, PATIENCE};
+use support::{eventually, installed, Daemon, Signal, PATIENCE};
 
 /// The signals that end a wait and are passed on, with their names in the shell.
 const SIGNALS: [(Signal, &str); 6] = [
@@ -732,7 +732,7 @@ fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Comma
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
     }
-    let probe = output(Command::new(unshare).args(&flags).arg("true"));
+    let probe = output(Command::new(&unshare).args(&flags).arg("true"));
     if !probe.status.success() {
         // Not by a macro, whose output is captured: this shall be seen.
         let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use support::latch::{installed, is_held, PROGRAM};
-use support::{eventually, Daemon, PATIENCE};
+use support::latch::{is_held, PROGRAM};
+use support::{eventually, installed, Daemon, PATIENCE};
 
 /// Shells with job control, and the Debian package of each.
 const SHELLS: [(&[&str], &str); 2] = [

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use rustix::process::{kill_process, Pid, Signal};
-use support::latch::installed;
-use support::{eventually, Client, PATIENCE};
+use support::{eventually, installed, Client, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";

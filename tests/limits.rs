@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::limited::{limited, program_for_all};
+use support::limited::{limited, with_processes};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
@@ -167,21 +167,11 @@ fn the_cap_that_the_server_finds_for_itself_fits_its_descriptors() {
     assert!((16..64).contains(&served_count), "{served_count} served");
 }
 
-/// A uid of its own, because the limit counts all processes of a user.
 #[test]
 fn a_refused_thread_costs_one_client_its_connection_and_nobody_else_anything() {
-    if !rustix::process::geteuid().is_root() {
-        println!("not root: no user of its own to be had, nothing shown");
+    let Some((_program, daemon)) = with_processes(12) else {
         return;
-    }
-    // The daemon must lie where any user may run it.
-    let (_directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
-    let user = format!("--reuid={}", 54_321 + std::process::id() % 10_000);
-    let daemon = Daemon::from_command(limited(
-        &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=12"],
-        &program,
-    ));
-
+    };
     let mut crowd: Vec<Client> = (0..40).map(|_| daemon.connect()).collect();
     let mut served: Vec<Client> = Vec::new();
     let mut refused_count = 0;

@@ -5,13 +5,14 @@ mod support;
 
 use std::fs;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use support::limited::{limited, program_for_all};
+use support::clock::{clear_up_after, with_a_clock_of_its_own};
+use support::limited::{limited, with_processes};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 // ---- storms ----------------------------------------------------------------------------------
@@ -34,20 +35,11 @@ fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
 
-/// A user of its own, because the limit counts all processes of a user.
 #[test]
 fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
-    if !rustix::process::geteuid().is_root() {
-        println!("not root: no user of its own to be had, nothing shown");
+    let Some((_program, daemon)) = with_processes(20) else {
         return;
-    }
-    // The server must lie where any user may run it.
-    let (_directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
-    let user = format!("--reuid={}", 70_000 + std::process::id() % 10_000);
-    let daemon = Daemon::from_command(limited(
-        &["setpriv", &user, "--clear-groups", "prlimit", "--nproc=20"],
-        &program,
-    ));
+    };
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
@@ -327,11 +319,9 @@ impl WallClock {
         command
             .args(["--port", "0", "--print-port", "--debug"])
             .args(["--log-timestamps", "always"])
-            .env("LD_PRELOAD", faketime_library())
             .env("FAKETIME_TIMESTAMP_FILE", directory.path().join("clock"))
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("DONT_FAKE_MONOTONIC", "1");
+            .env("FAKETIME_NO_CACHE", "1");
+        with_a_clock_of_its_own(&mut command);
         WallClock {
             daemon: Daemon::from_command(command),
             directory,
@@ -365,10 +355,7 @@ impl Drop for WallClock {
     fn drop(&mut self) {
         self.daemon.signal(Signal::KILL);
         self.daemon.wait_exit(PATIENCE);
-        // What libfaketime cannot remove when its process is killed.
-        for name in ["faketime_shm_", "sem.faketime_sem_"] {
-            let _ = fs::remove_file(format!("/dev/shm/{name}{}", self.daemon.pid()));
-        }
+        clear_up_after(self.daemon.pid());
     }
 }
 
@@ -384,15 +371,4 @@ fn seconds_of_day(line: &str) -> i64 {
 fn now_in_seconds_of_day() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     i64::try_from(since_epoch.expect("after 1970").as_secs() % 86_400).expect("a day is short")
-}
-
-fn faketime_library() -> PathBuf {
-    let directories = fs::read_dir("/usr/lib").expect("every host has it");
-    let mut candidates = directories.filter_map(|entry| {
-        let library = entry.ok()?.path().join("faketime/libfaketimeMT.so.1");
-        library.exists().then_some(library)
-    });
-    candidates
-        .next()
-        .expect("libfaketime is missing: install the package faketime")
 }

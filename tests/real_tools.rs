@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::latch::installed;
-use support::{eventually, fence, parse_grant, Daemon, Deadline, PATIENCE};
+use support::{eventually, fence, installed, parse_grant, Daemon, Deadline, PATIENCE};
 
 /// Programs that end their half of the connection when their stdin ends, as a pipe into them
 /// does: how they are called, and the Debian package of each.

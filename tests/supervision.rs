@@ -23,7 +23,8 @@ use rustix::process::{kill_process, Pid};
 use support::limited::copy_program;
 use support::silent::free_addr;
 use support::{
-    described, eventually, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
+    described, eventually, fence, installed, parse_grant, Client, Daemon, Deadline, Event, Signal,
+    PATIENCE,
 };
 use tempfile::TempDir;
 
@@ -940,17 +941,6 @@ fn units_of_this_build() -> TempDir {
     directory
 }
 
-/// The path of `program`; panics with the name of its package if it is missing.
-fn installed(program: &str, package: &str) -> PathBuf {
-    let path = std::env::var("PATH").unwrap_or_default();
-    // Where a user's PATH does not lead.
-    let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    let mut paths = places.map(|place| Path::new(place).join(program));
-    paths
-        .find(|path| path.exists())
-        .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
-}
-
 /// A command that leaves the server it becomes as deaf to the environment as [`Daemon::command`].
 fn quiet_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
@@ -1027,7 +1017,7 @@ fn account() -> String {
 
 /// A command that runs `program` as [`account`], who may write to `directory`. A root's inetd would
 /// put its number where that of the host's own inetd stands.
-fn unprivileged(program: &Path, directory: &Path) -> Command {
+fn unprivileged(program: &str, directory: &Path) -> Command {
     const NOBODY: u32 = 65_534;
     if !is_root() {
         return quiet_command(program);

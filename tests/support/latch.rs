@@ -192,14 +192,3 @@ pub fn state(pid: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
-
-/// Finds a program that a test cannot do without.
-pub fn installed<'a>(program: &'a str, package: &str) -> &'a str {
-    let path = std::env::var_os("PATH").expect("a test has a PATH");
-    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    assert!(
-        found,
-        "{program} is missing: install the Debian package {package}"
-    );
-    program
-}

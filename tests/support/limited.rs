@@ -5,6 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Daemon;
 
@@ -16,6 +17,27 @@ pub fn limited(wrapper: &[&str], program: &Path) -> Command {
         .arg(program)
         .args(["--port", "0", "--print-port"]);
     with_surroundings_of(&Daemon::command(), command)
+}
+
+/// A server that can have no more than `count` threads, and what it needs to run. It has a user of its own,
+/// because the limit counts all processes of a user; `None`, and a word about it, where none is to be had.
+pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("NOT TESTED: not root, so that there is no user of its own to be had");
+        return None;
+    }
+    let (directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
+    let user = 70_000 + std::process::id() % 10_000 * 8 + NEXT.fetch_add(1, Ordering::Relaxed);
+    let wrapper = [
+        "setpriv",
+        &format!("--reuid={user}"),
+        "--clear-groups",
+        "prlimit",
+        &format!("--nproc={count}"),
+    ];
+    let daemon = Daemon::from_command(limited(&wrapper, &program));
+    Some((directory, daemon))
 }
 
 /// The command with the variables and streams of another one.

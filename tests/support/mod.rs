@@ -5,6 +5,7 @@
 // Each test file compiles its own copy of this module and uses only a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod clock;
 pub mod latch;
 pub mod limited;
 pub mod silent;
@@ -654,6 +655,17 @@ pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool)
         );
         thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// The path of `program`; panics with the name of its package if it is missing.
+pub fn installed(program: &str, package: &str) -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    // Where a user's PATH does not lead.
+    let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    let mut paths = places.map(|place| format!("{place}/{program}"));
+    paths
+        .find(|path| Path::new(path).is_file())
+        .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
 }
 
 /// What the process has used so far, in its own code and in the kernel.
