@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{mknodat, FileType, Mode, CWD};
+use support::stalls::fairly;
 use support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 // ---- it holds up nobody ----------------------------------------------------------------------
@@ -462,6 +463,15 @@ fn chatty() -> Command {
 
 /// Thousands of commands, of which each has its answer and none has to wait for it.
 fn answers_promptly(daemon: &Daemon) {
+    let slowest = fairly(|| match slowest_answer(daemon) {
+        slow if slow > Duration::from_millis(500) => Err(slow),
+        slow => Ok(slow),
+    });
+    println!("the slowest took {slowest:?}");
+    assert!(slowest.is_ok(), "the slowest took {slowest:?}");
+}
+
+fn slowest_answer(daemon: &Daemon) -> Duration {
     let mut client = daemon.connect();
     let mut worst = Duration::ZERO;
     for _ in 0..1000 {
@@ -481,11 +491,7 @@ fn answers_promptly(daemon: &Daemon) {
         daemon.connect().acquire("short", 5);
         worst = worst.max(asked.elapsed());
     }
-    println!("the slowest took {worst:?}");
-    assert!(
-        worst < Duration::from_millis(500),
-        "the slowest took {worst:?}"
-    );
+    worst
 }
 
 /// The whole log up to now: ends the client's connection with a key that must be met in the log,

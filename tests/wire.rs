@@ -47,6 +47,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::stalls::fairly;
 use support::{described, fence, shown, waiter_count, Client, Daemon, Event, Signal, PATIENCE};
 
 /// Sections wait much more than they compute.
@@ -210,7 +211,7 @@ fn play(name: &str) {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(section) = sections.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(failure) = play_section(section, other) {
+                    if let Err(failure) = fairly(|| play_section(section, other)) {
                         failures.lock().unwrap().insert(section.line, failure);
                     }
                 }

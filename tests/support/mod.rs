@@ -9,6 +9,7 @@ pub mod clock;
 pub mod latch;
 pub mod limited;
 pub mod silent;
+pub mod stalls;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -25,6 +26,9 @@ pub use rustix::process::Signal;
 
 /// How long anything may take for which no test states a shorter time.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a server may take to start, be it under valgrind and beside many others.
+const START_PATIENCE: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
 
@@ -103,7 +107,7 @@ impl Daemon {
     }
 
     fn read_port(&self, printed: mpsc::Receiver<String>) -> u16 {
-        let Ok(line) = printed.recv_timeout(PATIENCE) else {
+        let Ok(line) = printed.recv_timeout(START_PATIENCE) else {
             self.wait_exit(Duration::from_secs(1));
             panic!("latchd printed no port; its log:\n{}", self.log());
         };
