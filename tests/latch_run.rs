@@ -147,15 +147,13 @@ fn the_command_finds_key_token_and_fence_in_its_environment() {
 
 #[test]
 fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
-    let daemon = Daemon::start(&["--default-lease-ttl", "1"]);
-    let mut child = latch(&daemon, &["run", "k", "--", "sleep", "3"])
-        .spawn()
-        .expect("latch starts");
+    let daemon = Daemon::start(&["--default-lease-ttl", "2"]);
+    let mut child = Latch::start(&mut latch(&daemon, &["run", "k", "--", "sleep", "5"]));
     eventually(PATIENCE, "it is held", || is_held(&daemon, "k"));
-    while child.try_wait().expect("a child").is_none() {
-        assert!(is_held(&daemon, "k") || child.try_wait().expect("a child").is_some());
-        thread::sleep(Duration::from_millis(50));
-    }
+    let began = Instant::now();
+    // A lock that is lost ends the command, and says so by the status.
+    eventually(PATIENCE, "it is given back", || !is_held(&daemon, "k"));
+    assert!(began.elapsed() > Duration::from_secs(4));
     assert_eq!(wait(&mut child), Some(0));
 }
 
@@ -456,34 +454,37 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
 
 #[test]
 fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
-    for stop in ["STOP", "TSTP"] {
-        for (pause, expected) in [
-            (Duration::from_millis(100), 0),
-            (Duration::from_millis(2500), 70),
-        ] {
-            let daemon = Daemon::start(&["--default-lease-ttl", "2"]);
-            let directory = directory();
-            let log = directory.path().join("log");
-            let script = format!(
-                "trap 'echo TERM >> {0}; exit 0' TERM; eval \"$READY\"; kill -{stop} $$; \
-                 sleep 0.1; echo on >> {0}; exit 0",
-                log.display()
-            );
-            let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);
-            // A shell with job control would do so; else nobody is there to continue a job.
-            command.process_group(0);
-            let (mut child, command) = ready(command, &directory);
-            let pid = Pid::from_child(&child);
-            eventually(PATIENCE, "latch has stopped, too", || has_stopped(pid));
-            thread::sleep(pause);
-            assert!(has_stopped(command));
-            signal(&child, Signal::CONT);
-            assert_eq!(wait(&mut child), Some(expected), "{stop} for {pause:?}");
-            assert!(is_gone(command));
-            let expected = if expected == 0 { "on" } else { "TERM" };
-            assert_eq!(lines_of(&log), [expected], "{stop} for {pause:?}");
+    thread::scope(|scope| {
+        for stop in ["STOP", "TSTP"] {
+            scope.spawn(move || stop_and_continue(stop, Duration::from_millis(100), 0, "on"));
+            scope.spawn(move || stop_and_continue(stop, Duration::from_millis(4500), 70, "TERM"));
         }
-    }
+    });
+}
+
+/// The command stops itself, and `latch` is continued after `pause`; then it ends with `expected`, and the
+/// command has said what became of it.
+fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
+    let daemon = Daemon::start(&["--default-lease-ttl", "4"]);
+    let directory = directory();
+    let log = directory.path().join("log");
+    let script = format!(
+        "trap 'echo TERM >> {0}; exit 0' TERM; eval \"$READY\"; kill -{stop} $$; \
+         sleep 0.1; echo on >> {0}; exit 0",
+        log.display()
+    );
+    let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+    // A shell with job control would do so; else nobody is there to continue a job.
+    command.process_group(0);
+    let (mut child, command) = ready(command, &directory);
+    let pid = Pid::from_child(&child);
+    eventually(PATIENCE, "latch has stopped, too", || has_stopped(pid));
+    thread::sleep(pause);
+    assert!(has_stopped(command));
+    signal(&child, Signal::CONT);
+    assert_eq!(wait(&mut child), Some(expected), "{stop} for {pause:?}");
+    assert!(is_gone(command));
+    assert_eq!(lines_of(&log), [said], "{stop} for {pause:?}");
 }
 
 #[test]
