@@ -6,7 +6,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use support::latch::installed;
 use support::limited::copy_program;
 use support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
@@ -799,6 +800,21 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_opened_just_now_is_not_taken_for_an_empty_one() {
+    for error in ["EMFILE", "ENFILE", "ENOMEM", "EIO"] {
+        let injection = format!("inject=openat:error={error}:when=1");
+        let server = Traced::start(&injection, Some("other"));
+        let path = server.dirs.path().join("other/LCK..lfpd-a");
+        fs::write(path, "         1\n").expect("written");
+        let mut client = server.connect();
+        let lock = format!("lock /dev/lfpd-a {}", own_pid());
+        assert_eq!(ask(&mut client, &lock), DENIED, "{error}");
+        assert_eq!(ask(&mut client, &lock), BUSY, "{error}");
+        assert!(server.files().is_empty());
+    }
+}
+
+#[test]
 fn without_its_directory_it_serves_on_and_refuses() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
@@ -948,6 +964,47 @@ fn the_greeting_and_each_reply_are_single_writes() {
         ["220", "200", "202", "500", "200", "200", "221"],
         "{trace}"
     );
+}
+
+/// A server under strace, which makes some of its system calls fail.
+struct Traced {
+    server: KillGroup,
+    dirs: tempfile::TempDir,
+    addr: SocketAddr,
+}
+
+impl Traced {
+    /// `injection` is strace's; only calls about `within` are counted, if it is given.
+    fn start(injection: &str, within: Option<&str>) -> Traced {
+        let dirs = lock_dirs();
+        let lfpd = command(dirs.path());
+        let mut strace = Command::new(installed("strace", "strace"));
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", injection]);
+        if let Some(name) = within {
+            strace.arg("-P").arg(dirs.path().join(name));
+        }
+        strace
+            .arg(lfpd.get_program())
+            .args(lfpd.get_args())
+            .args(["--listen", "0", "--print-port"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut server = KillGroup::spawn(&mut strace);
+        let port = server.first_line().trim().parse().expect("a port");
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Traced { server, dirs, addr }
+    }
+
+    fn connect(&self) -> Client {
+        let mut client = Client::tcp(self.addr);
+        greeted(&mut client);
+        client
+    }
+
+    fn files(&self) -> Vec<String> {
+        names_in(&self.dirs.path().join("own"))
+    }
 }
 
 /// A process with all its children, ended together.

@@ -237,8 +237,7 @@ impl LockFiles {
         }
         let mut visited = vec![id_of(own)?];
         for path in &self.others {
-            // What is not there, or not for us to read, is no place where others could lock against us.
-            let Ok(directory) = Directory::open(path) else {
+            let Some(directory) = open_other(path)? else {
                 continue;
             };
             let id = id_of(&directory)?;
@@ -251,6 +250,21 @@ impl LockFiles {
             }
         }
         Ok(false)
+    }
+}
+
+/// Opens a directory in which others may have locked; `None` if it is not there, or not for us to read.
+///
+/// # Errors
+///
+/// If it cannot be told what is in it: there may be a lock.
+fn open_other(path: &Path) -> io::Result<Option<Directory>> {
+    match Directory::open(path) {
+        Ok(directory) => Ok(Some(directory)),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 
