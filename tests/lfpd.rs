@@ -854,6 +854,30 @@ fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
 }
 
 #[test]
+fn a_lock_that_cannot_be_removed_just_now_goes_later() {
+    use rustix::fs::{flock, FlockOperation};
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let (first, second) = (Alive::new(), Alive::new());
+    for holder in [&first, &second] {
+        let pid = holder.pid();
+        let lock = format!("lock /dev/lfpd-{pid} {pid}");
+        assert_eq!(ask(&mut client, &lock), OKAY);
+    }
+    let directory = fs::File::open(server.lock_file("")).expect("a directory");
+    flock(&directory, FlockOperation::LockExclusive).expect("a lock");
+    drop((first, second));
+    server
+        .daemon
+        .wait_for_log("cannot-lock-directory", PATIENCE);
+    assert_eq!(server.files().len(), 2);
+    drop(directory);
+    eventually(PATIENCE, "both locks are gone", || {
+        server.files().is_empty()
+    });
+}
+
+#[test]
 fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
     let server = Lfpd::start_behind(&["prlimit", "--nofile=40:40"]);
     let mut client = server.connect();

@@ -173,21 +173,23 @@ impl LockFiles {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be used, or the lock cannot be removed.
+    /// If the directory cannot be used, or the lock cannot be removed; [`io::ErrorKind::WouldBlock`] if
+    /// somebody else has the directory.
     pub fn remove(&self, lock: &OwnLock) -> io::Result<bool> {
-        self.in_turn(false, |directory| {
+        let was_there = self.in_turn(None, |directory| {
             let ours = Seen {
                 id: lock.id,
                 pid: lock.pid,
             };
             let mut was_there = false;
             for name in &lock.names {
-                if inspect(directory, name) == Found::Lock(ours) {
+                if look(directory, name)? == Found::Lock(ours) {
                     was_there |= take_away(directory, name, ours)?;
                 }
             }
-            Ok(was_there)
-        })
+            Ok(Some(was_there))
+        })?;
+        was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
     /// Waits until nothing is half done, and lets nothing begin any more. To be called at the end of the
@@ -289,13 +291,21 @@ fn is_held(directory: &Directory, name: &OsStr) -> bool {
     }
 }
 
+/// What stands under `name`; if that cannot be told, somebody may have the device.
 fn inspect(directory: &Directory, name: &OsStr) -> Found {
+    look(directory, name).unwrap_or(Found::Unreadable)
+}
+
+fn look(directory: &Directory, name: &OsStr) -> io::Result<Found> {
     match directory.open_file(name) {
-        Ok(Entry::Nothing) => Found::Nothing,
-        Ok(Entry::File(file)) => read(&file).map_or(Found::Unreadable, Found::Lock),
+        Ok(Entry::Nothing) => Ok(Found::Nothing),
+        Ok(Entry::File(file)) => Ok(read(&file).map_or(Found::Unreadable, Found::Lock)),
+        Ok(Entry::Other) => Ok(Found::Unreadable),
         // No program can have made a file with too long a name.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Found::Nothing,
-        Ok(Entry::Other) | Err(_) => Found::Unreadable,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
+            Ok(Found::Nothing)
+        }
+        Err(error) => Err(error),
     }
 }
 
