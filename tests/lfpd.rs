@@ -815,6 +815,35 @@ fn a_directory_that_cannot_be_opened_just_now_is_not_taken_for_an_empty_one() {
 }
 
 #[test]
+fn a_directory_that_is_not_ours_to_look_into_keeps_nobody_off() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        eprintln!("NOT TESTED: only root can start a server as another user");
+        return;
+    }
+    let dirs = lock_dirs();
+    let program = dirs.path().join("lfpd");
+    for (name, mode) in [("", 0o755), ("own", 0o1777), ("other", 0o700)] {
+        let permissions = fs::Permissions::from_mode(mode);
+        fs::set_permissions(dirs.path().join(name), permissions).expect("it is ours");
+    }
+    copy_program(env!("CARGO_BIN_EXE_lfpd"), &program);
+    let mut lfpd = Command::new(&program);
+    lfpd.args(command(dirs.path()).get_args())
+        .args(["--listen", "0", "--print-port"])
+        .uid(65_534)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::from_command(lfpd);
+    let mut client = daemon.connect();
+    greeted(&mut client);
+    let lock = format!("lock /dev/lfpd-a {}", own_pid());
+    assert_eq!(ask(&mut client, &lock), OKAY);
+    assert_eq!(names_in(&dirs.path().join("own")), ["LCK..lfpd-a"]);
+}
+
+#[test]
 fn without_its_directory_it_serves_on_and_refuses() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
@@ -992,7 +1021,7 @@ fn the_greeting_and_each_reply_are_single_writes() {
 
 /// A server under strace, which makes some of its system calls fail.
 struct Traced {
-    server: KillGroup,
+    _server: KillGroup,
     dirs: tempfile::TempDir,
     addr: SocketAddr,
 }
@@ -1016,8 +1045,11 @@ impl Traced {
             .stderr(Stdio::null());
         let mut server = KillGroup::spawn(&mut strace);
         let port = server.first_line().trim().parse().expect("a port");
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        Traced { server, dirs, addr }
+        Traced {
+            _server: server,
+            dirs,
+            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        }
     }
 
     fn connect(&self) -> Client {

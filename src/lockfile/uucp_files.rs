@@ -261,7 +261,12 @@ impl LockFiles {
 ///
 /// If it cannot be told what is in it: there may be a lock.
 fn open_other(path: &Path) -> io::Result<Option<Directory>> {
-    match Directory::open(path) {
+    let opened = Directory::open(path).and_then(|directory| {
+        // It may be open and yet not for us to look into.
+        directory.identity(".")?;
+        Ok(directory)
+    });
+    match opened {
         Ok(directory) => Ok(Some(directory)),
         Err(error) => match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(None),
