@@ -400,6 +400,26 @@ fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
     assert_eq!(server.files().len(), 50);
 }
 
+#[test]
+fn what_has_come_before_the_signal_to_stop_is_done_even_if_it_takes_a_while() {
+    const COUNT: usize = 50;
+    // 20 ms for each lock.
+    let server = Traced::start("inject=linkat:delay_enter=20000", None);
+    let mut client = server.connect();
+    let own = own_pid();
+    let lines: String = (0..COUNT)
+        .map(|at| format!("lock /dev/lfpd-{at} {own}\n"))
+        .collect();
+    client.send(&lines);
+    client.expect(OKAY);
+    server.server.signal(Signal::TERM);
+    for _ in 1..COUNT {
+        client.expect(OKAY);
+    }
+    client.expect_eof();
+    assert_eq!(server.files().len(), COUNT);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Ways to start
 
@@ -1215,7 +1235,7 @@ fn the_greeting_and_each_reply_are_single_writes() {
 
 /// A server under strace, which makes some of its system calls fail.
 struct Traced {
-    _server: KillGroup,
+    server: KillGroup,
     dirs: tempfile::TempDir,
     addr: SocketAddr,
 }
@@ -1240,7 +1260,7 @@ impl Traced {
         let mut server = KillGroup::spawn(&mut strace);
         let port = server.first_line().trim().parse().expect("a port");
         Traced {
-            _server: server,
+            server,
             dirs,
             addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
         }
@@ -1275,9 +1295,13 @@ impl KillGroup {
         String::from_utf8(line).expect("ASCII")
     }
 
-    fn end(&mut self) {
+    fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process_group(pid, Signal::TERM);
+        let _ = rustix::process::kill_process_group(pid, signal);
+    }
+
+    fn end(&mut self) {
+        self.signal(Signal::TERM);
         let deadline = Instant::now() + PATIENCE;
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));

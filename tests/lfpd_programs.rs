@@ -363,7 +363,9 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
     let program = installed("telnet", "inetutils-telnet");
     let mut telnet = Command::new(installed("socat", "socat"))
         .arg("STDIO")
-        .arg(format!("EXEC:{program} 127.0.0.1 {port},pty,setsid,ctty,stderr"))
+        .arg(format!(
+            "EXEC:{program} 127.0.0.1 {port},pty,setsid,ctty,stderr"
+        ))
         .env("TERM", "dumb")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
