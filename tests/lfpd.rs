@@ -6,7 +6,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use support::latch::installed;
 use support::limited::copy_program;
 use support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
@@ -34,6 +35,11 @@ fn own_pid() -> u32 {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Says why a test is none.
+fn not_root() {
+    eprintln!("NOT TESTED: only root can act as another user");
 }
 
 /// One test at a time where clients and servers must not keep each other waiting.
@@ -394,6 +400,26 @@ fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
     assert_eq!(server.files().len(), 50);
 }
 
+#[test]
+fn what_has_come_before_the_signal_to_stop_is_done_even_if_it_takes_a_while() {
+    const COUNT: usize = 50;
+    // 20 ms for each lock.
+    let server = Traced::start("inject=linkat:delay_enter=20000", None);
+    let mut client = server.connect();
+    let own = own_pid();
+    let lines: String = (0..COUNT)
+        .map(|at| format!("lock /dev/lfpd-{at} {own}\n"))
+        .collect();
+    client.send(&lines);
+    client.expect(OKAY);
+    server.server.signal(Signal::TERM);
+    for _ in 1..COUNT {
+        client.expect(OKAY);
+    }
+    client.expect_eof();
+    assert_eq!(server.files().len(), COUNT);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Ways to start
 
@@ -589,8 +615,14 @@ fn a_unix_socket_knows_its_peers() {
 /// ourselves. Returns the replies.
 fn as_a_stranger(server: &Lfpd, lines: &str) -> Vec<String> {
     let port = server.daemon.port().to_string();
+    as_a_stranger_at(&["127.0.0.1", &port], lines)
+}
+
+/// The same to a place as nc takes it.
+fn as_a_stranger_at(place: &[&str], lines: &str) -> Vec<String> {
     let mut nc = Command::new("nc");
-    nc.args(["-N", "127.0.0.1", &port])
+    nc.arg("-N")
+        .args(place)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     if is_root() {
@@ -637,6 +669,46 @@ fn nobody_speaks_for_the_process_of_another_user() {
 }
 
 #[test]
+fn on_a_unix_socket_too_nobody_speaks_for_another_users_process() {
+    use std::os::unix::fs::PermissionsExt;
+    if !is_root() {
+        return not_root();
+    }
+    let dirs = lock_dirs();
+    let permissions = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(dirs.path(), permissions).expect("it is ours");
+    let path = dirs.path().join("socket");
+    let socket = path.to_str().expect("UTF-8");
+    let mut command = command(dirs.path());
+    command.args(["--unix", socket]);
+    let daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "the Unix socket answers", || {
+        UnixStream::connect(&path).is_ok()
+    });
+    let own = own_pid();
+    let mut client = Client::unix(&path);
+    greeted(&mut client);
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
+    let mut theirs = Command::new("sleep")
+        .arg("600")
+        .uid(65_534)
+        .spawn()
+        .expect("sleep");
+    let pid = theirs.id();
+    let lines = format!(
+        "lock /dev/lfpd-b 1\nunlock /dev/lfpd-a {own}\nunlock /dev/lfpd-a {pid}\nlock /dev/lfpd-c {pid}\n"
+    );
+    let replies = as_a_stranger_at(&["-U", socket], &lines);
+    let files = names_in(&dirs.path().join("own"));
+    let _ = theirs.kill();
+    let _ = theirs.wait();
+    let [denied, busy, okay] = [DENIED, BUSY, OKAY].map(str::trim_end);
+    assert_eq!(replies, [denied, denied, busy, okay]);
+    assert_eq!(files, ["LCK..lfpd-a", "LCK..lfpd-c"]);
+    daemon.wait_for_log("not-their-process", PATIENCE);
+}
+
+#[test]
 fn the_rule_about_users_can_be_relaxed() {
     for (rule, is_logged) in [("log", true), ("off", false)] {
         let server = Lfpd::start(&["--peer-uid", rule]);
@@ -671,7 +743,7 @@ fn a_lock_for_nobody_is_logged_or_refused() {
 fn with_chown_the_file_belongs_to_the_user_of_the_process() {
     use std::os::unix::fs::MetadataExt;
     if !is_root() {
-        return;
+        return not_root();
     }
     let server = Lfpd::start(&["--chown"]);
     let mut sleeper = Command::new("sleep")
@@ -761,24 +833,18 @@ fn what_is_no_file_stays_in_its_place() {
     check(&mut client);
 }
 
-#[test]
-fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
+/// A server of another user, on a directory with the sticky bit, and a connection to it. The other
+/// directory is root's and has this mode.
+fn server_of_nobody(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
     use std::os::unix::fs::PermissionsExt;
-    if !is_root() {
-        return;
+    for (name, mode) in [("", 0o755), ("own", 0o1777), ("other", mode_of_other)] {
+        let permissions = fs::Permissions::from_mode(mode);
+        fs::set_permissions(dirs.join(name), permissions).expect("it is ours");
     }
-    let dirs = lock_dirs();
-    let (own, program) = (dirs.path().join("own"), dirs.path().join("lfpd"));
-    let open_to_all = |path: &Path, mode| {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
-    };
-    open_to_all(dirs.path(), 0o755);
-    open_to_all(&own, 0o1777);
+    let program = dirs.join("lfpd");
     copy_program(env!("CARGO_BIN_EXE_lfpd"), &program);
-    let stale = format!("{:10}\n", dead_pid());
-    fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
     let mut lfpd = Command::new(&program);
-    lfpd.args(command(dirs.path()).get_args())
+    lfpd.args(command(dirs).get_args())
         .args(["--listen", "0", "--print-port"])
         .uid(65_534)
         .stdin(Stdio::null())
@@ -787,6 +853,19 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
     let daemon = Daemon::from_command(lfpd);
     let mut client = daemon.connect();
     greeted(&mut client);
+    (daemon, client)
+}
+
+#[test]
+fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
+    if !is_root() {
+        return not_root();
+    }
+    let dirs = lock_dirs();
+    let own = dirs.path().join("own");
+    let stale = format!("{:10}\n", dead_pid());
+    fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
+    let (daemon, mut client) = server_of_nobody(dirs.path(), 0o755);
     let pid = own_pid();
     assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {pid}")), DENIED);
     assert_eq!(
@@ -796,6 +875,153 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
     assert_eq!(names_in(&own), ["LCK..lfpd-a"]);
     assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-b {pid}")), OKAY);
     daemon.wait_for_log("cannot-use-lock-files", PATIENCE);
+}
+
+#[test]
+fn a_directory_that_cannot_be_opened_just_now_is_not_taken_for_an_empty_one() {
+    for error in ["EMFILE", "ENFILE", "ENOMEM", "EIO"] {
+        let injection = format!("inject=openat:error={error}:when=1");
+        let server = Traced::start(&injection, Some("other"));
+        let path = server.dirs.path().join("other/LCK..lfpd-a");
+        fs::write(path, "         1\n").expect("written");
+        let mut client = server.connect();
+        let lock = format!("lock /dev/lfpd-a {}", own_pid());
+        assert_eq!(ask(&mut client, &lock), DENIED, "{error}");
+        assert_eq!(ask(&mut client, &lock), BUSY, "{error}");
+        assert!(server.files().is_empty());
+    }
+}
+
+#[test]
+fn if_one_name_cannot_be_made_none_is() {
+    let own = own_pid();
+    for (error, reply) in [
+        ("EEXIST", BUSY),
+        ("ENOSPC", DENIED),
+        ("EDQUOT", DENIED),
+        ("EPERM", DENIED),
+    ] {
+        let server = Traced::start(&format!("inject=linkat:error={error}:when=2"), None);
+        let mut client = server.connect();
+        let lock = format!("lock /dev/lfpd/tts/0 {own}");
+        assert_eq!(ask(&mut client, &lock), reply, "{error}");
+        assert!(server.files().is_empty(), "{error}: {:?}", server.files());
+        assert_eq!(ask(&mut client, &lock), OKAY, "{error}");
+        assert_eq!(server.files(), ["LCK..0", "LCK..lfpd_tts_0"]);
+    }
+}
+
+/// What a server that was killed has left: whole lock files, or what is no lock at all.
+fn check_left_overs(own: &Path, pids: &[u32]) {
+    for name in names_in(own) {
+        if name.starts_with("LCK..") {
+            let content = fs::read_to_string(own.join(&name)).expect("readable");
+            let is_whole = pids.iter().any(|pid| content == format!("{pid:10}\n"));
+            assert!(is_whole, "{name}: {content:?}");
+        } else {
+            assert!(name.starts_with(".lfpd-"), "{name}");
+        }
+    }
+}
+
+/// A server on directories that another one has used, and a connection to it.
+fn fresh_server(dirs: &Path) -> (Daemon, Client) {
+    let mut lfpd = command(dirs);
+    lfpd.args(["--listen", "0", "--print-port"]);
+    let daemon = Daemon::from_command(lfpd);
+    let mut client = daemon.connect();
+    greeted(&mut client);
+    (daemon, client)
+}
+
+#[test]
+fn a_server_killed_at_any_step_leaves_no_half_made_lock_and_the_next_one_copes() {
+    let (own, dead) = (own_pid(), dead_pid());
+    let rename = "?renameat,?renameat2";
+    for (call, nth) in [
+        ("flock", 1),
+        ("fchmod", 1),
+        ("linkat", 1),
+        ("linkat", 2),
+        (rename, 1),
+        (rename, 2),
+        (rename, 3),
+        ("unlinkat", 1),
+        ("unlinkat", 2),
+        ("unlinkat", 3),
+    ] {
+        let server = Traced::start(&format!("inject={call}:signal=KILL:when={nth}"), None);
+        let directory = server.dirs.path().join("own");
+        fs::write(directory.join("LCK..lfpd_0"), format!("{dead:10}\n")).expect("written");
+        let mut client = server.connect();
+        client.send(&format!(
+            "lock /dev/lfpd/0 {own}\nunlock /dev/lfpd/0 {own}\n"
+        ));
+        let mut reply_count = 0;
+        while let Event::Line(_) = client.next_event(PATIENCE) {
+            reply_count += 1;
+        }
+        assert!(reply_count < 2, "it was not killed at {call} {nth}");
+        check_left_overs(&directory, &[own, dead]);
+
+        let (_daemon, mut client) = fresh_server(server.dirs.path());
+        let _ = ask(&mut client, &format!("unlock /dev/lfpd/0 {own}"));
+        for verb in ["lock", "unlock"] {
+            let line = format!("{verb} /dev/lfpd/0 {own}");
+            assert_eq!(ask(&mut client, &line), OKAY, "{call} {nth}: {line}");
+        }
+        let left = names_in(&directory);
+        assert!(!left.iter().any(|name| name.starts_with("LCK")), "{left:?}");
+    }
+}
+
+#[test]
+fn a_server_killed_amid_traffic_leaves_whole_locks_and_the_next_one_copes() {
+    const ROUNDS: u64 = 8;
+    const DEVICES: usize = 4;
+    let dirs = lock_dirs();
+    let directory = dirs.path().join("own");
+    let own = own_pid();
+    for round in 0..ROUNDS {
+        let (daemon, mut first) = fresh_server(dirs.path());
+        for at in 0..DEVICES {
+            let device = format!("/dev/lfpd/{at} {own}");
+            let _ = ask(&mut first, &format!("unlock {device}"));
+            assert_eq!(ask(&mut first, &format!("lock {device}")), OKAY);
+            assert_eq!(ask(&mut first, &format!("unlock {device}")), OKAY);
+        }
+        let clients: Vec<Client> = (0..DEVICES).map(|_| daemon.connect()).collect();
+        thread::scope(|scope| {
+            for (at, mut client) in clients.into_iter().enumerate() {
+                scope.spawn(move || {
+                    let lines = format!("lock /dev/lfpd/{at} {own}\nunlock /dev/lfpd/{at} {own}\n");
+                    while client.try_send(lines.as_bytes()).is_ok() {
+                        for _ in 0..2 {
+                            let Event::Line(_) = client.next_event(PATIENCE) else {
+                                return;
+                            };
+                        }
+                    }
+                });
+            }
+            thread::sleep(Duration::from_millis(20 + 7 * round));
+            daemon.signal(Signal::KILL);
+        });
+        assert!(daemon.wait_exit(PATIENCE).is_some());
+        check_left_overs(&directory, &[own]);
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_ours_to_look_into_keeps_nobody_off() {
+    if !is_root() {
+        return not_root();
+    }
+    let dirs = lock_dirs();
+    let (_daemon, mut client) = server_of_nobody(dirs.path(), 0o700);
+    let lock = format!("lock /dev/lfpd-a {}", own_pid());
+    assert_eq!(ask(&mut client, &lock), OKAY);
+    assert_eq!(names_in(&dirs.path().join("own")), ["LCK..lfpd-a"]);
 }
 
 #[test]
@@ -838,6 +1064,30 @@ fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
 }
 
 #[test]
+fn a_lock_that_cannot_be_removed_just_now_goes_later() {
+    use rustix::fs::{flock, FlockOperation};
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let (first, second) = (Alive::new(), Alive::new());
+    for holder in [&first, &second] {
+        let pid = holder.pid();
+        let lock = format!("lock /dev/lfpd-{pid} {pid}");
+        assert_eq!(ask(&mut client, &lock), OKAY);
+    }
+    let directory = fs::File::open(server.lock_file("")).expect("a directory");
+    flock(&directory, FlockOperation::LockExclusive).expect("a lock");
+    drop((first, second));
+    server
+        .daemon
+        .wait_for_log("cannot-lock-directory", PATIENCE);
+    assert_eq!(server.files().len(), 2);
+    drop(directory);
+    eventually(PATIENCE, "both locks are gone", || {
+        server.files().is_empty()
+    });
+}
+
+#[test]
 fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
     let server = Lfpd::start_behind(&["prlimit", "--nofile=40:40"]);
     let mut client = server.connect();
@@ -850,6 +1100,39 @@ fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
         );
     }
     assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+}
+
+#[test]
+fn without_descriptors_nothing_is_given_away_and_afterwards_all_is_well() {
+    let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
+    let mut client = server.connect();
+    let own = own_pid();
+    let holder = Alive::new();
+    let pid = holder.pid();
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {pid}")), OKAY);
+    fs::write(server.other_file("LCK..lfpd-b"), "         1\n").expect("written");
+    let crowd: Vec<TcpStream> = (0..50)
+        .map(|_| TcpStream::connect(server.addr()).expect("a place in the queue"))
+        .collect();
+    server.daemon.wait_for_log("cannot-accept", PATIENCE);
+    for _ in 0..20 {
+        let reply = ask(&mut client, &format!("lock /dev/lfpd-b {own}"));
+        assert!([BUSY, DENIED].contains(&reply.as_str()), "{reply}");
+        let reply = ask(&mut client, &format!("unlock /dev/lfpd-a {own}"));
+        assert!([BUSY, DENIED].contains(&reply.as_str()), "{reply}");
+        assert_eq!(server.files(), ["LCK..lfpd-a"]);
+    }
+    drop(holder);
+    thread::sleep(Duration::from_millis(50));
+    drop(crowd);
+    eventually(PATIENCE, "the lock of the dead is gone", || {
+        server.files().is_empty()
+    });
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-b {own}")), BUSY);
+    assert_eq!(
+        ask(&mut server.connect(), &format!("lock /dev/lfpd-c {own}")),
+        OKAY
+    );
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -950,6 +1233,50 @@ fn the_greeting_and_each_reply_are_single_writes() {
     );
 }
 
+/// A server under strace, which makes some of its system calls fail.
+struct Traced {
+    server: KillGroup,
+    dirs: tempfile::TempDir,
+    addr: SocketAddr,
+}
+
+impl Traced {
+    /// `injection` is strace's; only calls about `within` are counted, if it is given.
+    fn start(injection: &str, within: Option<&str>) -> Traced {
+        let dirs = lock_dirs();
+        let lfpd = command(dirs.path());
+        let mut strace = Command::new(installed("strace", "strace"));
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", injection]);
+        if let Some(name) = within {
+            strace.arg("-P").arg(dirs.path().join(name));
+        }
+        strace
+            .arg(lfpd.get_program())
+            .args(lfpd.get_args())
+            .args(["--listen", "0", "--print-port"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut server = KillGroup::spawn(&mut strace);
+        let port = server.first_line().trim().parse().expect("a port");
+        Traced {
+            server,
+            dirs,
+            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        }
+    }
+
+    fn connect(&self) -> Client {
+        let mut client = Client::tcp(self.addr);
+        greeted(&mut client);
+        client
+    }
+
+    fn files(&self) -> Vec<String> {
+        names_in(&self.dirs.path().join("own"))
+    }
+}
+
 /// A process with all its children, ended together.
 struct KillGroup(Child);
 
@@ -968,9 +1295,13 @@ impl KillGroup {
         String::from_utf8(line).expect("ASCII")
     }
 
-    fn end(&mut self) {
+    fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process_group(pid, Signal::TERM);
+        let _ = rustix::process::kill_process_group(pid, signal);
+    }
+
+    fn end(&mut self) {
+        self.signal(Signal::TERM);
         let deadline = Instant::now() + PATIENCE;
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));

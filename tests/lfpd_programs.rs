@@ -7,9 +7,11 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,7 +37,7 @@ fn support_file(name: &str) -> PathBuf {
 
 /// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are to our
 /// LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it has the device;
-/// the last two come when it has ended.
+/// two come when it has ended, and two when it was killed.
 #[test]
 fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     for (program, package) in [
@@ -56,7 +58,7 @@ fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(installed("timeout", "coreutils"))
-        .args(["-k", "5", "100", "unshare"])
+        .args(["-k", "5", "55", "unshare"])
         .args(namespace)
         .arg("sh")
         .arg(support_file("serial_host.sh"))
@@ -71,10 +73,10 @@ fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        "minicom respects our lock, 200 200 450 200 200\n\
-         cu respects our lock, 200 200 450 200 200\n\
-         kermit respects our lock, 200 200 450 200 200\n\
-         mgetty respects our lock, 200 200 450 200 200\n",
+        "minicom respects our lock, 200 200 450 200 200 200 200\n\
+         cu respects our lock, 200 200 450 200 200 200 200\n\
+         kermit respects our lock, 200 200 450 200 200 200 200\n\
+         mgetty respects our lock, 200 200 450 200 200 200 200\n",
         "{said}"
     );
 }
@@ -131,11 +133,13 @@ struct Inetd {
     inetd: Child,
     addr: SocketAddr,
     dirs: tempfile::TempDir,
+    _port: Reserved,
 }
 
 impl Inetd {
     fn start(patience: &str) -> Inetd {
-        let addr = free_addr();
+        let port = Reserved::new();
+        let addr = port.addr;
         let dirs = lock_dirs();
         let within = |name: &str| dirs.path().join(name).display().to_string();
         let user = Command::new("id").arg("-un").output().expect("id").stdout;
@@ -161,7 +165,12 @@ impl Inetd {
             .stderr(Stdio::null())
             .spawn()
             .expect("it is installed");
-        let inetd = Inetd { inetd, addr, dirs };
+        let inetd = Inetd {
+            inetd,
+            addr,
+            dirs,
+            _port: port,
+        };
         // A connection would start a server; that somebody listens can be seen without.
         eventually(PATIENCE, "inetd listens", || is_listened_on(addr));
         inetd
@@ -199,9 +208,25 @@ impl Drop for Inetd {
     }
 }
 
-fn free_addr() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address")
+/// A port for a program that cannot pick one. It is bound here and not listened on, so that the program
+/// can bind it too, as servers do, and nobody gets it by chance.
+struct Reserved {
+    addr: SocketAddr,
+    _socket: OwnedFd,
+}
+
+impl Reserved {
+    fn new() -> Reserved {
+        use rustix::net::{bind, getsockname, socket, sockopt, AddressFamily, SocketType};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
+        bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
+        let addr = getsockname(&socket).expect("its address");
+        Reserved {
+            addr: addr.try_into().expect("an IP address"),
+            _socket: socket,
+        }
+    }
 }
 
 fn is_listened_on(addr: SocketAddr) -> bool {
@@ -294,74 +319,95 @@ fn behind_socat_and_on_sockets_of_systemd_it_serves() {
         format!("--search-dirs={}", dirs.path().join("other").display()),
     ];
 
-    let addr = free_addr();
+    let port = Reserved::new();
     let mut socat = Command::new(installed("socat", "socat"));
     socat
         .arg(format!(
             "TCP-LISTEN:{},bind=127.0.0.1,fork,reuseaddr",
-            addr.port()
+            port.addr.port()
         ))
         .arg(format!("EXEC:{}", lfpd.join(" ")));
-    serves(socat, addr, dirs.path());
+    serves(socat, port.addr, dirs.path());
 
     for mode in [&["--inetd", "-a"][..], &[]] {
-        let addr = free_addr();
+        let port = Reserved::new();
         let mut systemd = Command::new(installed("systemd-socket-activate", "systemd"));
         systemd
             .arg("-l")
-            .arg(addr.to_string())
+            .arg(port.addr.to_string())
             .args(mode)
             .args(&lfpd);
-        serves(systemd, addr, dirs.path());
+        serves(systemd, port.addr, dirs.path());
     }
 }
 
 // ---- a person --------------------------------------------------------------------------------
+
+/// The lines that the server has sent, among all that telnet shows.
+fn replies_in(text: &str) -> Vec<&str> {
+    let lines = text.split_inclusive('\n');
+    lines
+        .filter(|line| line.ends_with('\n'))
+        .map(str::trim)
+        .filter(|line| line.starts_with(['2', '4', '5']))
+        .collect()
+}
 
 /// The scenario at the end of the memo, with a number that no process has.
 #[test]
 fn a_person_at_a_telnet_locks_unlocks_and_quits() {
     let server = Lfpd::start(&[]);
     let pid = lfp::dead_pid();
-    let mut telnet = Command::new(installed("python3", "python3"))
-        .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
-        .arg(installed("telnet", "inetutils-telnet"))
-        .args(["127.0.0.1", &server.addr().port().to_string()])
+    let port = server.addr().port();
+    let program = installed("telnet", "inetutils-telnet");
+    let mut telnet = Command::new(installed("socat", "socat"))
+        .arg("STDIO")
+        .arg(format!(
+            "EXEC:{program} 127.0.0.1 {port},pty,setsid,ctty,stderr"
+        ))
         .env("TERM", "dumb")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("python3");
+        .expect("socat");
     let mut stdin = telnet.stdin.take().expect("it is a pipe");
     let mut stdout = telnet.stdout.take().expect("it is a pipe");
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let screen = Arc::clone(&shown);
     let reading = thread::spawn(move || {
-        let mut text = Vec::new();
-        let _ = stdout.read_to_end(&mut text);
-        String::from_utf8_lossy(&text).into_owned()
+        let mut some = [0; 1024];
+        while let Ok(len @ 1..) = stdout.read(&mut some) {
+            screen.lock().expect("no panic").extend(&some[..len]);
+        }
     });
-    // At a person's pace: telnet is in the middle of its own beginnings at first.
-    for line in [
+    let text = || String::from_utf8_lossy(&shown.lock().expect("no panic")).into_owned();
+    // A person reads before typing; what is typed while telnet starts may be thrown away.
+    for (count, line) in [
         format!("lock /dev/ttyLFP9 {pid}\n"),
         format!("unlock /dev/ttyLFP9 {pid}\n"),
         "quit\n".to_owned(),
-    ] {
-        thread::sleep(Duration::from_millis(300));
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let began = Instant::now();
+        while replies_in(&text()).len() <= count {
+            assert!(began.elapsed() < 2 * PATIENCE, "{count}: {}", text());
+            thread::sleep(Duration::from_millis(10));
+        }
         stdin.write_all(line.as_bytes()).expect("it reads");
         stdin.flush().expect("it reads");
     }
     let began = Instant::now();
     while telnet.try_wait().expect("our child").is_none() {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > 2 * PATIENCE {
             let _ = telnet.kill();
         }
         thread::sleep(Duration::from_millis(10));
     }
-    let text = reading.join().expect("no panic");
-    let replies: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| line.starts_with(['2', '4', '5']))
-        .collect();
+    reading.join().expect("no panic");
+    let text = text();
+    let replies = replies_in(&text);
     assert_eq!(replies.len(), 4, "{text}");
     assert!(replies[0].starts_with("220 "), "{text}");
     assert_eq!(replies[1..3], ["200 Command okay."; 2], "{text}");
@@ -390,7 +436,8 @@ fn a_line_of_shell_with_nc_locks() {
     let output = Command::new("sh")
         .arg("-c")
         .arg(format!(
-            "printf 'unlock /dev/lfpd-a {own}\\nquit\\n' | {} -N 127.0.0.1 {}",
+            "printf 'unlock /dev/lfpd-a {own}\\nquit\\n' | {} 20 {} -N 127.0.0.1 {}",
+            installed("timeout", "coreutils"),
             installed("nc.openbsd", "netcat-openbsd"),
             server.addr().port()
         ))

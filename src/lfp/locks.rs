@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use log::{debug, warn};
+use rustix::io::Errno;
 
 use crate::escape::{reason, Escaped};
 use crate::lockfile::uucp::DevicePath;
@@ -91,7 +92,9 @@ impl Locks {
                     self.warn_of_dead(peer, request, pid);
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
                     let left_over = holders.add(pid, end, lock);
-                    left_over.iter().for_each(|lock| self.remove(lock));
+                    for lock in left_over {
+                        let _ = self.remove(&lock);
+                    }
                 }
                 Reply::Okay
             }
@@ -132,12 +135,19 @@ impl Locks {
         self.files.finish();
     }
 
-    fn remove(&self, lock: &OwnLock) {
+    /// Removes a lock whose holder has ended. Returns whether that is settled: if not, it may be possible
+    /// later.
+    fn remove(&self, lock: &OwnLock) -> bool {
         match self.files.remove(lock) {
             Ok(true) => debug!("reaped {lock}"),
             Ok(false) => {}
+            Err(error) if passes(&error) => {
+                debug!("not-reaped-yet {lock} error=\"{}\"", reason(&error));
+                return false;
+            }
             Err(error) => warn!("cannot-reap {lock} error=\"{}\"", reason(&error)),
         }
+        true
     }
 
     /// For whom `peer` asks; `None` if it may not.
@@ -194,6 +204,15 @@ impl fmt::Display for Peer {
             None => f.write_str("peer_uid=unknown"),
         }
     }
+}
+
+/// Whether it is the moment that is bad: others have the directory, or all descriptors.
+fn passes(error: &io::Error) -> bool {
+    let is_shortage = matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+    );
+    is_shortage || error.kind() == io::ErrorKind::WouldBlock
 }
 
 fn target(request: &Request<'_>) -> Option<(DevicePath, u32)> {

@@ -13,7 +13,7 @@ use rustix::net::{self, sockopt, SendFlags, Shutdown};
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For how long we go on reading what has already come, once we have been told to stop.
-const LAST_READS: Duration = Duration::from_millis(500);
+const LAST_READS: Duration = Duration::from_secs(3);
 
 /// Sockets, pipes or whatever else can be polled, with a bound on the time that everything takes.
 #[derive(Debug)]

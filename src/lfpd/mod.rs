@@ -35,7 +35,7 @@ use options::{Flags, Options, Source};
 const PROGRAM: &str = "lfpd";
 
 /// For how long what has been received may take to be done at the end, and the last log lines to leave.
-const FAREWELL: Duration = Duration::from_millis(900);
+const FAREWELL: Duration = Duration::from_secs(4);
 const LAST_LINES: Duration = Duration::from_millis(300);
 
 /// Anybody may connect to the Unix socket: who may lock what is decided by the peer's user.

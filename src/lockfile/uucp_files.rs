@@ -173,21 +173,23 @@ impl LockFiles {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be used, or the lock cannot be removed.
+    /// If the directory cannot be used, or the lock cannot be removed; [`io::ErrorKind::WouldBlock`] if
+    /// somebody else has the directory.
     pub fn remove(&self, lock: &OwnLock) -> io::Result<bool> {
-        self.in_turn(false, |directory| {
+        let was_there = self.in_turn(None, |directory| {
             let ours = Seen {
                 id: lock.id,
                 pid: lock.pid,
             };
             let mut was_there = false;
             for name in &lock.names {
-                if inspect(directory, name) == Found::Lock(ours) {
+                if look(directory, name)? == Found::Lock(ours) {
                     was_there |= take_away(directory, name, ours)?;
                 }
             }
-            Ok(was_there)
-        })
+            Ok(Some(was_there))
+        })?;
+        was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
     /// Waits until nothing is half done, and lets nothing begin any more. To be called at the end of the
@@ -237,8 +239,7 @@ impl LockFiles {
         }
         let mut visited = vec![id_of(own)?];
         for path in &self.others {
-            // What is not there, or not for us to read, is no place where others could lock against us.
-            let Ok(directory) = Directory::open(path) else {
+            let Some(directory) = open_other(path)? else {
                 continue;
             };
             let id = id_of(&directory)?;
@@ -251,6 +252,26 @@ impl LockFiles {
             }
         }
         Ok(false)
+    }
+}
+
+/// Opens a directory in which others may have locked; `None` if it is not there, or not for us to read.
+///
+/// # Errors
+///
+/// If it cannot be told what is in it: there may be a lock.
+fn open_other(path: &Path) -> io::Result<Option<Directory>> {
+    let opened = Directory::open(path).and_then(|directory| {
+        // It may be open and yet not for us to look into.
+        directory.identity(".")?;
+        Ok(directory)
+    });
+    match opened {
+        Ok(directory) => Ok(Some(directory)),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 
@@ -275,13 +296,21 @@ fn is_held(directory: &Directory, name: &OsStr) -> bool {
     }
 }
 
+/// What stands under `name`; if that cannot be told, somebody may have the device.
 fn inspect(directory: &Directory, name: &OsStr) -> Found {
+    look(directory, name).unwrap_or(Found::Unreadable)
+}
+
+fn look(directory: &Directory, name: &OsStr) -> io::Result<Found> {
     match directory.open_file(name) {
-        Ok(Entry::Nothing) => Found::Nothing,
-        Ok(Entry::File(file)) => read(&file).map_or(Found::Unreadable, Found::Lock),
+        Ok(Entry::Nothing) => Ok(Found::Nothing),
+        Ok(Entry::File(file)) => Ok(read(&file).map_or(Found::Unreadable, Found::Lock)),
+        Ok(Entry::Other) => Ok(Found::Unreadable),
         // No program can have made a file with too long a name.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Found::Nothing,
-        Ok(Entry::Other) | Err(_) => Found::Unreadable,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
+            Ok(Found::Nothing)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -81,6 +81,15 @@ def until(what, happens, meanwhile=lambda: time.sleep(0.02)):
         meanwhile()
 
 
+def holder_in_lock_file():
+    try:
+        with open(LOCK_FILE, "rb") as held:
+            content = held.read()
+        return int(content) if re.fullmatch(rb" *\d+\n", content) and len(content) == 11 else None
+    except FileNotFoundError:
+        return None
+
+
 def log_of_mgetty():
     try:
         with open(MGETTY_LOG, "rb") as log:
@@ -97,6 +106,20 @@ def quit_minicom(program):
 
 def quit_cu(program):
     program.type(b"\r~.\r")
+
+
+def leave(program, quit):
+    asked_at = None
+
+    def ask():
+        nonlocal asked_at
+        # What is typed before it listens may be thrown away, so once is not enough.
+        if asked_at is None or time.monotonic() > asked_at + 1:
+            quit(program)
+            asked_at = time.monotonic()
+        program.read(0.1)
+
+    until("end", program.has_ended, ask)
 
 
 PROGRAMS = [
@@ -124,20 +147,27 @@ def meet(client, holder, name, arguments, refusal, quit):
         else:
             # It says so in its log only, and waits.
             until("refusal", lambda: b"lockfile found" in log_of_mgetty())
-        with open(LOCK_FILE, "rb") as held:
-            was_respected = held.read() == b"%10d\n" % holder
+        was_respected = holder_in_lock_file() == holder
     finally:
         program.end()
     answers.append(client.ask(unlock))
 
     program = Program(arguments)
     try:
-        until("lock file", lambda: os.path.exists(LOCK_FILE), lambda: program.read(0.02))
+        # Not every program makes it in one step.
+        until("lock file", lambda: holder_in_lock_file() == program.pid, lambda: program.read(0.02))
         answers.append(client.ask(lock))
         # It may have to come to itself first.
         until("start", lambda: program.output or name == "mgetty", lambda: program.read(0.1))
-        quit(program)
-        until("end", program.has_ended, lambda: program.read(0.1))
+        leave(program, quit)
+    finally:
+        program.end()
+    answers += [client.ask(lock), client.ask(unlock)]
+
+    # One that is killed leaves its lock behind, and we take it over.
+    program = Program(arguments)
+    try:
+        until("lock file", lambda: holder_in_lock_file() == program.pid, lambda: program.read(0.02))
     finally:
         program.end()
     answers += [client.ask(lock), client.ask(unlock)]
@@ -149,7 +179,8 @@ def main():
     os.chmod(os.ttyname(slave), 0o666)
     subprocess.run(["mount", "--bind", os.ttyname(slave), DEVICE], check=True)
     server = subprocess.Popen(
-        [sys.argv[1], "--listen", "127.0.0.1:0", "--print-port"], stdout=subprocess.PIPE
+        [sys.argv[1], "--listen", "127.0.0.1:0", "--print-port", "--search-dirs", "/var/lock"],
+        stdout=subprocess.PIPE,
     )
     holder = subprocess.Popen(["sleep", "300"])
     try:
