@@ -18,9 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
-use support::latch::installed;
 use support::limited::copy_program;
-use support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+use support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
