@@ -47,7 +47,7 @@ const RESERVED_DESCRIPTORS: usize = 64;
 /// Runs the server: reads the arguments, serves, and returns what the process shall exit with (lfpd(8),
 /// EXIT STATUS).
 pub fn main() -> ExitCode {
-    let arguments = std::env::args_os().skip(1);
+    let arguments = options::with_the_usual_address(std::env::args_os().skip(1));
     let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, arguments) {
         Parsed::Run(flags) => flags,
         Parsed::Print(text) => return print(&text),

@@ -1,5 +1,6 @@
 //! The options of `lfpd`: what the command line says, made into typed values.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +15,9 @@ use crate::logging::{LogRules, Timestamps};
 const SEARCH_DIRS: &str = "/etc/locks:/usr/spool/kermit:/usr/spool/locks:/usr/spool/uucp:\
     /usr/spool/uucp/LCK:/var/lock:/var/lock/modem:/var/spool/lock:/var/spool/locks:/var/spool/uucp:\
     /var/lock/lockdev";
+
+/// Where clients of the protocol look for a server.
+const USUAL_ADDRESS: &str = "127.0.0.1:50001";
 
 /// The options that need no value.
 pub(super) const BOOLEANS: [&str; 6] = [
@@ -34,7 +38,7 @@ pub(super) struct Flags {
     /// serve standard input and output, whatever they are
     #[argh(option, arg_name = "bool")]
     stdio: Option<String>,
-    /// listen on an address of the loopback interface, such as 127.0.0.1:50001; repeat for several
+    /// listen on an address of the loopback interface (127.0.0.1:50001); repeat for several
     #[argh(option, arg_name = "address")]
     listen: Vec<String>,
     /// listen on a Unix socket
@@ -67,6 +71,21 @@ pub(super) struct Flags {
     /// log connections, locks and unlocks
     #[argh(option, arg_name = "bool")]
     debug: Option<String>,
+}
+
+/// Gives `--listen` without an address the one where clients look.
+pub(super) fn with_the_usual_address(
+    arguments: impl Iterator<Item = OsString>,
+) -> impl Iterator<Item = OsString> {
+    let mut arguments = arguments.peekable();
+    std::iter::from_fn(move || {
+        let argument = arguments.next()?;
+        let has_value = |next: &OsString| !next.as_encoded_bytes().starts_with(b"-");
+        if argument == "--listen" && !arguments.peek().is_some_and(has_value) {
+            return Some(format!("--listen={USUAL_ADDRESS}").into());
+        }
+        Some(argument)
+    })
 }
 
 /// What lfpd has been told.
@@ -299,6 +318,25 @@ mod tests {
             "[::ffff:127.0.0.1]:1",
         ] {
             assert!(bound(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn without_an_address_the_one_of_the_clients_is_listened_on() {
+        let read = |arguments: &[&str]| -> Vec<OsString> {
+            with_the_usual_address(arguments.iter().map(OsString::from)).collect()
+        };
+        for (given, read_as) in [
+            (&["--listen"][..], &["--listen=127.0.0.1:50001"][..]),
+            (
+                &["--listen", "--debug"],
+                &["--listen=127.0.0.1:50001", "--debug"],
+            ),
+            (&["--listen", "7"], &["--listen", "7"]),
+            (&["--listen=7", "--debug"], &["--listen=7", "--debug"]),
+            (&["--unix", "x"], &["--unix", "x"]),
+        ] {
+            assert_eq!(read(given), read_as, "{given:?}");
         }
     }
 
