@@ -248,6 +248,9 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 return Err(unsupported())
             }
+            // NFS locks a file only for those who have opened it for writing. A descriptor that is not
+            // open at all cannot get here.
+            Err(Errno::BADF) => return Err(unsupported()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

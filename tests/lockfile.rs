@@ -1063,6 +1063,8 @@ fn where_the_kernel_refuses_a_step_another_takes_its_place() {
         ("renameat2:error=EINVAL", true, true),
         ("flock:error=ENOLCK", false, false),
         ("flock:error=EOPNOTSUPP", false, false),
+        // Of NFS, to whoever has opened the file for reading.
+        ("flock:error=EBADF", false, false),
     ] {
         let inject = format!("inject={fault}");
         let options = ["-e", "trace=linkat,renameat2,flock", "-e", &inject];
