@@ -988,13 +988,30 @@ fn a_stale_lock_that_one_may_not_replace_is_held() {
     fs::set_permissions(directory, Permissions::from_mode(0o1733)).expect("a directory");
     let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
     assert_eq!(answer, "granted true");
-    // And one that may not be written is an error.
-    fs::set_permissions(directory, Permissions::from_mode(0o755)).expect("a directory");
-    let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
-    assert!(
-        answer.starts_with("IO error: Permission denied"),
-        "{answer}"
-    );
+    // And one that may not be written, or not be searched, is an error: nobody holds a lock there.
+    for mode in [0o755, 0o744] {
+        fs::set_permissions(directory, Permissions::from_mode(mode)).expect("a directory");
+        let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
+        assert!(
+            answer.starts_with("IO error: Permission denied"),
+            "{mode:o}: {answer}"
+        );
+    }
+}
+
+/// Another host may be about to give back its lease on it (Samba, NFS).
+#[test]
+fn a_file_that_cannot_be_opened_for_the_moment_is_held() {
+    let scratch = Scratch::new();
+    let text = format!("pid={DEAD}\ntimestamp=1\n");
+    scratch.lock_with(&text);
+    let options = ["-P", "a.lock", "-e", "inject=openat:error=EAGAIN"];
+    let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
+        return;
+    };
+    assert!(trace.contains("(INJECTED)"), "{trace}");
+    assert_eq!(answer, "Lock already held; [\"a.lock\"]");
+    assert_eq!(scratch.text(), text);
 }
 
 /// W19.

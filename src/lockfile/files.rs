@@ -199,13 +199,12 @@ impl Files for LockFiles<'_> {
     }
 
     fn open(&self) -> io::Result<Found<File>> {
-        match self.directory.open_file(self.name) {
-            Ok(Entry::Nothing) => Ok(Found::Nothing),
-            Ok(Entry::File(file)) => Ok(Found::File(file)),
-            Ok(Entry::Other) => Ok(Found::NotAFile),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Found::Unreadable),
-            Err(error) => Err(error),
-        }
+        Ok(match self.directory.open_file(self.name)? {
+            Entry::Nothing => Found::Nothing,
+            Entry::File(file) => Found::File(file),
+            Entry::Unreadable => Found::Unreadable,
+            Entry::Other => Found::NotAFile,
+        })
     }
 
     fn lock(&self, file: &File) -> io::Result<Locking> {

@@ -281,7 +281,7 @@ fn inspect(directory: &Directory, name: &OsStr) -> Found {
         Ok(Entry::File(file)) => read(&file).map_or(Found::Unreadable, Found::Lock),
         // No program can have made a file with too long a name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Found::Nothing,
-        Ok(Entry::Other) | Err(_) => Found::Unreadable,
+        Ok(Entry::Unreadable | Entry::Other) | Err(_) => Found::Unreadable,
     }
 }
 
