@@ -109,6 +109,33 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     });
 }
 
+/// Somebody who judged the stale file before it was taken over may remove ours in its stead.
+#[test]
+fn a_takeover_settles_however_it_was_done() {
+    for exchange in [false, true] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("ladder.lock");
+        fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        let lacks = Lacks {
+            exchange,
+            ..Lacks::default()
+        };
+        let mut semaphore = lacking(&path, lacks, HOUR);
+        semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        thread::scope(|scope| {
+            let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
+            let over = Instant::now() + Duration::from_secs(10);
+            let is_ours = || fs::read_to_string(&path).is_ok_and(|text| text.contains("x-host="));
+            while !is_ours() && Instant::now() < over {
+                thread::yield_now();
+            }
+            fs::remove_file(&path).expect("a lock that is not granted yet");
+            let outcome = taker.join().expect("the taker");
+            assert!(outcome.is_err(), "{lacks:?}");
+        });
+    }
+}
+
 #[test]
 fn a_young_lock_of_the_dead_is_not_taken_over() {
     everywhere(|path, lacks| {
