@@ -743,6 +743,41 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
     }
 }
 
+/// W10, where no file can be made without a name: its age is still told by the clock that it got its time from.
+#[test]
+fn the_age_of_a_file_is_that_of_its_file_system() {
+    let is_there = |program: &str| {
+        let run = Command::new(program).arg("--version").output();
+        run.is_ok_and(|run| run.status.success())
+    };
+    if !is_there("faketime") {
+        eprintln!("SKIPPED: no faketime");
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.lock_with("rubbish");
+    let ahead = SystemTime::now() + Duration::from_secs(1000);
+    let file = File::options().write(true).open(scratch.path());
+    file.expect("a file").set_modified(ahead).expect("a time");
+    // Our clock is two hours ahead.
+    let words = ["faketime", "-f", "+2h"].map(str::to_owned);
+    let no_unnamed = ["-P", ".", "-e", "inject=openat:error=EOPNOTSUPP"];
+    for options in [&["-e", "trace=openat"][..], &no_unnamed] {
+        let again = again(&this_program(), "try", &scratch.path());
+        let Some((answer, trace)) = traced_words(options, words.iter().chain(&again)) else {
+            return;
+        };
+        assert_eq!(answer, "Lock already held; [\"a.lock\"]", "{trace}");
+        assert!(trace.contains("O_TMPFILE"), "{trace}");
+        assert_eq!(
+            trace.contains("(INJECTED)"),
+            options == no_unnamed,
+            "{trace}"
+        );
+        assert_eq!(scratch.names(), ["a.lock"]);
+    }
+}
+
 /// W11: however far ahead our clock is, the living keep their locks.
 #[test]
 fn a_clock_that_jumps_ahead_robs_nobody_who_lives() {
@@ -1032,6 +1067,13 @@ fn waiting_for_a_stale_lock_ends_at_once() {
 
 /// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.
 fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)> {
+    traced_words(options, &again(&this_program(), role, lock))
+}
+
+fn traced_words<'a>(
+    options: &[&str],
+    words: impl IntoIterator<Item = &'a String>,
+) -> Option<(String, String)> {
     let scratch = Scratch::new();
     let trace = scratch.0.path().join("trace");
     let mut command = Command::new("strace");
@@ -1039,7 +1081,7 @@ fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)>
         .args(["-f", "-y", "-o"])
         .arg(&trace)
         .args(options)
-        .args(again(&this_program(), role, lock));
+        .args(words);
     if Command::new("strace")
         .args(["-o", "/dev/null", "true"])
         .output()

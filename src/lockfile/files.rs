@@ -327,7 +327,8 @@ pub(super) fn is_name_aside(name: &OsStr) -> bool {
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
-fn name_aside() -> io::Result<String> {
+/// A name that nobody else has.
+pub(super) fn name_aside() -> io::Result<String> {
     let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
     Ok(format!("{ASIDE_PREFIX}{random:016x}{ASIDE_SUFFIX}"))
 }
