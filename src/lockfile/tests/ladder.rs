@@ -109,6 +109,30 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     });
 }
 
+#[test]
+fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
+    everywhere(|path, lacks| {
+        let stale = format!("pid={DEAD}\ntimestamp=1\n");
+        let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
+        fs::write(path, &stale).expect("a stale lock");
+        let directory = Directory::of(path).expect("a directory");
+        let files = LockFiles::new(&directory, path.file_name().expect("a name"), quick(lacks));
+        let claim = Claim {
+            record: &|| stamped(DEAD, None, None).print().into_bytes(),
+            is_live: false,
+            // It is judged as it was, and is another's when it comes to be locked.
+            is_stale: &|content| {
+                fs::write(path, &renewed).expect("a renewed lock");
+                content.bytes == stale.as_bytes()
+            },
+        };
+        let attempt = takeover::acquire(&files, &claim).expect("an attempt");
+        assert!(matches!(attempt, Attempt::Held(..)), "{lacks:?}");
+        assert_eq!(fs::read_to_string(path).expect("a record"), renewed);
+        assert!(litter(path).is_empty());
+    });
+}
+
 /// Somebody who judged the stale file before it was taken over may remove ours in its stead.
 #[test]
 fn a_takeover_settles_however_it_was_done() {
