@@ -396,6 +396,25 @@ fn a_flag_ends_a_wait() {
     });
 }
 
+/// Its child may hold the lock for long, and whoever waits would be woken again and again.
+#[test]
+fn the_end_of_a_holder_wakes_only_once() {
+    let mut holder = Command::new("true").spawn().expect("true");
+    let over = Instant::now() + Duration::from_secs(10);
+    while !process::look_up(holder.id()).is_some_and(|process| process.is_zombie) {
+        assert!(Instant::now() < over, "it does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let of = |pid| Status {
+        pid: Some(pid),
+        alive: Alive::Yes,
+        ..Status::unreadable()
+    };
+    assert!(of(holder.id()).end_of_holder().is_none());
+    assert!(of(std::process::id()).end_of_holder().is_some());
+    holder.wait().expect("its status");
+}
+
 #[test]
 fn any_of_several_locks_will_do() {
     let scratch = tempfile::tempdir().expect("a directory");
