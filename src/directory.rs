@@ -50,6 +50,8 @@ pub enum Entry {
     Nothing,
     /// A regular file, opened for reading.
     File(File),
+    /// A regular file that we may not read, or not for the moment.
+    Unreadable,
     /// A symbolic link, a directory, a device, a pipe or a socket. It was not opened.
     Other,
 }
@@ -86,6 +88,10 @@ impl Directory {
 
     /// Opens what stands under `name`, if it is a regular file: a link is not followed, and nothing
     /// else is touched, since opening a device may do something.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::PermissionDenied`] if the directory may not be searched, or what else the system says.
     pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<Entry> {
         match self.stat(name.as_ref())? {
             None => return Ok(Entry::Nothing),
@@ -99,6 +105,8 @@ impl Directory {
             Ok(file) if is_file(&fstat(&file)?) => Ok(Entry::File(file.into())),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => Ok(Entry::Other),
             Err(Errno::NOENT) => Ok(Entry::Nothing),
+            // The last: somebody else's lease on it has yet to be broken.
+            Err(Errno::ACCESS | Errno::PERM | Errno::AGAIN) => Ok(Entry::Unreadable),
             Err(error) => Err(error.into()),
         }
     }
@@ -248,6 +256,9 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 return Err(unsupported())
             }
+            // NFS locks a file only for those who have opened it for writing. A descriptor that is not
+            // open at all cannot get here.
+            Err(Errno::BADF) => return Err(unsupported()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -136,12 +136,19 @@ impl<'a> LockFiles<'a> {
         let elsewhere = name_aside()?;
         let file = self.directory.create(&elsewhere, self.making.mode)?;
         let filled = self.fill(&file, record);
-        let linked = filled.and_then(|()| self.link(Path::new(&elsewhere), name));
-        // On NFS a link may be made though the reply says otherwise.
-        let is_linked = linked.is_ok()
-            || matches!(self.directory.identity(name), Ok(Some(id)) if FileId::of(&file).is_ok_and(|ours| ours == id));
+        let linked = filled.and_then(|()| self.link_file(&file, Path::new(&elsewhere), name));
         let _ = self.directory.remove(&elsewhere);
-        named(if is_linked { Ok(()) } else { linked }, file)
+        named(linked, file)
+    }
+
+    /// Gives the open file, which stands under `from`, one more name.
+    fn link_file(&self, file: &File, from: &Path, to: &Path) -> io::Result<()> {
+        let linked = self.link(from, to);
+        // On NFS a link may be made though the reply says otherwise.
+        if linked.is_err() && self.directory.identity(to)? == Some(FileId::of(file)?) {
+            return Ok(());
+        }
+        linked
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -199,13 +206,12 @@ impl Files for LockFiles<'_> {
     }
 
     fn open(&self) -> io::Result<Found<File>> {
-        match self.directory.open_file(self.name) {
-            Ok(Entry::Nothing) => Ok(Found::Nothing),
-            Ok(Entry::File(file)) => Ok(Found::File(file)),
-            Ok(Entry::Other) => Ok(Found::NotAFile),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Found::Unreadable),
-            Err(error) => Err(error),
-        }
+        Ok(match self.directory.open_file(self.name)? {
+            Entry::Nothing => Found::Nothing,
+            Entry::File(file) => Found::File(file),
+            Entry::Unreadable => Found::Unreadable,
+            Entry::Other => Found::NotAFile,
+        })
     }
 
     fn lock(&self, file: &File) -> io::Result<Locking> {
@@ -328,7 +334,8 @@ pub(super) fn is_name_aside(name: &OsStr) -> bool {
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
-fn name_aside() -> io::Result<String> {
+/// A name that nobody else has.
+pub(super) fn name_aside() -> io::Result<String> {
     let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
     Ok(format!("{ASIDE_PREFIX}{random:016x}{ASIDE_SUFFIX}"))
 }
@@ -409,6 +416,21 @@ mod tests {
             let error = files.fill(&ours, RECORD).expect_err("locked");
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
             assert_eq!(fs::read(path).expect("a file"), b"");
+        });
+    }
+
+    #[test]
+    fn a_link_that_was_made_counts_whatever_the_reply() {
+        with_files(|path, files| {
+            let elsewhere = Path::new("elsewhere");
+            let ours = files.directory.create(elsewhere, 0o644).expect("a file");
+            // As if by a request whose reply was lost, and that was sent once more.
+            fs::hard_link(path.with_file_name(elsewhere), path).expect("a link");
+            files.link_file(&ours, elsewhere, path).expect("our link");
+            fs::remove_file(path).expect("our link");
+            fs::write(path, "").expect("another file");
+            let error = files.link_file(&ours, elsewhere, path).expect_err("taken");
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         });
     }
 

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -102,7 +102,7 @@ impl<'a> SemaphoreGuard<'a> {
         };
         if care.has_heartbeat || care.on_lost.is_some() {
             // Should that fail, the guard gives the lock back.
-            guard.keeper = Some(Keeper::start(Arc::clone(&guard.grip), care)?);
+            guard.keeper = Some(Keeper::start(&guard.grip, care)?);
         }
         Ok(guard)
     }
@@ -196,10 +196,11 @@ impl Grip {
 }
 
 impl Keeper {
-    fn start(grip: Arc<Grip>, care: Care) -> io::Result<Keeper> {
+    fn start(grip: &Arc<Grip>, care: Care) -> io::Result<Keeper> {
         let stop = Arc::new(Flag::new()?);
         let stopped = Arc::clone(&stop);
         let watch = Watch::on(&grip.directory);
+        let grip = Arc::downgrade(grip);
         let stack_len = if care.on_lost.is_some() {
             CALLER_STACK_LEN
         } else {
@@ -213,29 +214,34 @@ impl Keeper {
     }
 }
 
-fn keep(grip: &Grip, care: &Care, watch: &Watch, stop: &Flag) {
+/// Has the file only while it looks: in a forked process the guard alone decides when it is closed.
+fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
     let mut next_beat = Instant::now() + care.beat;
-    let concerns = |name: &[u8]| name == grip.name.as_bytes();
-    loop {
+    let mut is_due = false;
+    while let Some(grip) = grip.upgrade() {
+        if is_due && care.has_heartbeat {
+            // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
+            let _ = grip.beat();
+        }
         // The first time, for what has happened since the grant and before the watch.
         if !grip.is_still_ours() {
             grip.is_lost.store(true, Ordering::SeqCst);
+            drop(grip);
             if let Some(on_lost) = &care.on_lost {
                 on_lost();
             }
             return;
         }
-        match watch.wait(concerns, &[], Some(stop), next_beat) {
+        let name = grip.name.clone();
+        drop(grip);
+        match watch.wait(|other| other == name.as_bytes(), &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
             // Then we look at every beat.
             Err(_) => thread::sleep(SHORTEST_BEAT),
         }
-        if Instant::now() >= next_beat {
-            if care.has_heartbeat {
-                // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
-                let _ = grip.beat();
-            }
+        is_due = Instant::now() >= next_beat;
+        if is_due {
             next_beat = Instant::now() + care.beat;
         }
     }
@@ -283,6 +289,22 @@ mod tests {
     }
 
     #[test]
+    fn a_guard_that_is_watched_over_in_a_forked_process_closes_the_file() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("forked.lock");
+        let options = SemaphoreOptions::new().heartbeat(true);
+        let semaphore =
+            Semaphore::with_options(path, Default::default(), options).expect("a lock path");
+        let guard = semaphore.try_acquire().expect("a free lock");
+        // The thread is not in the other process, and what it owns is never dropped there.
+        let over = Instant::now() + LIMIT;
+        while Arc::strong_count(&guard.grip) > 1 {
+            assert!(Instant::now() < over, "the thread has the file for itself");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
     fn a_loss_before_the_watch_began_is_noticed_at_once() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("lost.lock");
@@ -295,7 +317,7 @@ mod tests {
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let keeper = Keeper::start(Arc::clone(&guard.grip), care).expect("a thread");
+        let keeper = Keeper::start(&guard.grip, care).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
         keeper.thread.join().expect("the thread");
         assert!(guard.grip.is_lost.load(Ordering::SeqCst));
@@ -315,7 +337,7 @@ mod tests {
         };
         let stop = Flag::new().expect("a flag");
         thread::scope(|scope| {
-            scope.spawn(|| keep(&guard.grip, &care, &Watch::none(), &stop));
+            scope.spawn(|| keep(&Arc::downgrade(&guard.grip), &care, &Watch::none(), &stop));
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");

@@ -79,13 +79,18 @@ pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
 /// When a process was started, in clock ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     /// This process's own, which is asked for at every grant and never changes; a fork has another number.
-    static OWN: OnceLock<(u32, Option<u64>)> = OnceLock::new();
+    static OWN: OnceLock<(u32, u64)> = OnceLock::new();
     if pid != process::id() {
         return read_start_ticks(pid);
     }
-    match *OWN.get_or_init(|| (pid, read_start_ticks(pid))) {
-        (of, ticks) if of == pid => ticks,
-        _ => read_start_ticks(pid),
+    match OWN.get() {
+        Some((of, ticks)) if *of == pid => Some(*ticks),
+        _ => {
+            // Without a descriptor to spare we shall know the next time.
+            let ticks = read_start_ticks(pid)?;
+            let _ = OWN.set((pid, ticks));
+            Some(ticks)
+        }
     }
 }
 

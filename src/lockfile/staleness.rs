@@ -373,6 +373,14 @@ mod tests {
                 false,
             ),
             (
+                "live, and no boot said",
+                NOBODY,
+                YOUNG,
+                "x-host=h\nx-live=flock\n".into(),
+                No,
+                false,
+            ),
+            (
                 "an earlier boot",
                 PID,
                 NOW,

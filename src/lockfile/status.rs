@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
@@ -162,14 +161,10 @@ impl Semaphore {
     /// What the system says. That nothing stands there is no error, nor that it cannot be read.
     pub fn status(&self) -> SemaphoreResult<Status> {
         let directory = self.directory()?;
-        let file = match directory.open_file(&self.place.name) {
-            Ok(Entry::Nothing) => return Ok(Status::free()),
-            Ok(Entry::File(file)) => file,
-            Ok(Entry::Other) => return Ok(Status::unreadable()),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Status::unreadable())
-            }
-            Err(error) => return Err(error.into()),
+        let file = match directory.open_file(&self.place.name)? {
+            Entry::Nothing => return Ok(Status::free()),
+            Entry::File(file) => file,
+            Entry::Unreadable | Entry::Other => return Ok(Status::unreadable()),
         };
         let content = read(&file)?;
         let record = Record::parse(&content.bytes);

@@ -1,12 +1,14 @@
 //! What is known of the world: clocks, processes, and where we are.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use crate::directory::Directory;
 
+use super::files::name_aside;
 use super::process::{self, Process};
 use super::record::{seconds_since_1970, Record};
 use super::staleness::{Place, World};
@@ -27,8 +29,7 @@ impl World for Surroundings<'_> {
 
     fn file_system_now(&self) -> u64 {
         // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
-        let made = self.directory.create_unnamed(0o600);
-        let modified = made.and_then(|file| Ok(file.metadata()?.mtime()));
+        let modified = new_file(self.directory).and_then(|file| Ok(file.metadata()?.mtime()));
         modified
             .ok()
             .and_then(|seconds| u64::try_from(seconds).ok())
@@ -44,26 +45,61 @@ impl World for Surroundings<'_> {
     }
 }
 
-/// Where this process is.
+/// A file that nobody else will see, or not for long.
+fn new_file(directory: &Directory) -> io::Result<File> {
+    const MODE: u32 = 0o600;
+    match directory.create_unnamed(MODE) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            let name = name_aside()?;
+            let file = directory.create(&name, MODE)?;
+            let _ = directory.remove(&name);
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+/// Where this process is. Whoever cannot find out for the moment, for want of a descriptor, is nowhere until
+/// the next time: a place that lacks something would be another one for as long as the process lives.
 pub(super) fn here() -> &'static Place {
     static HERE: OnceLock<Place> = OnceLock::new();
-    HERE.get_or_init(|| Place {
-        host: Some(
-            rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .trim()
-                .to_owned(),
-        ),
-        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .ok()
-            .map(|id| id.trim().to_owned()),
-        pid_namespace: fs::read_link("/proc/self/ns/pid").ok().and_then(|link| {
+    static NOWHERE: Place = Place {
+        host: None,
+        boot: None,
+        pid_namespace: None,
+    };
+    HERE.get().unwrap_or_else(|| match look_around() {
+        Ok(place) => HERE.get_or_init(|| place),
+        Err(_) => &NOWHERE,
+    })
+}
+
+fn look_around() -> io::Result<Place> {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .trim()
+        .to_owned();
+    let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
+    let pid_namespace = if_there(fs::read_link("/proc/self/ns/pid"))?;
+    Ok(Place {
+        host: Some(host),
+        boot: boot.map(|id| id.trim().to_owned()),
+        pid_namespace: pid_namespace.and_then(|link| {
             let link = link.to_string_lossy();
             let number = link.strip_prefix("pid:[")?.strip_suffix(']')?;
             Some(number.to_owned())
         }),
     })
+}
+
+/// Without /proc, or without a right to it, there is nothing to be had later either.
+fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    use io::ErrorKind::{NotFound, PermissionDenied};
+    match found {
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 /// A record that says where, by which process and until when it is good, granted now.

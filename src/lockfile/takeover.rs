@@ -92,6 +92,7 @@ pub(super) trait Files {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Nothing,
+    /// A stale lock, be it that somebody else has taken it away.
     Takeover,
 }
 
@@ -134,6 +135,7 @@ pub enum Obstacle {
 
 /// Tries to take the lock, once.
 pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Attempt<F::File>> {
+    let mut after = After::Nothing;
     loop {
         match files.open()? {
             Found::Nothing => {}
@@ -141,17 +143,21 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
             Found::NotAFile => return Ok(Attempt::Held(Obstacle::NotAFile, None)),
             Found::File(found) => match take_over(files, claim, &found)? {
                 Some(attempt) => return Ok(attempt),
-                // The name is free, or stands for something else by now.
-                None => continue,
+                // The stale file has gone, by us or by others, and the name is free or stands for something
+                // else. Whoever has judged that file as we did may yet act on it.
+                None => {
+                    after = After::Takeover;
+                    continue;
+                }
             },
         }
         if let Some(ours) = files.create(Name::Lock, &record(claim, claim.is_live))? {
-            return settled(files, After::Nothing, ours);
+            return settled(files, after, ours);
         }
     }
 }
 
-/// Takes over the lock whose file is `found`. `None` if it is no longer the lock's file.
+/// Takes over the lock whose file is `found`. `None` if it was stale, and is no longer the lock's file.
 fn take_over<F: Files>(
     files: &F,
     claim: &Claim<'_>,

@@ -305,7 +305,7 @@ fn look(directory: &Directory, name: &OsStr) -> io::Result<Found> {
     match directory.open_file(name) {
         Ok(Entry::Nothing) => Ok(Found::Nothing),
         Ok(Entry::File(file)) => Ok(read(&file).map_or(Found::Unreadable, Found::Lock)),
-        Ok(Entry::Other) => Ok(Found::Unreadable),
+        Ok(Entry::Unreadable | Entry::Other) => Ok(Found::Unreadable),
         // No program can have made a file with too long a name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
             Ok(Found::Nothing)

@@ -110,6 +110,57 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
 }
 
 #[test]
+fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
+    everywhere(|path, lacks| {
+        let stale = format!("pid={DEAD}\ntimestamp=1\n");
+        let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
+        fs::write(path, &stale).expect("a stale lock");
+        let directory = Directory::of(path).expect("a directory");
+        let files = LockFiles::new(&directory, path.file_name().expect("a name"), quick(lacks));
+        let claim = Claim {
+            record: &|| stamped(DEAD, None, None).print().into_bytes(),
+            is_live: false,
+            // It is judged as it was, and is another's when it comes to be locked.
+            is_stale: &|content| {
+                fs::write(path, &renewed).expect("a renewed lock");
+                content.bytes == stale.as_bytes()
+            },
+        };
+        let attempt = takeover::acquire(&files, &claim).expect("an attempt");
+        assert!(matches!(attempt, Attempt::Held(..)), "{lacks:?}");
+        assert_eq!(fs::read_to_string(path).expect("a record"), renewed);
+        assert!(litter(path).is_empty());
+    });
+}
+
+/// Somebody who judged the stale file before it was taken over may remove ours in its stead.
+#[test]
+fn a_takeover_settles_however_it_was_done() {
+    for exchange in [false, true] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("ladder.lock");
+        fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        let lacks = Lacks {
+            exchange,
+            ..Lacks::default()
+        };
+        let mut semaphore = lacking(&path, lacks, HOUR);
+        semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        thread::scope(|scope| {
+            let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
+            let over = Instant::now() + Duration::from_secs(10);
+            let is_ours = || fs::read_to_string(&path).is_ok_and(|text| text.contains("x-host="));
+            while !is_ours() && Instant::now() < over {
+                thread::yield_now();
+            }
+            fs::remove_file(&path).expect("a lock that is not granted yet");
+            let outcome = taker.join().expect("the taker");
+            assert!(outcome.is_err(), "{lacks:?}");
+        });
+    }
+}
+
+#[test]
 fn a_young_lock_of_the_dead_is_not_taken_over() {
     everywhere(|path, lacks| {
         let text = stamped(DEAD, None, None).print();
@@ -343,6 +394,25 @@ fn a_flag_ends_a_wait() {
             "{outcome:?}"
         );
     });
+}
+
+/// Its child may hold the lock for long, and whoever waits would be woken again and again.
+#[test]
+fn the_end_of_a_holder_wakes_only_once() {
+    let mut holder = Command::new("true").spawn().expect("true");
+    let over = Instant::now() + Duration::from_secs(10);
+    while !process::look_up(holder.id()).is_some_and(|process| process.is_zombie) {
+        assert!(Instant::now() < over, "it does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let of = |pid| Status {
+        pid: Some(pid),
+        alive: Alive::Yes,
+        ..Status::unreadable()
+    };
+    assert!(of(holder.id()).end_of_holder().is_none());
+    assert!(of(std::process::id()).end_of_holder().is_some());
+    holder.wait().expect("its status");
 }
 
 #[test]
