@@ -753,14 +753,19 @@ fn what_the_system_refuses_is_3_and_says_where() {
 #[test]
 fn a_grant_that_cannot_be_told_is_given_back() {
     let place = Place::new();
-    for command in ["try", "acquire"] {
+    for (name, command, code) in [
+        ("sema", "try", 3),
+        ("sema", "acquire", 3),
+        ("semats", "try-acquire", 1),
+        ("semats", "acquire", 1),
+    ] {
         let full = File::options().write(true).open("/dev/full");
-        let mut program = place.command("sema", &[command, "f"]);
+        let mut program = place.command(name, &[command, "f"]);
         let output = finish(program.stdout(full.expect("/dev/full")));
-        assert_eq!(output.status.code(), Some(3), "{command}");
+        assert_eq!(output.status.code(), Some(code), "{name} {command}");
         let stderr = text(&output.stderr);
         assert!(stderr.starts_with("Error: standard output: "), "{stderr}");
-        assert_eq!(place.names(), [""; 0], "{command}");
+        assert_eq!(place.names(), [""; 0], "{name} {command}");
     }
 }
 

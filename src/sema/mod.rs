@@ -150,15 +150,18 @@ fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
         request,
     );
     if said.is_err() {
-        // Whoever does not learn that it was granted will not give it back.
-        let pid = Some(holder(&request.options));
-        let terms = Terms {
-            pid,
-            ..Terms::default()
-        };
-        let _ = slot.release(&terms);
+        give_back(slot, holder(&request.options));
     }
     said
+}
+
+/// Releases a lock that was granted, but nobody could be told: whoever does not learn of it will not do so.
+fn give_back(slot: &Semaphore, pid: u32) {
+    let terms = Terms {
+        pid: Some(pid),
+        ..Terms::default()
+    };
+    let _ = slot.release(&terms);
 }
 
 fn release(request: &Request) -> Outcome {

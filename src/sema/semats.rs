@@ -13,7 +13,7 @@ use crate::lockfile::{
 };
 
 use super::report::{complain, print, shown_path, Object};
-use super::{caller, reason, ALREADY_HELD};
+use super::{caller, give_back, reason, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -198,7 +198,11 @@ fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
         .with("pid", written.pid)
         .with("timestamp", written.timestamp)
         .undefined_or("tag", written.tag, request);
-    print_out(&shown(&object, request), DONE)
+    let status = print_out(&shown(&object, request), DONE);
+    if status != DONE {
+        give_back(semaphore, caller());
+    }
+    status
 }
 
 fn release(semaphore: &Semaphore, request: &Request) -> u8 {
