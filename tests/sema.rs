@@ -13,6 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
+use support::latch::installed;
+use support::limited::copy_program;
 use support::{eventually, PATIENCE};
 
 /// The number of no process: none is so high.
@@ -86,6 +88,35 @@ impl Place {
 
     fn status(&self, arguments: &[&str]) -> i32 {
         self.sema(arguments).status.code().expect("an exit status")
+    }
+
+    /// The same as a user who is not root, and owns nothing here.
+    fn as_nobody(&self, program: &str, arguments: &[&str]) -> Output {
+        let bin = self.bin.path().join("for-all");
+        if !bin.exists() {
+            fs::create_dir(&bin).expect("a directory");
+            copy_program(env!("CARGO_BIN_EXE_sema"), &bin.join("sema"));
+            symlink("sema", bin.join("semats")).expect("a link");
+            for directory in [self.bin.path(), &bin] {
+                let mode = fs::Permissions::from_mode(0o755);
+                fs::set_permissions(directory, mode).expect("it is ours");
+            }
+        }
+        let mut command = match rustix::process::geteuid().is_root() {
+            true => Command::new(installed("setpriv", "util-linux")),
+            false => Command::new("env"),
+        };
+        if rustix::process::geteuid().is_root() {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        }
+        command
+            .arg(bin.join(program))
+            .args(arguments)
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        finish(&mut command)
     }
 
     /// Runs a shell script that finds the programs by their names.
@@ -767,6 +798,56 @@ fn a_grant_that_cannot_be_told_is_given_back() {
         assert!(stderr.starts_with("Error: standard output: "), "{stderr}");
         assert_eq!(place.names(), [""; 0], "{name} {command}");
     }
+}
+
+/// A lock that may be released, in a directory where this user may remove nothing: the system is in the
+/// way, and not a holder.
+#[test]
+fn a_release_that_the_system_refuses_is_3_and_names_no_holder() {
+    let place = Place::new();
+    place.write("f", &format!("pid={NOBODY}\ntimestamp={}\n", now()));
+    place.write("old", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    let before = place.content();
+    for (path, mode) in [
+        (place.path("f"), 0o644),
+        (place.path("old"), 0o644),
+        (place.path("."), 0o555),
+    ] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    }
+    for (name, arguments, code, expected) in [
+        (
+            "sema",
+            &["release", "f"][..],
+            3,
+            "Error: IO error: f: this user may not remove the file\n",
+        ),
+        (
+            "sema",
+            &["release", "f", "--force", "--json"],
+            3,
+            "Error: IO error: f: this user may not remove the file\n",
+        ),
+        (
+            "semats",
+            &["release", "f", "-f"],
+            1,
+            "status: failed\ntype: IO_ERROR\nmessage: IO error\n\
+             cause: this user may not remove the file\n",
+        ),
+    ] {
+        let output = place.as_nobody(name, arguments);
+        assert_eq!(text(&output.stderr), expected, "{name} {arguments:?}");
+        assert_eq!(text(&output.stdout), "", "{name} {arguments:?}");
+        assert_eq!(output.status.code(), Some(code), "{name} {arguments:?}");
+        assert_eq!(place.content(), before, "{name} {arguments:?}");
+    }
+    // Who wants to take it finds it held.
+    let output = place.as_nobody("sema", &["try", "old"]);
+    assert_eq!(output.status.code(), Some(1));
+    let note = "\n  Note: stale, but this user may not remove the file\n";
+    assert!(text(&output.stderr).ends_with(note), "{output:?}");
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
 #[test]
