@@ -1140,6 +1140,9 @@ fn the_commands_exit_status_and_streams_pass_through() {
     let output = child.wait_with_output().expect("its output");
     let said = (text(&output.stdout), text(&output.stderr));
     assert_eq!((said.0.as_str(), said.1.as_str()), ("in and out", "f\n"));
+    let output = place.sema(&["run", "f", "--", "no\n\u{1b}[31mne"]);
+    let reason = "sema: no\\x0a\\x1b[31mne: no such file or directory\n";
+    assert_eq!(text(&output.stderr), reason);
     for (arguments, expected) in [
         (&["run", "f", "--", "true"][..], 0),
         (&["run", "--", "true"], 2),
