@@ -154,10 +154,14 @@ impl Place {
         (child, pid)
     }
 
-    /// Starts a program and waits until it waits for files.
+    /// Starts sema and waits until it waits for files.
     fn waiting(&self, arguments: &[&str]) -> Child {
+        self.waiting_as("sema", arguments)
+    }
+
+    fn waiting_as(&self, program: &str, arguments: &[&str]) -> Child {
         let mut child = self
-            .command("sema", arguments)
+            .command(program, arguments)
             .spawn()
             .expect("sema starts");
         let descriptors = format!("/proc/{}/fd", child.id());
@@ -781,7 +785,22 @@ fn what_the_system_refuses_is_3_and_says_where() {
         assert!(stderr.starts_with(&format!("Error: {reason}")), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
-    assert_eq!(place.status(&["try", "directory"]), 1);
+    let output = place.sema(&["try", "directory"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stderr),
+        "Lock already held\n  Path: directory\n  Note: not a regular file\n"
+    );
+    for arguments in [
+        &["release", "directory"][..],
+        &["release", "directory", "-f"],
+    ] {
+        let output = finish(&mut place.command("semats", arguments));
+        assert_eq!(output.status.code(), Some(1));
+        let cause = "cause: not a regular file\n";
+        let failed = "status: failed\ntype: IO_ERROR\nmessage: IO error\n";
+        assert_eq!(text(&output.stderr), format!("{failed}{cause}"));
+    }
     assert_eq!(place.names(), ["directory"]);
 }
 
@@ -807,7 +826,7 @@ fn a_grant_that_cannot_be_told_is_given_back() {
 /// A lock that may be released, in a directory where this user may remove nothing: the system is in the
 /// way, and not a holder.
 #[test]
-fn a_release_that_the_system_refuses_is_3_and_names_no_holder() {
+fn where_only_the_system_is_in_the_way_it_is_3_and_names_no_holder() {
     let place = Place::new();
     place.write("f", &format!("pid={NOBODY}\ntimestamp={}\n", now()));
     place.write("old", &format!("pid={NOBODY}\ntimestamp=1\n"));
@@ -838,6 +857,18 @@ fn a_release_that_the_system_refuses_is_3_and_names_no_holder() {
             1,
             "status: failed\ntype: IO_ERROR\nmessage: IO error\n\
              cause: this user may not remove the file\n",
+        ),
+        (
+            "sema",
+            &["try", "new"],
+            3,
+            "Error: IO error: new: permission denied\n",
+        ),
+        (
+            "semats",
+            &["acquire", "new"],
+            1,
+            "status: failed\ntype: IO_ERROR\nmessage: IO error\ncause: permission denied\n",
         ),
     ] {
         let output = place.as_nobody(name, arguments);
@@ -964,6 +995,38 @@ fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
     );
 }
 
+/// Process 1 takes in those whose script is gone, so its number says nothing.
+#[test]
+fn called_by_process_1_a_single_command_takes_the_lock_for_itself() {
+    let place = Place::new();
+    let mut flags = vec!["--pid", "--fork", "--kill-child", "--mount-proc"];
+    if !rustix::process::geteuid().is_root() {
+        flags.extend(["--user", "--map-root-user"]);
+    }
+    let unshare = |script: &str| {
+        let mut command = Command::new(installed("unshare", "util-linux"));
+        command
+            .args(&flags)
+            .args(["sh", "-c", script, env!("CARGO_BIN_EXE_sema")])
+            .current_dir(place.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        finish(&mut command)
+    };
+    let probe = unshare("true");
+    if !probe.status.success() {
+        // Not by a macro, whose output is captured: this shall be seen.
+        let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));
+        let _ = std::io::stderr().write_all(refusal.as_bytes());
+        return;
+    }
+    let output = unshare("\"$0\" try f -q && sed -n 's/^pid=//p' f; :");
+    let said = text(&output.stdout);
+    let pid: u32 = said.trim().parse().expect("a process number");
+    assert!(pid > 1, "{output:?}");
+}
+
 #[test]
 fn a_lock_of_a_script_that_has_ended_is_free_for_the_next_who_releases() {
     let place = Place::new();
@@ -1014,6 +1077,35 @@ fn an_unreadable_lock_is_stale_by_the_age_of_its_file() {
     assert_eq!(place.status(&["try", "f", "--stale", "3h"]), 1);
     assert_eq!(place.status(&["try", "f"]), 0);
     assert!(place.read("f").starts_with("pid="));
+    for program in ["sema", "semats"] {
+        place.write("g", "garbage");
+        let mut release = place.command(program, &["release", "g"]);
+        assert_eq!(finish(&mut release).status.code(), Some(1), "{program}");
+        age(&place.path("g"), TWO_HOURS);
+        assert_eq!(finish(&mut release).status.code(), Some(0), "{program}");
+        assert!(!place.path("g").exists(), "{program}");
+    }
+}
+
+#[test]
+fn settle_always_waits_after_every_grant() {
+    let place = Place::new();
+    // The quickest of some: any of them may be slow for other reasons.
+    let quickest = (0..10).map(|_| {
+        let start = Instant::now();
+        let options = ["--settle=always", "--no-sync", "-q"];
+        let arguments = [&["try", "f"][..], &options].concat();
+        assert_eq!(place.status(&arguments), 0);
+        let took = start.elapsed();
+        fs::remove_file(place.path("f")).expect("it is there");
+        took
+    });
+    let quickest = quickest.min().expect("ten times");
+    assert!(quickest >= Duration::from_millis(20), "{quickest:?}");
+    for when in ["never", "takeover"] {
+        place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+        assert_eq!(place.status(&["try", "f", "--settle", when]), 0, "{when}");
+    }
 }
 
 #[test]
@@ -1064,6 +1156,20 @@ fn a_wait_ends_when_the_lock_is_released() {
         fs::remove_file(place.path("f")).expect("it is there");
         assert_eq!(wait(&mut child), Some(0), "{command}");
         assert_eq!(place.path("f").exists(), command == "acquire");
+    }
+}
+
+#[test]
+fn semats_waits_for_ever_unless_a_number_says_otherwise() {
+    let place = Place::new();
+    for timeout in [&[][..], &["--timeout", "abc"], &["--timeout"]] {
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let arguments = [&["acquire", "f"], timeout].concat();
+        let mut child = place.waiting_as("semats", &arguments);
+        thread::sleep(Duration::from_millis(150));
+        assert_eq!(child.try_wait().expect("a child"), None, "{timeout:?}");
+        fs::remove_file(place.path("f")).expect("it is there");
+        assert_eq!(wait(&mut child), Some(0), "{timeout:?}");
     }
 }
 
@@ -1349,6 +1455,26 @@ fn the_longest_times_are_no_trouble() {
         0
     );
     assert_eq!(place.status(&["try", "f", "--stale", &longest]), 1);
+}
+
+#[test]
+fn a_command_whose_lock_is_lost_while_it_was_stopped_does_not_go_on() {
+    let script = "kill -STOP $$; while :; do touch went-on; done";
+    for options in [&[][..], &["--on-lost=term"]] {
+        let place = Place::new();
+        let (mut child, command) = place.started(options, script);
+        let state = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
+            let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
+            fields.chars().next()
+        };
+        eventually(PATIENCE, "sema stops with it", || state() == Some('T'));
+        fs::remove_file(place.path("f")).expect("it is there");
+        signal(&child, Signal::CONT);
+        assert_eq!(wait(&mut child), Some(3));
+        assert!(is_gone(command));
+        assert_eq!(place.names(), [""; 0]);
+    }
 }
 
 #[test]
