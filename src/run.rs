@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -323,7 +324,7 @@ pub fn stage(program: &str) {
     let _ = writeln!(
         io::stderr(),
         "{program}: {}: {}",
-        command.to_string_lossy(),
+        crate::escape::Plain(command.as_bytes()),
         crate::escape::reason(&error)
     );
     let status = if error.kind() == io::ErrorKind::NotFound {

@@ -150,15 +150,18 @@ fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
         request,
     );
     if said.is_err() {
-        // Whoever does not learn that it was granted will not give it back.
-        let pid = Some(holder(&request.options));
-        let terms = Terms {
-            pid,
-            ..Terms::default()
-        };
-        let _ = slot.release(&terms);
+        give_back(slot, holder(&request.options));
     }
     said
+}
+
+/// Releases a lock that was granted, but nobody could be told: whoever does not learn of it will not do so.
+fn give_back(slot: &Semaphore, pid: u32) {
+    let terms = Terms {
+        pid: Some(pid),
+        ..Terms::default()
+    };
+    let _ = slot.release(&terms);
 }
 
 fn release(request: &Request) -> Outcome {
@@ -175,13 +178,11 @@ fn release(request: &Request) -> Outcome {
             &format!("Lock released: {}", shown_path(&request.path)),
             request,
         ),
-        Ok(Err(busy)) if busy.obstacle == Obstacle::NotAFile => {
-            let path = shown_path(&request.path);
-            Err(Failure::new(format_args!(
-                "IO error: {path}: not a regular file"
-            )))
-        }
         Ok(Err(busy)) => {
+            if let Some(cause) = impediment(busy.obstacle) {
+                let path = shown_path(&request.path);
+                return Err(Failure::new(format_args!("IO error: {path}: {cause}")));
+            }
             let line = match busy.status.is_readable {
                 true => "Lock held by different process",
                 false => "Lock not released",
@@ -191,6 +192,15 @@ fn release(request: &Request) -> Outcome {
             Ok(HELD)
         }
         Err(error) => Err(Failure::about(&request.path, &error)),
+    }
+}
+
+/// Why a lock was not released if it is not for its holder.
+fn impediment(obstacle: Obstacle) -> Option<&'static str> {
+    match obstacle {
+        Obstacle::NotAFile => Some("not a regular file"),
+        Obstacle::NotRemovable => Some("this user may not remove the file"),
+        _ => None,
     }
 }
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::escape::Plain;
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
+    acquire_any_detached, LockInfo, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
     SemaphoreOptions, Status, Terms,
 };
 
 use super::report::{complain, print, shown_path, Object};
-use super::{caller, reason, ALREADY_HELD};
+use super::{caller, give_back, impediment, reason, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -198,7 +198,11 @@ fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
         .with("pid", written.pid)
         .with("timestamp", written.timestamp)
         .undefined_or("tag", written.tag, request);
-    print_out(&shown(&object, request), DONE)
+    let status = print_out(&shown(&object, request), DONE);
+    if status != DONE {
+        give_back(semaphore, caller());
+    }
+    status
 }
 
 fn release(semaphore: &Semaphore, request: &Request) -> u8 {
@@ -219,14 +223,11 @@ fn release(semaphore: &Semaphore, request: &Request) -> u8 {
             let object = Object::new().with("status", "released");
             print_out(&shown(&object, request), DONE)
         }
-        Ok(Err(busy)) if busy.obstacle == Obstacle::NotAFile => {
-            let cause = "not a regular file";
-            fail(
-                &failed("IO_ERROR", "IO error").with("cause", cause),
-                request,
-            )
-        }
         Ok(Err(busy)) => {
+            if let Some(cause) = impediment(busy.obstacle) {
+                let failure = failed("IO_ERROR", "IO error").with("cause", cause);
+                return fail(&failure, request);
+            }
             let holder = busy
                 .status
                 .pid
