@@ -13,9 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
-use support::latch::installed;
 use support::limited::copy_program;
-use support::{eventually, PATIENCE};
+use support::{eventually, installed, PATIENCE};
 
 /// The number of no process: none is so high.
 const NOBODY: &str = "99999999";
