@@ -21,16 +21,17 @@
 //! `--seconds` is the time for each row and each server (default 2, at most 60). Exit status:
 //! 0 when exclusion held, 1 when it did not or a server failed, 2 for bad usage.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, ExitCode, Stdio};
+mod bench_support;
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Says which server a process is to be; the arguments belong to that server alone.
-const ROLE: &str = "BENCH_ROLE";
+use bench_support::{bare_server, role, unexpected, Server, SMALL_STACK};
 
 // Every key has eight bytes, so that the bare server knows the sizes without parsing.
 const ACQUIRE_LEN: usize = "l\nkey-0000\n10\n".len();
@@ -38,18 +39,10 @@ const RELEASE_LEN: usize = "r\nkey-0000\n0123456789abcdef0123456789abcdef\n".len
 const GRANTED: &[u8] = b"ok 0000000000000001000000000000000f 33\n";
 const RELEASED: &[u8] = b"ok\n";
 
-const SMALL_STACK: usize = 64 * 1024;
-
 fn main() -> ExitCode {
-    match std::env::var(ROLE).as_deref() {
-        Ok("latchd") => {
-            end_with_parent();
-            latchd::latchd_main()
-        }
-        Ok("echo") => {
-            end_with_parent();
-            report(echo_server().map(|()| Exclusion::Held))
-        }
+    match role().as_deref() {
+        Some("latchd") => latchd::latchd_main(),
+        Some("echo") => report(bare_server(echo).map(|()| Exclusion::Held)),
         _ => match Plan::from_args(std::env::args().skip(1)) {
             Ok(plan) => report(measure(&plan)),
             Err(complaint) => {
@@ -115,8 +108,8 @@ impl Plan {
 }
 
 fn measure(plan: &Plan) -> io::Result<Exclusion> {
-    let echo = Server::start("echo")?;
-    let latchd = Server::start("latchd")?;
+    let echo = start("echo")?;
+    let latchd = start("latchd")?;
     let mut violation_count = 0;
 
     try_the_checker(&echo)?;
@@ -556,84 +549,18 @@ impl Client {
     }
 }
 
-fn unexpected(reply: &[u8]) -> io::Error {
-    io::Error::other(format!(
-        "unexpected reply {:?}",
-        String::from_utf8_lossy(reply)
-    ))
-}
-
 // ---- the servers -----------------------------------------------------------------------------
 
-/// A server in a process of its own, on a port of its own choice; ended when dropped.
-struct Server {
-    child: Child,
-    addr: SocketAddr,
-}
-
-impl Server {
-    fn start(role: &str) -> io::Result<Server> {
-        let mut command = Command::new(std::env::current_exe()?);
+fn start(role: &str) -> io::Result<Server> {
+    Server::start(role, |command| {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
                 command.env_remove(&*name);
             }
         }
-        let mut child = command
-            .args(["--port", "0", "--print-port"])
-            .env(ROLE, role)
-            .env("RUST_LOG", "warn")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let addr = BufReader::new(stdout).read_line(&mut line).and_then(|_| {
-            let port = line
-                .trim()
-                .parse()
-                .map_err(|_| io::Error::other(format!("{role} did not start")))?;
-            Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
-        });
-        // Built before the port is looked at, so that a server without one is ended too.
-        let mut server = Server {
-            child,
-            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        };
-        server.addr = addr?;
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Ends a server whose parent was killed: nobody would do so otherwise.
-fn end_with_parent() {
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        std::process::exit(0);
-    });
-}
-
-/// The measure of the machine: the same bytes to and fro, nothing in between.
-fn echo_server() -> io::Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    println!("{}", listener.local_addr()?.port());
-    for stream in listener.incoming() {
-        let stream = stream?;
-        // A client that hangs up ends its thread; it is nobody's error.
-        thread::Builder::new()
-            .stack_size(SMALL_STACK)
-            .spawn(move || echo(stream))?;
-    }
-    Ok(())
+        command.args(["--port", "0"]);
+    })
 }
 
 fn echo(mut stream: TcpStream) -> io::Result<()> {

@@ -14,15 +14,16 @@
 //!
 //! Exit status: 0 when all went well, 1 when a reply was not the expected one, 2 for bad usage.
 
+mod bench_support;
+
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Says which server a process is to be; the arguments belong to that server alone.
-const ROLE: &str = "BENCH_ROLE";
+use bench_support::{bare_server, role, unexpected, Server};
 
 const OKAY: &[u8] = b"200 Command okay.\r\n";
 const GREETING: &[u8] = b"220 bare server\r\n";
@@ -33,15 +34,9 @@ const DEVICE_LEN: usize = "/dev/bench00".len();
 const CONNECTION_COUNTS: [usize; 3] = [1, 4, 16];
 
 fn main() -> ExitCode {
-    match std::env::var(ROLE).as_deref() {
-        Ok("lfpd") => {
-            end_with_parent();
-            latchd::lfpd_main()
-        }
-        Ok("bare") => {
-            end_with_parent();
-            report(bare_server())
-        }
+    match role().as_deref() {
+        Some("lfpd") => latchd::lfpd_main(),
+        Some("bare") => report(bare_server(answer)),
         _ => {
             let arguments: Vec<String> = std::env::args().skip(1).collect();
             let is_known = |argument: &String| {
@@ -75,8 +70,8 @@ fn measure(is_quick: bool) -> io::Result<()> {
         (Duration::from_millis(500), 4, 1000)
     };
     let directory = LockDirectory::new()?;
-    let lfpd = Server::start("lfpd", &directory.0)?;
-    let bare = Server::start("bare", &directory.0)?;
+    let lfpd = start("lfpd", &directory.0)?;
+    let bare = start("bare", &directory.0)?;
 
     println!("LOCK and UNLOCK, pairs a second");
     println!(
@@ -231,13 +226,6 @@ impl Client {
     }
 }
 
-fn unexpected(reply: &[u8]) -> io::Error {
-    io::Error::other(format!(
-        "unexpected reply {:?}",
-        String::from_utf8_lossy(reply)
-    ))
-}
-
 /// A directory for lock files, removed with all that is in it when dropped.
 struct LockDirectory(PathBuf);
 
@@ -261,65 +249,14 @@ impl Drop for LockDirectory {
     }
 }
 
-/// A server in a process of its own, on a port of its own choice; ended when dropped.
-struct Server {
-    child: Child,
-    addr: SocketAddr,
-}
-
-impl Server {
-    fn start(role: &str, lock_dir: &Path) -> io::Result<Server> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--listen", "0", "--print-port", "--search-dirs", ""])
+fn start(role: &str, lock_dir: &Path) -> io::Result<Server> {
+    Server::start(role, |command| {
+        command
+            .args(["--listen", "0", "--search-dirs", ""])
             .arg("--lock-dir")
             .arg(lock_dir)
-            .env(ROLE, role)
-            .env("RUST_LOG", "warn")
-            .env_remove("LISTEN_FDS")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = child.stdout.take().expect("stdout is piped");
-        // Built before the port is looked at, so that a server without one is ended too.
-        let mut server = Server {
-            child,
-            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        };
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let port = line.trim().parse();
-        let port = port.map_err(|_| io::Error::other(format!("{role} did not start")))?;
-        server.addr.set_port(port);
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Ends a server whose parent was killed: nobody would do so otherwise.
-fn end_with_parent() {
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        std::process::exit(0);
-    });
-}
-
-/// The measure of the machine: the same bytes to and fro, nothing in between.
-fn bare_server() -> io::Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    println!("{}", listener.local_addr()?.port());
-    for stream in listener.incoming() {
-        let stream = stream?;
-        // A client that hangs up ends its thread; it is nobody's error.
-        thread::spawn(move || answer(stream));
-    }
-    Ok(())
+            .env_remove("LISTEN_FDS");
+    })
 }
 
 fn answer(mut stream: TcpStream) -> io::Result<()> {
