@@ -5,6 +5,7 @@
 //! ```text
 //!   bins        bin/latchd, bin/lfpd, bin/latch, bin/sema
 //!   programs    latchd/, lfpd/, latch/, sema/ options, wiring, signals, exit codes
+//!               daemon                 what both servers say before they serve
 //!               run                    a command under a lock
 //!   sessions    dflock/session         the blocking conversation over one connection
 //!               lfp/session            the same for the Lock File Protocol, over lock files
@@ -43,6 +44,7 @@
 
 mod arguments;
 pub mod client;
+mod daemon;
 mod dflock;
 mod directory;
 mod escape;

@@ -28,6 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "lfpd",
         &[
             "lfpd",
+            "daemon",
             "lfp",
             "lockfile",
             "net",
@@ -36,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "escape",
         ],
     ),
+    ("daemon", &["net", "escape", "logging"]),
     ("run", &["escape"]),
     (
         "latch",
@@ -46,6 +48,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "latchd",
         &[
             "latchd",
+            "daemon",
             "dflock",
             "table",
             "manager",

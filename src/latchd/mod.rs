@@ -21,10 +21,11 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIG
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{self, Parsed};
+use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
 use crate::dflock::{self, SessionRules, Turns};
 use crate::escape::{reason, Escaped};
 use crate::fence_file::{self, Reserver};
-use crate::logging::{Log, LogRules, Throttle};
+use crate::logging::Throttle;
 use crate::manager::{Manager, Rules};
 use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
 use crate::net::connections::{Admission, Connections};
@@ -66,48 +67,27 @@ pub fn main() -> ExitCode {
         match arguments::parse(PROGRAM, &options::BOOLEANS, std::env::args_os().skip(1)) {
             Parsed::Run(flags) => flags,
             Parsed::Print(text) => return print(&text),
-            Parsed::Usage(reason) => return bad_usage(reason),
+            Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
         };
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
-        return bad_usage(format_args!("{name}: the value is not UTF-8"));
+        return refuse(
+            PROGRAM,
+            USAGE,
+            format_args!("{name}: the value is not UTF-8"),
+        );
     }
     let inherited = match inherited::from_environment() {
         Ok(inherited) => inherited,
-        Err(reason) => {
-            complain(reason);
-            return ExitCode::from(1);
-        }
+        Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
     let variable = |name: &str| std::env::var(name).ok();
     let options = match Options::new(flags, variable, !inherited.is_empty()) {
         Ok(options) => options,
-        Err(reason) => return bad_usage(reason),
+        Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     match run(options, inherited) {
         Ok(status) => status,
-        Err(reason) => {
-            complain(reason);
-            ExitCode::from(1)
-        }
-    }
-}
-
-fn print(text: &str) -> ExitCode {
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(1),
-    }
-}
-
-fn bad_usage(reason: impl Display) -> ExitCode {
-    complain(reason);
-    ExitCode::from(2)
-}
-
-/// Says why we cannot serve, unless a client would read it.
-fn complain(reason: impl Display) {
-    if !inherited::stderr_is_a_peers() {
-        let _ = writeln!(io::stderr(), "{PROGRAM}: {reason}");
+        Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
 }
 
@@ -186,14 +166,6 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
-}
-
-fn start_log(rules: LogRules) -> Result<Log, String> {
-    if inherited::stderr_is_a_peers() {
-        std::panic::set_hook(Box::new(|_| {}));
-        return Ok(Log::silent());
-    }
-    Log::start(rules).map_err(|error| format!("cannot start the log: {}", reason(&error)))
 }
 
 /// The mint, and what has to run beside it, if anything.

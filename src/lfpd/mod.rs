@@ -22,10 +22,10 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIG
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{self, Parsed};
+use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
 use crate::escape::{reason, Escaped};
 use crate::lfp::{self, Holders, LockRules, Locks, NotLocal, Peer, SessionRules, Wire};
 use crate::lockfile::uucp_files::LockFiles;
-use crate::logging::Log;
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
 use crate::net::listener::{accept_from_all, Listener};
@@ -51,54 +51,32 @@ pub fn main() -> ExitCode {
     let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, arguments) {
         Parsed::Run(flags) => flags,
         Parsed::Print(text) => return print(&text),
-        Parsed::Usage(reason) => return bad_usage(reason),
+        Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     let inherited = match inherited::any_from_environment() {
         Ok(inherited) => inherited,
-        Err(reason) => return cannot_start(reason),
+        Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
     let options = match Options::new(flags, !inherited.is_empty()) {
         Ok(options) => options,
-        Err(reason) => return bad_usage(reason),
+        Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     if options.source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
-        return bad_usage(
+        return refuse(
+            PROGRAM,
+            USAGE,
             "descriptor 0 is a terminal, not a socket: give --listen 127.0.0.1:50001, or --stdio",
         );
     }
     match run(&options, inherited) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => cannot_start(reason),
-    }
-}
-
-fn print(text: &str) -> ExitCode {
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(1),
-    }
-}
-
-fn cannot_start(reason: impl Display) -> ExitCode {
-    complain(reason);
-    ExitCode::from(1)
-}
-
-fn bad_usage(reason: impl Display) -> ExitCode {
-    complain(reason);
-    ExitCode::from(2)
-}
-
-/// Says why we cannot serve, unless a client would read it.
-fn complain(reason: impl Display) {
-    if !inherited::stderr_is_a_peers() {
-        let _ = writeln!(io::stderr(), "{PROGRAM}: {reason}");
+        Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
 }
 
 /// Serves until told to stop, or until the one connection is over.
 fn run(options: &Options, inherited: Vec<Inherited>) -> Result<(), String> {
-    let log = start_log(options)?;
+    let log = start_log(options.log)?;
     let signals =
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     match connections_from(&options.source, inherited)? {
@@ -118,14 +96,6 @@ fn run(options: &Options, inherited: Vec<Inherited>) -> Result<(), String> {
     }
     log.flush(LAST_LINES);
     Ok(())
-}
-
-fn start_log(options: &Options) -> Result<Log, String> {
-    if inherited::stderr_is_a_peers() {
-        std::panic::set_hook(Box::new(|_| {}));
-        return Ok(Log::silent());
-    }
-    Log::start(options.log).map_err(|error| format!("cannot start the log: {}", reason(&error)))
 }
 
 /// How often somebody connects.
