@@ -275,7 +275,8 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
 fn whatever_signal_ends_latch_nothing_of_the_group_is_left() {
     let daemon = Daemon::start(&[]);
     for sent in [
-        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "ABRT", "SYS", "40",
+        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "ABRT", "SYS", "40", "SEGV", "BUS",
+        "ILL", "FPE", "STKFLT",
     ] {
         let directory = directory();
         let left = directory.path().join("left");
@@ -318,6 +319,29 @@ fn what_latch_was_told_to_ignore_the_command_ignores_too() {
     }
     thread::sleep(Duration::from_millis(200));
     assert_eq!(child.try_wait().expect("a child"), None);
+    signal(&child, Signal::TERM);
+    assert_eq!(wait(&mut child), Some(143));
+}
+
+#[test]
+fn signals_that_were_blocked_when_latch_was_started_are_heard_all_the_same() {
+    let daemon = Daemon::start(&[]);
+    let blocked = |arguments: &[&str]| {
+        let mut command = Command::new("env");
+        command.args(["--block-signal", PROGRAM, "run", "k", "--"]);
+        command.args(arguments);
+        command.env("LATCH_SERVER", daemon.addr().to_string());
+        command
+    };
+    let mut ends = Latch::start(&mut blocked(&["true"]));
+    assert_eq!(
+        wait(&mut ends),
+        Some(0),
+        "the end of a command is a signal, too"
+    );
+    let directory = directory();
+    let told_to_end = ["sh", "-c", "eval \"$READY\"; exec sleep 60"];
+    let (mut child, _) = ready(blocked(&told_to_end), &directory);
     signal(&child, Signal::TERM);
     assert_eq!(wait(&mut child), Some(143));
 }
