@@ -497,7 +497,7 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
     let log = directory.path().join("log");
     let script = format!(
         "trap 'echo TERM >> {0}; exit 0' TERM; eval \"$READY\"; kill -{stop} $$; \
-         sleep 0.1; echo on >> {0}; exit 0",
+         echo on >> {0}; sleep 0.1; exit 0",
         log.display()
     );
     let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);
