@@ -351,6 +351,29 @@ fn a_server_that_is_not_there_or_goes_away_is_69() {
 }
 
 #[test]
+fn a_system_that_refuses_what_is_needed_is_71() {
+    let daemon = Daemon::start(&[]);
+    let status_with = |descriptors: u32| {
+        let script = format!("ulimit -n {descriptors}; exec {PROGRAM} run k -- true");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        command.env("LATCH_SERVER", daemon.addr().to_string());
+        output(&mut command).status.code()
+    };
+    // With one less than four, the system could not start it.
+    let enough = (4..64)
+        .find(|descriptors| match status_with(*descriptors) {
+            Some(0) => true,
+            status => {
+                assert_eq!(status, Some(71), "{descriptors} descriptors");
+                false
+            }
+        })
+        .expect("it needs few");
+    assert!(enough > 4, "nothing was refused");
+}
+
+#[test]
 fn a_server_that_wants_a_token_is_77_without_one_and_a_file_that_cannot_be_read_is_74() {
     let directory = tempfile::tempdir().expect("a directory");
     let right = directory.path().join("right");
