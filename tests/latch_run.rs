@@ -415,6 +415,33 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
 }
 
 #[test]
+fn a_command_that_was_told_to_end_cannot_sleep_over_it() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "trap 'kill -STOP $$; exit 3' TERM; eval \"$READY\"; while :; do sleep 0.02; done";
+    let mut arguments = vec!["run", "k", "--kill-after", "60", "--"];
+    arguments.extend(["sh", "-c", script]);
+    let mut command = latch(&daemon, &arguments);
+    // Somebody could continue the two, and nobody does.
+    command.process_group(0);
+    let (mut child, command) = ready(command, &directory);
+    drop(daemon);
+    assert_eq!(wait(&mut child), Some(70));
+    assert!(is_gone(command));
+}
+
+#[test]
+fn without_the_latch_that_started_it_no_command_runs() {
+    let directory = directory();
+    let file = directory.path().join("file");
+    let mut orphan = Command::new(PROGRAM);
+    // As the second instance finds it when the first was killed at once: its parent is another.
+    orphan.args(["--exec-stage", "0", "-", "touch"]).arg(&file);
+    assert_eq!(output(&mut orphan).status.code(), Some(143));
+    assert!(!file.exists());
+}
+
+#[test]
 fn no_time_to_end_is_too_short_or_too_long() {
     for (kill_after, script) in [
         (
