@@ -363,6 +363,20 @@ fn what_a_server_says_is_shown_in_moderation() {
 }
 
 #[test]
+fn an_answer_without_an_end_is_none_and_is_not_kept() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        while stream.write_all(&[b'x'; 65_536]).is_ok() {}
+    });
+    let client = Client::new([Address::Tcp(address.to_string())]);
+    // Whoever went on reading would find that there was no reply in time.
+    let asked = client.lock("k").try_acquire();
+    assert!(matches!(asked, Err(Error::BadReply(_))), "{asked:?}");
+}
+
+#[test]
 fn a_callback_may_ask_its_guard_and_end_it() {
     let uses: [fn(&Mutex<Option<Guard>>); 3] = [
         |guard| {
