@@ -404,4 +404,26 @@ mod tests {
         let begun = now.checked_sub(Duration::from_secs(3));
         assert!(!guard(begun.expect("the machine runs longer")).is_held());
     }
+
+    #[test]
+    fn renewals_come_by_half_of_a_lease_or_a_third_of_a_short_one_and_not_all_at_once() {
+        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
+            let mut intervals: Vec<Duration> = (0..100)
+                .map(|fence| {
+                    let token = format!("{fence:016x}0123456789abcdef");
+                    renewal_interval(Grant {
+                        token: token.parse().expect("a token"),
+                        lease: Duration::from_secs(lease),
+                    })
+                })
+                .collect();
+            let latest = Duration::from_secs_f64(latest);
+            assert!(intervals
+                .iter()
+                .all(|interval| (latest * 9 / 10..=latest).contains(interval)));
+            intervals.sort_unstable();
+            intervals.dedup();
+            assert_eq!(intervals.len(), 100, "they come together");
+        }
+    }
 }
