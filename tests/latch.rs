@@ -199,12 +199,15 @@ fn a_failure_says_what_is_missing_and_which_server_is_not_there() {
 }
 
 #[test]
-fn a_token_file_without_an_end_is_refused() {
+fn a_token_file_that_is_too_long_is_refused() {
     let daemon = Daemon::start(&[]);
-    assert_eq!(
-        status(&daemon, &["ping", "--auth-token-file", "/dev/zero"]),
-        74
-    );
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("token").display().to_string();
+    let file = File::create(&path).expect("there is room");
+    file.set_len(1 << 20).expect("a hole takes no room");
+    let output = run(&daemon, &["ping", "--auth-token-file", &path]);
+    assert_eq!(output.status.code(), Some(74));
+    assert!(text(&output.stderr).contains("too long"), "{output:?}");
 }
 
 #[test]
