@@ -65,11 +65,27 @@ const ALSO_FATAL: [i32; 10] = [
     SIGXFSZ,
 ];
 
-/// So would the real-time signals; the two before them are for the C library.
-const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
+/// So would the real-time signals. Before them are those of the C library, two or three, which it will not
+/// have caught.
+fn real_time() -> std::ops::RangeInclusive<i32> {
+    nix::libc::SIGRTMIN()..=64
+}
+
+/// The signals of a fault, which somebody may send, too. No handler can return from a fault of our own. So
+/// they are blocked, and a thread waits for them: it gets what was sent, and a fault ends us as ever.
+const FAULTS: &[NixSignal] = &[
+    NixSignal::SIGBUS,
+    NixSignal::SIGFPE,
+    NixSignal::SIGILL,
+    NixSignal::SIGSEGV,
+    #[cfg(not(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")))]
+    NixSignal::SIGSTKFLT,
+];
 
 fn ends_us(signal: i32) -> bool {
-    ALSO_FATAL.contains(&signal) || REAL_TIME.contains(&signal)
+    ALSO_FATAL.contains(&signal)
+        || real_time().contains(&signal)
+        || FAULTS.iter().any(|fault| *fault as i32 == signal)
 }
 
 /// More than anybody waits, and less than an `Instant` can bear.
@@ -90,19 +106,39 @@ impl SignalWatch {
     ///
     /// If the system will not let us, or no thread can be had.
     pub fn new() -> io::Result<SignalWatch> {
-        // We take the terminal back while we are in the background. Blocked, SIGTTOU does not stop us;
-        // all threads to come inherit the mask, and the stage takes it off again.
-        terminal_signal().thread_block()?;
         let ignored = ignored_signals();
+        let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
+        let faults: SigSet = FAULTS
+            .iter()
+            .copied()
+            .filter(|fault| !is_ignored(*fault as i32))
+            .collect();
+        // We take the terminal back while we are in the background. Blocked, SIGTTOU does not stop us.
+        // What was blocked when we were started is not any more: the end of the command is a signal, too.
+        // All threads to come inherit the mask, and the stage takes it off again.
+        let mut blocked = faults;
+        blocked.add(NixSignal::SIGTTOU);
+        blocked.thread_set_mask()?;
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
-        caught.extend(ALSO_FATAL.into_iter().chain(REAL_TIME));
+        caught.extend(ALSO_FATAL.into_iter().chain(real_time()));
         // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
         // would not if we caught it.
-        caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
+        caught.retain(|signal| !is_ignored(*signal));
         caught.extend([SIGCHLD, SIGCONT]);
         let mut signals = Signals::new(caught)?;
         let (sender, receiver) = unbounded();
+        let also_sender = sender.clone();
+        std::thread::Builder::new()
+            .name("faults".into())
+            .stack_size(64 * 1024)
+            .spawn(move || {
+                while let Ok(fault) = faults.wait() {
+                    if also_sender.send(fault as i32).is_err() {
+                        return;
+                    }
+                }
+            })?;
         std::thread::Builder::new()
             .name("signals".into())
             .stack_size(64 * 1024)
@@ -318,7 +354,7 @@ pub fn stage(program: &str) {
             let _ = tcsetpgrp(&terminal, getpgrp());
         }
     }
-    let _ = terminal_signal().thread_unblock();
+    let _ = SigSet::empty().thread_set_mask();
     let error = Command::new(&command).args(arguments).exec();
     // Where nobody can hear that, the status still says it.
     let _ = writeln!(
@@ -343,12 +379,6 @@ fn end_with(parent: Option<&OsStr>) {
     if parent != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
         std::process::exit(128 + SIGTERM);
     }
-}
-
-fn terminal_signal() -> SigSet {
-    let mut set = SigSet::empty();
-    set.add(NixSignal::SIGTTOU);
-    set
 }
 
 /// The controlling terminal. It can be ours at one time (`fg`) and somebody else's at another (`bg`).

@@ -247,6 +247,15 @@ fn renewals_from_many_threads_are_all_carried_out_at_once() {
 /// A client of a server that gives these answers, whatever it is asked, and then says no more. It accepts
 /// one connection.
 fn client_of_liar(answers: &'static [&'static str]) -> Client {
+    client_of_slow_liar(Duration::ZERO, answers).0
+}
+
+/// One that takes its time for each answer, and tells when it got each request that it answers.
+fn client_of_slow_liar(
+    delay: Duration,
+    answers: &'static [&'static str],
+) -> (Client, mpsc::Receiver<Instant>) {
+    let (sender, asked) = mpsc::channel();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
     thread::spawn(move || {
@@ -259,11 +268,64 @@ fn client_of_liar(answers: &'static [&'static str]) -> Client {
                     return;
                 }
             }
+            let _ = sender.send(Instant::now());
+            thread::sleep(delay);
             let _ = stream.write_all(answer.as_bytes());
         }
+        drop(sender);
         lines.for_each(drop);
     });
-    Client::new([Address::Tcp(address.to_string())])
+    (Client::new([Address::Tcp(address.to_string())]), asked)
+}
+
+#[test]
+fn a_lease_is_counted_from_its_request_however_late_the_answer_comes() {
+    const GRANT: &str = "ok 0123456789abcdef0123456789abcdef 4\n";
+    let (lease, margin) = (Duration::from_secs(4), Duration::from_secs(1));
+    let answers: [&[&str]; 2] = [&[GRANT], &[GRANT, "ok 4\n"]];
+    thread::scope(|scope| {
+        for answers in answers {
+            scope.spawn(move || {
+                let delay = Duration::from_millis(600);
+                let (client, asked) = client_of_slow_liar(delay, answers);
+                let guard = client.lock("k").acquire().expect("granted");
+                let asked: Vec<Instant> = asked.iter().collect();
+                assert_eq!(asked.len(), answers.len());
+                let latest = *asked.last().expect("it answered") + lease - margin;
+                // No clock but this one is asked, so that a machine that is late itself does no harm.
+                let mut now = Instant::now();
+                while guard.is_held() {
+                    assert!(now < latest, "held {:?} too long", now - latest);
+                    thread::sleep(Duration::from_millis(5));
+                    now = Instant::now();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_was_answered_before_it_was_asked_renews_nothing() {
+    const GRANT_AND_MORE: &str = "ok 0123456789abcdef0123456789abcdef 1\nok 3600\n";
+    let client = client_of_liar(&[GRANT_AND_MORE]);
+    let guard = client.lock("k").acquire().expect("granted");
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_grant_that_was_long_on_its_way_is_looked_at_first() {
+    const GRANT: &str = "ok 0123456789abcdef0123456789abcdef 1\n";
+    let delay = Duration::from_millis(300);
+    let (client, _) = client_of_slow_liar(delay, &[GRANT, "error\n"]);
+    let asked = client.lock("k").acquire();
+    assert!(matches!(asked, Err(Error::LeaseExpired)), "{asked:?}");
+    let (client, _) = client_of_slow_liar(delay, &[GRANT, "ok 60\n", "ok\n"]);
+    let guard = client.lock("k").acquire().expect("still ours");
+    assert_eq!(guard.lease(), Duration::from_secs(60));
+    assert!(guard.is_held());
 }
 
 #[test]
@@ -298,6 +360,20 @@ fn what_a_server_says_is_shown_in_moderation() {
     let client = client_of_liar(Box::leak(Box::new([long])));
     let error = client.lock("k").acquire().expect_err("no grant");
     assert!(error.to_string().len() < 1000, "{error}");
+}
+
+#[test]
+fn an_answer_without_an_end_is_none_and_is_not_kept() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        while stream.write_all(&[b'x'; 65_536]).is_ok() {}
+    });
+    let client = Client::new([Address::Tcp(address.to_string())]);
+    // Whoever went on reading would find that there was no reply in time.
+    let asked = client.lock("k").try_acquire();
+    assert!(matches!(asked, Err(Error::BadReply(_))), "{asked:?}");
 }
 
 #[test]

@@ -199,12 +199,15 @@ fn a_failure_says_what_is_missing_and_which_server_is_not_there() {
 }
 
 #[test]
-fn a_token_file_without_an_end_is_refused() {
+fn a_token_file_that_is_too_long_is_refused() {
     let daemon = Daemon::start(&[]);
-    assert_eq!(
-        status(&daemon, &["ping", "--auth-token-file", "/dev/zero"]),
-        74
-    );
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("token").display().to_string();
+    let file = File::create(&path).expect("there is room");
+    file.set_len(1 << 20).expect("a hole takes no room");
+    let output = run(&daemon, &["ping", "--auth-token-file", &path]);
+    assert_eq!(output.status.code(), Some(74));
+    assert!(text(&output.stderr).contains("too long"), "{output:?}");
 }
 
 #[test]
@@ -348,6 +351,29 @@ fn a_server_that_is_not_there_or_goes_away_is_69() {
     daemon.wait_for_waiters("k", 1);
     drop(daemon);
     assert_eq!(wait(&mut child), Some(69));
+}
+
+#[test]
+fn a_system_that_refuses_what_is_needed_is_71() {
+    let daemon = Daemon::start(&[]);
+    let status_with = |descriptors: u32| {
+        let script = format!("ulimit -n {descriptors}; exec {PROGRAM} run k -- true");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        command.env("LATCH_SERVER", daemon.addr().to_string());
+        output(&mut command).status.code()
+    };
+    // With one less than four, the system could not start it.
+    let enough = (4..64)
+        .find(|descriptors| match status_with(*descriptors) {
+            Some(0) => true,
+            status => {
+                assert_eq!(status, Some(71), "{descriptors} descriptors");
+                false
+            }
+        })
+        .expect("it needs few");
+    assert!(enough > 4, "nothing was refused");
 }
 
 #[test]

@@ -82,22 +82,25 @@ fn the_commands_exit_status_and_streams_pass_through() {
         status(&daemon, &["run", "k", "--", "sh", "-c", "kill -KILL $$"]),
         137
     );
-    assert_eq!(status(&daemon, &["run", "k", "--", "/nowhere/at/all"]), 127);
-    assert_eq!(status(&daemon, &["run", "k", "--", "/etc/passwd"]), 126);
     assert!(!is_held(&daemon, "k"));
 }
 
 #[test]
 fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
     let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let plain = directory.path().join("plain");
+    fs::write(&plain, "no program\n").expect("write");
+    let within = |name: &str| directory.path().join(name).display().to_string();
     for (command, expected) in [
-        ("/nowhere/at/all", 127),
-        ("no-such-command-at-all", 127),
-        ("/etc/passwd", 126),
-        ("/etc", 126),
-        ("/etc/passwd/x", 126),
-        ("", 127),
+        (within("nowhere"), 127),
+        ("no-such-command-at-all".into(), 127),
+        (within("plain"), 126),
+        (within(""), 126),
+        (within("plain/x"), 126),
+        (String::new(), 127),
     ] {
+        let command = command.as_str();
         let output = run(&daemon, &["run", "k", "--", command]);
         assert_eq!(output.status.code(), Some(expected), "{command:?}");
         assert_eq!(text(&output.stderr).lines().count(), 1, "{command:?}");
@@ -272,7 +275,8 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
 fn whatever_signal_ends_latch_nothing_of_the_group_is_left() {
     let daemon = Daemon::start(&[]);
     for sent in [
-        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "ABRT", "SYS", "40",
+        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "ABRT", "SYS", "40", "SEGV", "BUS",
+        "ILL", "FPE", "STKFLT",
     ] {
         let directory = directory();
         let left = directory.path().join("left");
@@ -315,6 +319,29 @@ fn what_latch_was_told_to_ignore_the_command_ignores_too() {
     }
     thread::sleep(Duration::from_millis(200));
     assert_eq!(child.try_wait().expect("a child"), None);
+    signal(&child, Signal::TERM);
+    assert_eq!(wait(&mut child), Some(143));
+}
+
+#[test]
+fn signals_that_were_blocked_when_latch_was_started_are_heard_all_the_same() {
+    let daemon = Daemon::start(&[]);
+    let blocked = |arguments: &[&str]| {
+        let mut command = Command::new("env");
+        command.args(["--block-signal", PROGRAM, "run", "k", "--"]);
+        command.args(arguments);
+        command.env("LATCH_SERVER", daemon.addr().to_string());
+        command
+    };
+    let mut ends = Latch::start(&mut blocked(&["true"]));
+    assert_eq!(
+        wait(&mut ends),
+        Some(0),
+        "the end of a command is a signal, too"
+    );
+    let directory = directory();
+    let told_to_end = ["sh", "-c", "eval \"$READY\"; exec sleep 60"];
+    let (mut child, _) = ready(blocked(&told_to_end), &directory);
     signal(&child, Signal::TERM);
     assert_eq!(wait(&mut child), Some(143));
 }
@@ -385,6 +412,33 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
         assert_eq!(wait(&mut child), Some(70), "{script}");
         assert!(is_gone(command), "{script}");
     }
+}
+
+#[test]
+fn a_command_that_was_told_to_end_cannot_sleep_over_it() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "trap 'kill -STOP $$; exit 3' TERM; eval \"$READY\"; while :; do sleep 0.02; done";
+    let mut arguments = vec!["run", "k", "--kill-after", "60", "--"];
+    arguments.extend(["sh", "-c", script]);
+    let mut command = latch(&daemon, &arguments);
+    // Somebody could continue the two, and nobody does.
+    command.process_group(0);
+    let (mut child, command) = ready(command, &directory);
+    drop(daemon);
+    assert_eq!(wait(&mut child), Some(70));
+    assert!(is_gone(command));
+}
+
+#[test]
+fn without_the_latch_that_started_it_no_command_runs() {
+    let directory = directory();
+    let file = directory.path().join("file");
+    let mut orphan = Command::new(PROGRAM);
+    // As the second instance finds it when the first was killed at once: its parent is another.
+    orphan.args(["--exec-stage", "0", "-", "touch"]).arg(&file);
+    assert_eq!(output(&mut orphan).status.code(), Some(143));
+    assert!(!file.exists());
 }
 
 #[test]
@@ -470,7 +524,7 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
     let log = directory.path().join("log");
     let script = format!(
         "trap 'echo TERM >> {0}; exit 0' TERM; eval \"$READY\"; kill -{stop} $$; \
-         sleep 0.1; echo on >> {0}; exit 0",
+         echo on >> {0}; sleep 0.1; exit 0",
         log.display()
     );
     let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);

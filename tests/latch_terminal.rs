@@ -259,6 +259,32 @@ fn bg_lets_a_silent_command_go_on_and_the_shell_keeps_its_terminal() {
 }
 
 #[test]
+fn fg_gives_the_terminal_also_to_a_command_that_does_not_ask_for_it() {
+    at_each_shell(|daemon, mut terminal| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        let number = directory.path().join("number");
+        let script = format!("echo $$ > {}; {}", number.display(), waits_for(&file));
+        terminal.enter(&format!("$LATCH run k -- sh -c '{script}'"));
+        appears(&file);
+        let number = fs::read_to_string(&number).expect("it was written before");
+        let number = number.trim();
+        assert!(is_in_the_foreground(number));
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        assert!(!is_in_the_foreground(number));
+        terminal.enter("fg");
+        eventually(PATIENCE, "the command has the terminal", || {
+            is_in_the_foreground(number)
+        });
+        let_go_on(&file);
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+        free(daemon);
+    });
+}
+
+#[test]
 fn a_job_that_was_started_in_the_background_can_be_brought_to_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");

@@ -376,3 +376,54 @@ fn renewal_interval(grant: Grant) -> Duration {
     let jitter = u32::try_from(grant.token.fence() % 100).expect("below a hundred");
     base - base / 1000 * jitter
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guard_whose_time_is_over_is_not_held_whatever_its_keeper_does() {
+        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
+        let lease = Duration::from_secs(4);
+        // A keeper that stands still has told of no loss.
+        let guard = |sent_at| Guard {
+            shared: Arc::new(Shared {
+                hold: Mutex::new(Hold {
+                    deadline: deadline_of(sent_at, lease),
+                    loss: None,
+                    on_lost: None,
+                }),
+            }),
+            orders: unbounded().0,
+            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")),
+            keeper: None,
+            grant: Grant { token, lease },
+        };
+        let now = Instant::now();
+        assert!(guard(now).is_held());
+        let begun = now.checked_sub(Duration::from_secs(3));
+        assert!(!guard(begun.expect("the machine runs longer")).is_held());
+    }
+
+    #[test]
+    fn renewals_come_by_half_of_a_lease_or_a_third_of_a_short_one_and_not_all_at_once() {
+        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
+            let mut intervals: Vec<Duration> = (0..100)
+                .map(|fence| {
+                    let token = format!("{fence:016x}0123456789abcdef");
+                    renewal_interval(Grant {
+                        token: token.parse().expect("a token"),
+                        lease: Duration::from_secs(lease),
+                    })
+                })
+                .collect();
+            let latest = Duration::from_secs_f64(latest);
+            assert!(intervals
+                .iter()
+                .all(|interval| (latest * 9 / 10..=latest).contains(interval)));
+            intervals.sort_unstable();
+            intervals.dedup();
+            assert_eq!(intervals.len(), 100, "they come together");
+        }
+    }
+}

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
+use rustix::io::Errno;
 
 use crate::arguments::{self, Parsed};
 use crate::client::{
@@ -513,6 +514,7 @@ fn not_held(key: &str) -> Failure {
 /// What an error means for the exit status; `about` is the key or the server.
 fn failure(about: &str, error: &Error) -> Failure {
     let status = match error {
+        Error::Unreachable(error) if is_shortage(error) => SYSTEM_ERROR,
         Error::Unreachable(_) | Error::Closed | Error::NoReply => UNAVAILABLE,
         Error::AuthFailed => NO_PERMISSION,
         Error::MaxLocks | Error::MaxWaiters | Error::Draining => BUSY,
@@ -521,6 +523,14 @@ fn failure(about: &str, error: &Error) -> Failure {
         _ => PROTOCOL,
     };
     Failure::new(status, format_args!("{}: {error}", shown(about)))
+}
+
+/// Whether it is not the server that could not be reached, but this host that has nothing left for it.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
+    )
 }
 
 fn shown(text: &str) -> Escaped<'_> {
