@@ -355,7 +355,10 @@ pub fn stage(program: &str) {
         }
     }
     let _ = SigSet::empty().thread_set_mask();
-    let error = Command::new(&command).args(arguments).exec();
+    let mut error = Command::new(&command).args(arguments).exec();
+    if error.kind() == io::ErrorKind::PermissionDenied && is_nowhere_in_the_path(&command) {
+        error = Errno::NOENT.into();
+    }
     // Where nobody can hear that, the status still says it.
     let _ = writeln!(
         io::stderr(),
@@ -369,6 +372,15 @@ pub fn stage(program: &str) {
         CANNOT_RUN
     };
     std::process::exit(status);
+}
+
+/// Whether a shell would not find the command. The system tells of a directory of the path which may not
+/// be searched, and of a file which may not be executed, in the same way.
+fn is_nowhere_in_the_path(command: &OsStr) -> bool {
+    let Some(path) = env::var_os("PATH").filter(|_| !command.as_bytes().contains(&b'/')) else {
+        return false;
+    };
+    !env::split_paths(&path).any(|directory| directory.join(command).exists())
 }
 
 /// Arranges for this process to end when its parent does, whose number is given.

@@ -5,6 +5,7 @@ mod support;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use support::latch::{
     fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
     text, wait, Latch, PROGRAM,
 };
-use support::limited::copy_program;
+use support::limited::{copy_program, program_for_all};
 use support::{eventually, installed, Daemon, Signal, PATIENCE};
 
 /// The signals that end a wait and are passed on, with their names in the shell.
@@ -110,6 +111,39 @@ fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
         assert_eq!(wait(&mut Latch::start(&mut unheard)), Some(expected));
     }
     assert!(!is_held(&daemon, "k"));
+}
+
+/// As it is for a user who has the path of root.
+#[test]
+fn a_path_that_leads_where_one_may_not_look_hides_no_reason() {
+    let daemon = Daemon::start(&[]);
+    let (directory, program) = program_for_all(PROGRAM);
+    let closed = directory.path().join("closed");
+    fs::create_dir(&closed).expect("there is room");
+    fs::write(directory.path().join("plain"), "no program\n").expect("there is room");
+    let path = format!(
+        "{}:{}:/usr/bin:/bin",
+        closed.display(),
+        directory.path().display()
+    );
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).expect("it is ours");
+    for (command, expected) in [("no-such-command-at-all", 127), ("plain", 126), ("true", 0)] {
+        let mut latch = Command::new(&program);
+        if rustix::process::geteuid().is_root() {
+            latch = Command::new(installed("setpriv", "util-linux"));
+            latch.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            latch.arg(&program);
+        }
+        latch
+            .args(["run", "k", "--server", &daemon.addr().to_string(), "--"])
+            .arg(command)
+            .env("PATH", &path);
+        let output = output(&mut latch);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(expected), "{command}: {said}");
+        assert_eq!(said.contains("no such file"), expected == 127, "{said}");
+    }
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("it is ours");
 }
 
 #[test]
