@@ -3,11 +3,15 @@
 //! They are made from what `--help` says, so that the programs carry nothing for them. With
 //! `LATCHD_BLESS=1` this test writes them anew.
 
+mod support;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use support::installed;
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -187,14 +191,11 @@ fn zsh_and_fish_can_read_their_completions() {
             ("zsh", format!("_{name}")),
             ("fish", format!("{name}.fish")),
         ] {
-            // Neither shell is required; who writes them anew should have both.
-            let Ok(output) = Command::new(shell)
+            let output = Command::new(installed(shell, shell))
                 .arg("-n")
                 .arg(completions().join(&file))
                 .output()
-            else {
-                continue;
-            };
+                .expect("it starts");
             let complaint = String::from_utf8_lossy(&output.stderr);
             assert!(
                 output.status.success() && complaint.is_empty(),
@@ -217,10 +218,7 @@ fn fish_completes_commands_options_and_the_command_behind_the_dashes() {
         ("latch run key -- cat to-", &["to-do"]),
         ("latchd --log-t", &["--log-timestamps"]),
     ] {
-        let Some(offered) = in_fish(line, dir.path()) else {
-            return; // It is not here, and need not be.
-        };
-        assert_eq!(offered, offers, "{line}");
+        assert_eq!(in_fish(line, dir.path()), offers, "{line}");
     }
 }
 
@@ -243,30 +241,29 @@ fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
             .args(["--norc", "--noprofile", "-c", &script])
             .current_dir(dir),
     )
-    .expect("there is a bash")
 }
 
-/// What fish offers at the end of `line`, without the descriptions; `None` if there is no fish.
-fn in_fish(line: &str, dir: &Path) -> Option<Vec<String>> {
+/// What fish offers at the end of `line`, without the descriptions.
+fn in_fish(line: &str, dir: &Path) -> Vec<String> {
     let program = line.split(' ').next().expect("a program");
     let file = completions().join(format!("{program}.fish"));
     let script = format!("source {}; complete -C '{line}'", file.display());
     let lines = lines_of(
-        Command::new("fish")
+        Command::new(installed("fish", "fish"))
             .args(["--no-config", "-c", &script])
             .env("HOME", dir)
             .current_dir(dir),
-    )?;
+    );
     let offers = lines.iter().filter_map(|line| line.split('\t').next());
-    Some(offers.map(str::to_owned).collect())
+    offers.map(str::to_owned).collect()
 }
 
-fn lines_of(command: &mut Command) -> Option<Vec<String>> {
-    let output = command.stdin(Stdio::null()).output().ok()?;
+fn lines_of(command: &mut Command) -> Vec<String> {
+    let output = command.stdin(Stdio::null()).output().expect("it starts");
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.is_empty(), "{command:?}: {complaint}");
     let printed = String::from_utf8(output.stdout).expect("the offers are UTF-8");
-    Some(printed.lines().map(str::to_owned).collect())
+    printed.lines().map(str::to_owned).collect()
 }
 
 // ---------------------------------------------------------------------------------------------

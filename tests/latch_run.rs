@@ -126,7 +126,7 @@ fn a_path_that_leads_where_one_may_not_look_hides_no_reason() {
         closed.display(),
         directory.path().display()
     );
-    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).expect("it is ours");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o0)).expect("it is ours");
     for (command, expected) in [("no-such-command-at-all", 127), ("plain", 126), ("true", 0)] {
         let mut latch = Command::new(&program);
         if rustix::process::geteuid().is_root() {

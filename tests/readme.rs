@@ -160,6 +160,8 @@ fn ci_installs_the_packages_that_the_readme_names() {
         "cu,",
         "ckermit",
         "mgetty",
+        "zsh",
+        "fish",
     ] {
         assert!(
             readme.contains(package),
