@@ -362,6 +362,25 @@ fn an_uncollected_grant_passes_on_when_its_lease_ends() {
 }
 
 #[test]
+fn a_ticket_whose_key_is_forgotten_is_owed_nothing() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.advance(secs(10));
+    world.expire();
+    world.table.prune(Duration::ZERO, world.now);
+    assert!(!world.table.is_owed(waiter, world.now));
+
+    let token = world.held(1, "other");
+    let dismissed = world.queued(2, "other");
+    world.table.begin_drain(world.now);
+    assert_eq!(world.release("other", token), Ok(()));
+    world.table.prune(Duration::ZERO, world.now);
+    assert!(!world.table.is_owed(dismissed, world.now));
+}
+
+#[test]
 fn a_cancelled_waiter_leaves_no_gap() {
     let mut world = World::new();
     let token = world.held(1, "k");
