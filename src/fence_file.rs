@@ -226,7 +226,6 @@ fn lock(file: &File) -> Result<(), Unusable> {
     }
 }
 
-/// Makes the file's name as durable as its content.
 /// Reads a fence file's content, of which at most one byte more than a whole file is given.
 fn recover(content: &[u8]) -> Result<Recovered, Unusable> {
     if content.is_empty() {

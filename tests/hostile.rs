@@ -139,6 +139,34 @@ fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() 
     );
 }
 
+/// Only a few statistics are made at a time, and a Unix socket waits for ever for a peer to read.
+#[test]
+#[ignore = "long: cargo test --test hostile -- --ignored"]
+fn whoever_does_not_read_statistics_does_not_keep_others_from_them_for_ever() {
+    const KEYS: usize = 1000;
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let daemon = Daemon::start_unix(&path, &["--write-timeout", "0"]);
+    let mut holder = Client::unix(&path);
+    for number in 0..KEYS {
+        let key = format!("{}{number}", "k".repeat(200));
+        holder.acquire_for(&key, 0, 600);
+    }
+    let deaf: Vec<UnixStream> = (0..8)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&path).expect("it listens");
+            stream.write_all(b"stats\n_\n_\n").expect("there is room");
+            stream
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(500));
+    let mut monitor = Client::unix(&path);
+    monitor.send("stats\n_\n_\n");
+    let answer = monitor.try_line(Duration::from_secs(55));
+    assert!(answer.is_some_and(|answer| answer.starts_with("ok {")));
+    drop((deaf, daemon));
+}
+
 #[test]
 fn a_second_signal_ends_the_farewell_to_a_peer_that_does_not_read() {
     let daemon = Daemon::start(&["--write-timeout", "5"]);

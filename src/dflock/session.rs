@@ -38,6 +38,10 @@ const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
 /// How many statistics may be under way at a time.
 const MAX_STATS: usize = 8;
 
+/// For how long the writing of one may keep its turn, also where replies may take longer: so long does
+/// the kernel bear with a TCP peer that does not read.
+const LONGEST_TURN: Duration = Duration::from_secs(30);
+
 /// Dead phase-one entries that are kept beside those that are alive.
 const MAX_DEAD: usize = 64;
 
@@ -182,8 +186,12 @@ impl Session<'_> {
     /// Statistics can be large, and a peer need not read them: only a few are made at a time.
     fn show_stats(&mut self) -> Result<(), Ending> {
         let _turn = self.rules.stats_turns.take();
-        let reply = self.claims.stats();
-        self.reply(&reply)
+        self.claims.stats().write(&mut self.out);
+        if self.out.len() >= FULL_OUT_LEN {
+            let write_timeout = self.rules.write_timeout.unwrap_or(LONGEST_TURN);
+            self.flush_within(Some(write_timeout.min(LONGEST_TURN)))?;
+        }
+        Ok(())
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
@@ -199,12 +207,14 @@ impl Session<'_> {
     }
 
     fn flush(&mut self) -> Result<(), Ending> {
+        self.flush_within(self.rules.write_timeout)
+    }
+
+    fn flush_within(&mut self, write_timeout: Option<Duration>) -> Result<(), Ending> {
         if self.out.is_empty() {
             return Ok(());
         }
-        let written = self
-            .stream
-            .write_within(&self.out, self.rules.write_timeout);
+        let written = self.stream.write_within(&self.out, write_timeout);
         self.out.clear();
         self.out.shrink_to(FULL_OUT_LEN);
         written.map_err(Ending::Broken)

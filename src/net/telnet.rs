@@ -94,18 +94,16 @@ impl Telnet {
                 self.refuse(verb, option, answers);
                 (State::Data, None)
             }
+            (State::Subnegotiation(len), IAC) => (State::SubnegotiationCommand(len), None),
+            (State::SubnegotiationCommand(_), SE) => (State::Data, None),
             (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _)
-                if len >= MAX_SUBNEGOTIATION && byte != SE && byte != IAC =>
+                if len >= MAX_SUBNEGOTIATION =>
             {
                 return Err(Endless);
             }
-            (State::Subnegotiation(len), IAC) => (State::SubnegotiationCommand(len), None),
-            (State::Subnegotiation(len), _) => (State::Subnegotiation(len + 1), None),
-            (State::SubnegotiationCommand(_), SE) => (State::Data, None),
-            (State::SubnegotiationCommand(len), _) if len >= MAX_SUBNEGOTIATION => {
-                return Err(Endless)
+            (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _) => {
+                (State::Subnegotiation(len + 1), None)
             }
-            (State::SubnegotiationCommand(len), _) => (State::Subnegotiation(len + 1), None),
         };
         self.state = next;
         Ok(kept)
@@ -211,8 +209,10 @@ mod tests {
         check(&[&longest[..], &[IAC, SE, b'x']].concat(), b"x", b"");
         longest.push(7);
         assert_eq!(filter(&longest, 1), Err(Endless));
-        let escapes = [&[IAC, SB][..], &[IAC; 2000]].concat();
-        assert_eq!(filter(&escapes, 7), Err(Endless));
+        for byte in [IAC, SE, 0] {
+            let endless = [&[IAC, SB][..], &[byte; 2000]].concat();
+            assert_eq!(filter(&endless, 7), Err(Endless), "{byte}");
+        }
     }
 
     #[test]

@@ -379,8 +379,10 @@ impl LockTable {
     /// Whether it is the ticket's turn, and only a token is wanting.
     pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
         self.expire(now);
+        // A ticket that waits no more may have outlived its key.
         let place = self.tickets.get(&ticket);
-        place.is_some_and(|place| self.keys[&place.key].next_in_line() == Some(ticket))
+        let queue = place.and_then(|place| self.keys.get(&place.key));
+        queue.is_some_and(|queue| queue.next_in_line() == Some(ticket))
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.

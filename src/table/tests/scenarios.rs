@@ -95,6 +95,27 @@ fn when_tokens_are_back_all_keys_are_served_in_order_of_arrival() {
 }
 
 #[test]
+fn when_tokens_are_back_every_free_slot_finds_its_waiter() {
+    let mut world = World::new();
+    let tokens: Vec<Token> = (1..=3)
+        .map(|conn| granted(world.slot(conn, "k", 3)))
+        .collect();
+    let waiters: Vec<Ticket> = (4..=7)
+        .map(|conn| ticket(world.slot(conn, "k", 3)))
+        .collect();
+    world.mint_is_out(true);
+    for token in tokens {
+        let released = world.table.release("k", Kind::Semaphore, token, world.now);
+        assert_eq!(released, Ok(()));
+    }
+    assert!(world.resolved().is_empty());
+    world.mint_is_out(false);
+    world.table.tokens_are_back(world.now);
+    assert_eq!(world.resolved(), [4, 5, 6]);
+    assert_eq!(world.collect(waiters[3]), Progress::Waiting);
+}
+
+#[test]
 fn a_try_never_takes_a_place_in_the_queue() {
     let mut world = World::with_caps(Caps {
         max_locks: 8,
@@ -359,6 +380,25 @@ fn an_uncollected_grant_passes_on_when_its_lease_ends() {
         world.collect(idler),
         Progress::Refused(Refusal::LeaseExpired)
     );
+}
+
+#[test]
+fn a_ticket_whose_key_is_forgotten_is_owed_nothing() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.advance(secs(10));
+    world.expire();
+    world.table.prune(Duration::ZERO, world.now);
+    assert!(!world.table.is_owed(waiter, world.now));
+
+    let token = world.held(1, "other");
+    let dismissed = world.queued(2, "other");
+    world.table.begin_drain(world.now);
+    assert_eq!(world.release("other", token), Ok(()));
+    world.table.prune(Duration::ZERO, world.now);
+    assert!(!world.table.is_owed(dismissed, world.now));
 }
 
 #[test]
