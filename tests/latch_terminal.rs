@@ -59,6 +59,8 @@ impl Terminal {
             .env("LATCH", PROGRAM)
             .env("TERM", "dumb")
             .env_remove("ENV")
+            // Else bash notes in the user's own history what the test has typed.
+            .env("HISTFILE", "")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
