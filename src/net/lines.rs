@@ -407,6 +407,18 @@ mod tests {
         );
         check(format!("auth\n_\n{token}t\n").as_bytes(), &[], true);
         check(format!("auth\n{token}\n_\n").as_bytes(), &[], true);
+
+        let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+        let ours = Stream::Unix(ours);
+        let mut reader = LineReader::<3>::new(limit);
+        peer.write_all(format!("auth\n_\n{token}\n").as_bytes())
+            .expect("write");
+        while reader.look() == Buffered::Incomplete {
+            reader.read(&ours).expect("read");
+        }
+        assert!(reader.buffer.capacity() > token.len());
+        reader.advance();
+        assert_eq!(reader.buffer.capacity(), BUFFER_LEN);
     }
 
     #[test]
