@@ -129,26 +129,20 @@ impl SignalWatch {
         let mut signals = Signals::new(caught)?;
         let (sender, receiver) = unbounded();
         let also_sender = sender.clone();
-        std::thread::Builder::new()
-            .name("faults".into())
-            .stack_size(64 * 1024)
-            .spawn(move || {
-                while let Ok(fault) = faults.wait() {
-                    if also_sender.send(fault as i32).is_err() {
-                        return;
-                    }
+        spawn("faults", move || {
+            while let Ok(fault) = faults.wait() {
+                if also_sender.send(fault as i32).is_err() {
+                    return;
                 }
-            })?;
-        std::thread::Builder::new()
-            .name("signals".into())
-            .stack_size(64 * 1024)
-            .spawn(move || {
-                for signal in signals.forever() {
-                    if sender.send(signal).is_err() {
-                        return;
-                    }
+            }
+        })?;
+        spawn("signals", move || {
+            for signal in signals.forever() {
+                if sender.send(signal).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(SignalWatch { signals: receiver })
     }
 
@@ -174,6 +168,15 @@ impl SignalWatch {
             }
         }
     }
+}
+
+/// Starts a thread that does next to nothing.
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .stack_size(64 * 1024)
+        .spawn(work)?;
+    Ok(())
 }
 
 /// The signals that we ignored when we started: bit N - 1 stands for signal N. None if /proc cannot tell.

@@ -844,11 +844,16 @@ fn server_of_nobody(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
     copy_program(env!("CARGO_BIN_EXE_lfpd"), &program);
     let mut lfpd = Command::new(&program);
     lfpd.args(command(dirs).get_args())
-        .args(["--listen", "0", "--print-port"])
         .uid(65_534)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    listening(lfpd)
+}
+
+/// The server that `lfpd` starts, and a connection to it.
+fn listening(mut lfpd: Command) -> (Daemon, Client) {
+    lfpd.args(["--listen", "0", "--print-port"]);
     let daemon = Daemon::from_command(lfpd);
     let mut client = daemon.connect();
     greeted(&mut client);
@@ -925,12 +930,7 @@ fn check_left_overs(own: &Path, pids: &[u32]) {
 
 /// A server on directories that another one has used, and a connection to it.
 fn fresh_server(dirs: &Path) -> (Daemon, Client) {
-    let mut lfpd = command(dirs);
-    lfpd.args(["--listen", "0", "--print-port"]);
-    let daemon = Daemon::from_command(lfpd);
-    let mut client = daemon.connect();
-    greeted(&mut client);
-    (daemon, client)
+    listening(command(dirs))
 }
 
 #[test]

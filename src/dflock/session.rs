@@ -186,22 +186,27 @@ impl Session<'_> {
     /// Statistics can be large, and a peer need not read them: only a few are made at a time.
     fn show_stats(&mut self) -> Result<(), Ending> {
         let _turn = self.rules.stats_turns.take();
-        self.claims.stats().write(&mut self.out);
-        if self.out.len() >= FULL_OUT_LEN {
-            let write_timeout = self.rules.write_timeout.unwrap_or(LONGEST_TURN);
-            self.flush_within(Some(write_timeout.min(LONGEST_TURN)))?;
-        }
-        Ok(())
+        let reply = self.claims.stats();
+        let write_timeout = self.rules.write_timeout.unwrap_or(LONGEST_TURN);
+        self.reply_within(&reply, Some(write_timeout.min(LONGEST_TURN)))
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
+        self.reply_within(reply, self.rules.write_timeout)
+    }
+
+    fn reply_within(
+        &mut self,
+        reply: &Reply,
+        write_timeout: Option<Duration>,
+    ) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
             let conn = self.claims.connection.id();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         reply.write(&mut self.out);
         if self.out.len() >= FULL_OUT_LEN {
-            self.flush()?;
+            self.flush_within(write_timeout)?;
         }
         Ok(())
     }

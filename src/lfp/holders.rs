@@ -184,10 +184,7 @@ fn is_over(pid: u32, end: &End) -> bool {
     use rustix::event::{poll, PollFd, PollFlags};
     match end {
         End::Descriptor(descriptor) => {
-            let now = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
+            let now = Timespec::default();
             let polled = poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&now));
             polled.is_ok_and(|count| count > 0)
         }
