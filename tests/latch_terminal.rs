@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use support::latch::{is_held, PROGRAM};
-use support::{eventually, installed, Daemon, PATIENCE};
+use support::{eventually, installed, stat_of, Daemon, PATIENCE};
 
 /// Shells with job control, and the Debian package of each.
 const SHELLS: [(&[&str], &str); 2] = [
@@ -163,10 +163,7 @@ fn waits_for(file: &Path) -> String {
 
 /// Whether its terminal is that of the process's group.
 fn is_in_the_foreground(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields = stat.rsplit_once(')').expect("its name is in parentheses").1;
-    // Its state, its parent, its group, its session, the terminal, and which group has that.
-    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let fields = stat_of(pid.parse().expect("a number")).expect("it runs");
     fields[2] == fields[5]
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use rustix::process::{kill_process, Pid, Signal};
-use support::{eventually, installed, Client, PATIENCE};
+use support::{children_of, eventually, installed, Client, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -171,19 +171,6 @@ impl Inetd {
     fn files(&self) -> Vec<String> {
         names_in(&self.dirs.path().join("own"))
     }
-
-    fn children(&self) -> Vec<Pid> {
-        let own = self.inetd.id().to_string();
-        let processes = fs::read_dir("/proc").expect("it is Linux").flatten();
-        processes
-            .filter_map(|process| {
-                let stat = fs::read_to_string(process.path().join("stat")).ok()?;
-                let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_owned();
-                let pid = process.file_name().to_str()?.parse().ok()?;
-                (parent == own).then(|| Pid::from_raw(pid)).flatten()
-            })
-            .collect()
-    }
 }
 
 impl Drop for Inetd {
@@ -191,7 +178,7 @@ impl Drop for Inetd {
         let inetd = Pid::from_child(&self.inetd);
         // While inetd is stopped it reaps nobody, so every number still means the same process.
         let _ = kill_process(inetd, Signal::STOP);
-        for child in self.children() {
+        for child in children_of(self.inetd.id()) {
             let _ = kill_process(child, Signal::KILL);
         }
         let _ = kill_process(inetd, Signal::CONT);
@@ -246,7 +233,7 @@ fn under_inetd_rxtx_locks_and_unlocks_whether_it_starts_one_for_each_or_one_for_
             // A process that starts for each connection may be late.
             eventually(PATIENCE, "the file is gone", || inetd.files().is_empty());
         }
-        let servers = inetd.children().len();
+        let servers = children_of(inetd.inetd.id()).len();
         assert!(
             patience.starts_with("nowait") || servers == 1,
             "{servers} servers"

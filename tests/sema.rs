@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
 use support::limited::copy_program;
-use support::{eventually, installed, PATIENCE};
+use support::{eventually, installed, stat_of, PATIENCE};
 
 /// The number of no process: none is so high.
 const NOBODY: &str = "99999999";
@@ -224,9 +224,8 @@ fn now() -> u64 {
 /// When a process was started, in clock ticks: of an old lock whose holder was started only now, or
 /// with the system, nobody else would think that it is alive.
 fn start_of(pid: u32) -> String {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
-    fields.split(' ').nth(19).expect("a start").to_owned()
+    let fields = stat_of(pid).expect("it runs");
+    fields[19].clone()
 }
 
 fn age(path: &Path, seconds: u64) {
@@ -1463,11 +1462,10 @@ fn a_command_whose_lock_is_lost_while_it_was_stopped_does_not_go_on() {
         let place = Place::new();
         let (mut child, command) = place.started(options, script);
         let state = || {
-            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
-            let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
-            fields.chars().next()
+            let fields = stat_of(child.id()).expect("it runs");
+            fields[0].clone()
         };
-        eventually(PATIENCE, "sema stops with it", || state() == Some('T'));
+        eventually(PATIENCE, "sema stops with it", || state() == "T");
         fs::remove_file(place.path("f")).expect("it is there");
         signal(&child, Signal::CONT);
         assert_eq!(wait(&mut child), Some(3));

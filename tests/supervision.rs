@@ -23,8 +23,8 @@ use rustix::process::{kill_process, Pid};
 use support::limited::copy_program;
 use support::silent::free_addr;
 use support::{
-    described, eventually, fence, installed, parse_grant, Client, Daemon, Deadline, Event, Signal,
-    PATIENCE,
+    children_of, described, eventually, fence, installed, parse_grant, processor_time, stat_of,
+    Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
 use tempfile::TempDir;
 
@@ -591,19 +591,8 @@ impl Inetd {
 
     /// The processes that it has started and that are still running.
     fn servers(&self) -> Vec<Pid> {
-        let children = self.children().into_iter();
+        let children = children_of(self.inetd.id()).into_iter();
         children.filter(|&child| is_running(child)).collect()
-    }
-
-    /// The processes that it has started and not reaped yet.
-    fn children(&self) -> Vec<Pid> {
-        let parent = self.inetd.id().to_string();
-        let processes = fs::read_dir("/proc").expect("it is Linux").flatten();
-        processes
-            .filter_map(|process| process.file_name().to_str()?.parse().ok())
-            .filter(|&pid| stat(pid).is_some_and(|fields| fields[1] == parent))
-            .filter_map(Pid::from_raw)
-            .collect()
     }
 }
 
@@ -618,7 +607,7 @@ impl Drop for Inetd {
         let _ = kill_process(inetd, Signal::CONT);
         // Those that inetd does not reap would be left to the host.
         let deadline = Deadline::after(Duration::from_secs(1));
-        while !self.children().is_empty() && !deadline.is_over() {
+        while !children_of(self.inetd.id()).is_empty() && !deadline.is_over() {
             thread::sleep(Duration::from_millis(3));
         }
         let _ = self.inetd.kill();
@@ -1043,20 +1032,6 @@ fn copy_for_all(directory: &Path) -> PathBuf {
     program
 }
 
-/// The fields of /proc/PID/stat from the state on, unless the process is gone.
-fn stat(pid: i32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after_name) = stat.rsplit_once(") ")?;
-    Some(after_name.split(' ').map(str::to_owned).collect())
-}
-
 fn is_running(pid: Pid) -> bool {
-    stat(pid.as_raw_nonzero().get()).is_some_and(|fields| fields[0] != "Z")
-}
-
-/// What the process has used so far, in its own code and in the kernel.
-fn processor_time(pid: u32) -> Duration {
-    let fields = stat(i32::try_from(pid).expect("a process id")).expect("it runs");
-    let ticks = |at: usize| fields[at].parse::<u64>().expect("a number");
-    Duration::from_millis((ticks(11) + ticks(12)) * 10) // a tick is 10 ms wherever Linux runs
+    stat_of(pid.as_raw_nonzero().get().unsigned_abs()).is_some_and(|fields| fields[0] != "Z")
 }

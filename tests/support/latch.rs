@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{kill_process, test_kill_process, Pid};
 
-use super::{eventually, Daemon, Deadline, Signal, PATIENCE};
+use super::{eventually, stat_of, Daemon, Deadline, Signal, PATIENCE};
 
 /// Where the program is.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_latch");
@@ -189,6 +189,6 @@ pub fn is_gone(pid: Pid) -> bool {
 
 /// The state of a process as one letter, see proc(5); `None` if it is gone.
 pub fn state(pid: Pid) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
+    let fields = stat_of(pid.as_raw_nonzero().get().unsigned_abs())?;
+    fields[0].chars().next()
 }

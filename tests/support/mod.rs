@@ -22,6 +22,7 @@ use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 pub use rustix::process::Signal;
 
 /// How long anything may take for which no test states a shorter time.
@@ -672,14 +673,29 @@ pub fn installed(program: &str, package: &str) -> String {
         .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
 }
 
+/// What proc(5) has of a process from its state on: that, its parent, its group, its session, its terminal,
+/// the group which has that, and so on. `None` if the process is gone.
+pub fn stat_of(pid: u32) -> Option<Vec<String>> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name may have anything in it.
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    Some(after_name.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The processes that `parent` has started and not reaped yet.
+pub fn children_of(parent: u32) -> Vec<Pid> {
+    let parent = parent.to_string();
+    let processes = std::fs::read_dir("/proc").expect("it is Linux").flatten();
+    processes
+        .filter_map(|process| process.file_name().to_str()?.parse().ok())
+        .filter(|&pid| stat_of(pid).is_some_and(|fields| fields[1] == parent))
+        .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        .collect()
+}
+
 /// What the process has used so far, in its own code and in the kernel.
 pub fn processor_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-    let after_name = stat
-        .rsplit_once(") ")
-        .expect("the name is in parentheses")
-        .1;
-    let fields: Vec<&str> = after_name.split(' ').collect();
+    let fields = stat_of(pid).expect("the process is there");
     let ticks: u64 = fields[11..=12]
         .iter()
         .map(|ticks| ticks.parse::<u64>().expect("a number"))
