@@ -24,6 +24,13 @@ pub enum Parsed<T> {
     Usage(String),
 }
 
+/// How a long option begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dashes {
+    Two,
+    OneOrTwo,
+}
+
 /// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
 /// value and take one only after `=`.
 pub fn parse<T: FromArgs>(
@@ -31,12 +38,33 @@ pub fn parse<T: FromArgs>(
     booleans: &[&str],
     arguments: impl Iterator<Item = OsString>,
 ) -> Parsed<T> {
+    parse_dashed(program, booleans, arguments, Dashes::Two)
+}
+
+/// The same, and takes `-name` for `--name`, as programs written in Go do.
+pub fn parse_single_dashes<T: FromArgs>(
+    program: &str,
+    booleans: &[&str],
+    arguments: impl Iterator<Item = OsString>,
+) -> Parsed<T> {
+    parse_dashed(program, booleans, arguments, Dashes::OneOrTwo)
+}
+
+fn parse_dashed<T: FromArgs>(
+    program: &str,
+    booleans: &[&str],
+    arguments: impl Iterator<Item = OsString>,
+    dashes: Dashes,
+) -> Parsed<T> {
     let mut normal = Vec::new();
     let mut arguments = arguments.map(OsString::into_string);
     while let Some(argument) = arguments.next() {
-        let Ok(argument) = argument else {
+        let Ok(mut argument) = argument else {
             return Parsed::Usage("an argument is not UTF-8".into());
         };
+        if dashes == Dashes::OneOrTwo && is_long_with_one_dash(&argument) {
+            argument.insert(0, '-');
+        }
         match argument.as_str() {
             "-h" | "--help" => return help::<T>(program, booleans, normal.first()),
             "-V" | "--version" => {
@@ -103,6 +131,12 @@ fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&String>) -
     Parsed::Print(text)
 }
 
+/// Whether this is `-name`, and not `-n`, which is a short option.
+fn is_long_with_one_dash(argument: &str) -> bool {
+    let name = argument.strip_prefix('-').unwrap_or_default();
+    name.chars().count() > 1 && !name.starts_with('-')
+}
+
 /// Splits `--name=value`.
 fn split_value(argument: &str) -> Option<(&str, &str)> {
     argument.strip_prefix("--")?;
@@ -167,6 +201,29 @@ mod tests {
         assert_eq!(read(&["--text="]), run(Some(""), None));
         assert_eq!(read(&["--text", "--debug"]), run(Some("--debug"), None));
         assert_eq!(read(&["--text", "-h"]), run(Some("-h"), None));
+    }
+
+    #[test]
+    fn a_single_dash_will_do_where_it_is_allowed() {
+        let lenient = |arguments: &[&str]| {
+            parse_single_dashes("prog", &["--debug"], arguments.iter().map(OsString::from))
+        };
+        for text in [&["-text", "a"], &["--text", "a"]] {
+            assert_eq!(lenient(text), run(Some("a"), None));
+        }
+        assert_eq!(
+            lenient(&["-text=a", "-debug"]),
+            run(Some("a"), Some("true"))
+        );
+        assert_eq!(lenient(&["-text", "-debug"]), run(Some("-debug"), None));
+        assert!(matches!(lenient(&["-help"]), Parsed::Print(_)));
+        for arguments in [&["-"][..], &["-t", "a"], &["---text", "a"]] {
+            assert!(
+                matches!(lenient(arguments), Parsed::Usage(_)),
+                "{arguments:?}"
+            );
+        }
+        assert!(matches!(read(&["-text", "a"]), Parsed::Usage(_)));
     }
 
     #[test]

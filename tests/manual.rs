@@ -42,7 +42,21 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
 ];
 
 const COMMANDS: &[&str] = &[
-    "l", "sl", "e", "se", "w", "sw", "r", "sr", "n", "sn", "ping", "stats", "auth",
+    "l",
+    "sl",
+    "e",
+    "se",
+    "w",
+    "sw",
+    "r",
+    "sr",
+    "n",
+    "sn",
+    "ping",
+    "barrier",
+    "stable-ref",
+    "stats",
+    "auth",
 ];
 
 const STATUS_WORDS: &[&str] = &[

@@ -109,6 +109,34 @@ fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
 }
 
 #[test]
+fn a_long_option_may_begin_with_a_single_dash() {
+    for args in [
+        &["-port", "0", "--print-port", "-auth-token", "-a", "-debug"][..],
+        &["-port=0", "--print-port", "-auth-token=-a", "-debug=yes"],
+    ] {
+        let mut command = Daemon::command();
+        command.args(args);
+        let daemon = Daemon::from_command(command);
+        let mut client = daemon.connect();
+        assert_eq!(client.request("auth", "_", "-a"), "ok", "{args:?}");
+    }
+    for (args, printed) in [("-help", "--default-lease-ttl"), ("-version", "latchd 0")] {
+        let end = run(Daemon::command().arg(args));
+        assert_eq!(end.code(), Some(0), "{args}: {}", end.stderr);
+        assert!(end.stdout.contains(printed), "{args}: {}", end.stdout);
+    }
+    for args in [
+        &["-nonsense", "1"][..],
+        &["-"],
+        &["-p", "0"],
+        &["---port", "0"],
+    ] {
+        let line = refusal(Daemon::command().args(args), 2);
+        assert!(line.contains(args[0]), "{args:?}: {line:?}");
+    }
+}
+
+#[test]
 fn an_auth_token_takes_its_value_behind_a_blank_or_an_equals_sign() {
     for args in [&["--auth-token", "a=b"][..], &["--auth-token=a=b"][..]] {
         let daemon = Daemon::start(args);
@@ -267,8 +295,27 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 
 #[test]
 fn options_this_build_has_not_are_refused() {
+    let lacking = "needs a build with the feature tls";
+    let both = ["--tls-cert=some.pem", "--tls-key", "some.pem"];
+    let line = refusal(Daemon::command().args(both), 2);
+    assert_eq!(line, format!("latchd: --tls-cert: {lacking}"));
+    for prefix in ["LATCHD", "DFLOCKD"] {
+        let [cert, key] = ["CERT", "KEY"].map(|name| format!("{prefix}_TLS_{name}"));
+        let mut command = Daemon::command();
+        let line = refusal(command.env(&cert, "some.pem").env(&key, "some.pem"), 2);
+        assert_eq!(line, format!("latchd: {cert}: {lacking}"));
+        let mut command = Daemon::command();
+        command.args(["--tls-key", "some.pem"]);
+        let line = refusal(command.env(&cert, "some.pem"), 2);
+        assert_eq!(line, format!("latchd: {cert}: {lacking}"));
+    }
+}
+
+#[test]
+fn one_tls_option_without_the_other_is_refused_as_such() {
     for (option, variable) in ABSENT {
-        let expected = format!("latchd: {option}: not in this build");
+        let why = "both --tls-cert and --tls-key must be provided";
+        let expected = format!("latchd: {option}: {why}");
         let line = refusal(Daemon::command().args([option, "some.pem"]), 2);
         assert_eq!(line, expected);
         let line = refusal(Daemon::command().arg(format!("{option}=some.pem")), 2);
@@ -276,7 +323,7 @@ fn options_this_build_has_not_are_refused() {
         for prefix in ["LATCHD", "DFLOCKD"] {
             let variable = format!("{prefix}_{variable}");
             let line = refusal(Daemon::command().env(&variable, "some.pem"), 2);
-            assert_eq!(line, format!("latchd: {variable}: not in this build"));
+            assert_eq!(line, format!("latchd: {variable}: {why}"));
         }
     }
 }
@@ -389,6 +436,40 @@ fn a_new_name_beats_the_old_one() {
     eventually(Duration::from_secs(5), "the idle key is pruned", || {
         client.stats()["idle_locks"] == serde_json::json!([])
     });
+}
+
+#[test]
+fn each_unknown_dflockd_variable_is_warned_about_once() {
+    let mut known: Vec<String> = NUMBERS.iter().map(|(_, name, _)| (*name).into()).collect();
+    known.extend(["GC_LOOP_SLEEP", "GC_MAX_UNUSED_TIME"].map(String::from));
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    // A flag hides its variable, which is known all the same.
+    command.args(["--host", "127.0.0.1", "--no-auto-release-on-disconnect"]);
+    for name in known {
+        command.env(format!("DFLOCKD_{name}"), "9");
+    }
+    command.env("DFLOCKD_HOST", "127.0.0.2");
+    command.env("DFLOCKD_PORT", "1");
+    command.env("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", "no");
+    command.env("DFLOCKD_LOG_TIMESTAMPS", "never");
+    command.env("DFLOCKD_TLS_CERT", "");
+    command.env("DFLOCKD_EMPTY", "");
+    command.env("DFLOCKD_MAX_KEYS", "s3cret");
+    command.env("DFLOCKD_RATE LIMIT", "s3cret");
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("listening", PATIENCE);
+    let log = daemon.log();
+    let warnings: Vec<&str> = log
+        .lines()
+        .filter_map(|line| line.split_once("unknown-variable name="))
+        .map(|(_, name)| name)
+        .collect();
+    assert_eq!(warnings, ["DFLOCKD_MAX_KEYS", "\"DFLOCKD_RATE LIMIT\""]);
+    assert!(
+        log.contains("WARN unknown-variable") && !log.contains("s3cret"),
+        "{log}"
+    );
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub(super) enum Request<'a> {
         token: Token,
         lease: Option<Duration>,
     },
-    /// `ping`
+    /// `ping`; `barrier` and `stable-ref`, which wait for the other nodes of a cluster: here are none
     Ping,
     /// `stats`
     Stats,
@@ -118,7 +118,7 @@ pub(super) fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
         return Err(ProtocolError::NotUtf8);
     };
     let (command, kind) = match command {
-        "ping" => return Ok(Request::Ping),
+        "ping" | "barrier" | "stable-ref" => return Ok(Request::Ping),
         "stats" => return Ok(Request::Stats),
         "auth" => return Ok(Request::Auth),
         "l" | "e" | "w" | "r" | "n" => (command, Kind::Lock),

@@ -63,12 +63,15 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 /// the process shall exit with (latchd(8), EXIT STATUS).
 pub fn main() -> ExitCode {
     start_over_with_one_heap();
-    let flags: Flags =
-        match arguments::parse(PROGRAM, &options::BOOLEANS, std::env::args_os().skip(1)) {
-            Parsed::Run(flags) => flags,
-            Parsed::Print(text) => return print(&text),
-            Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
-        };
+    let flags: Flags = match arguments::parse_single_dashes(
+        PROGRAM,
+        &options::BOOLEANS,
+        std::env::args_os().skip(1),
+    ) {
+        Parsed::Run(flags) => flags,
+        Parsed::Print(text) => return print(&text),
+        Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
+    };
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return refuse(
             PROGRAM,
@@ -389,6 +392,12 @@ fn read_token_file(path: &Path) -> Result<Box<[u8]>, String> {
 fn warn_about(options: &Options) {
     if matches!(options.auth, Some(Auth::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
+    }
+    // A name that is not UTF-8 is nothing that dflockd knew.
+    let names = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+    let names = names.filter_map(|(name, _)| name.into_string().ok());
+    for name in options::unknown_variables(names) {
+        warn!("unknown-variable name={}", Escaped(name.as_bytes()));
     }
     if options.fence_file.is_some() {
         return;

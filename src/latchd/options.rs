@@ -4,6 +4,8 @@
 //! over from dflockd), then the default. An empty variable counts as unset; a bad value that counts is
 //! an error.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -186,15 +188,7 @@ impl Options {
         let sources = Sources {
             variable: &variable,
         };
-        let lacking = [
-            ("--tls-cert", flags.tls_cert, "TLS_CERT"),
-            ("--tls-key", flags.tls_key, "TLS_KEY"),
-        ];
-        for (flag, given, name) in lacking {
-            if let Some(setting) = sources.find(flag, given, &[name]) {
-                return Err(format!("{}: not in this build", setting.origin));
-            }
-        }
+        sources.refuse_tls(flags.tls_cert, flags.tls_key)?;
         let binding = Binding {
             host: sources.find("--host", flags.host, &["HOST"]),
             port: sources.find("--port", flags.port, &["PORT"]),
@@ -303,6 +297,23 @@ impl Options {
     }
 }
 
+/// Those of `names` that begin with `DFLOCKD_` and are no variable of any option.
+pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    // An option that is not given looks for its variables.
+    let known = RefCell::new(HashSet::new());
+    let note = |name: &str| {
+        known.borrow_mut().insert(name.to_owned());
+        None
+    };
+    let _ = Options::new(Flags::default(), note, false);
+    let known = known.into_inner();
+    let mut unknown: Vec<String> = names
+        .filter(|name| name.starts_with("DFLOCKD_") && !known.contains(name))
+        .collect();
+    unknown.sort_unstable();
+    unknown
+}
+
 /// Where values come from.
 struct Sources<'a> {
     variable: &'a dyn Fn(&str) -> Option<String>,
@@ -409,6 +420,20 @@ impl Sources<'_> {
             None => Ok(default),
             Some(setting) => parse_boolean(&setting),
         }
+    }
+
+    /// Refuses TLS, which this build lacks. With one option alone it says what would be wrong in any build.
+    fn refuse_tls(&self, cert: Option<String>, key: Option<String>) -> Result<(), String> {
+        let cert = self.find("--tls-cert", cert, &["TLS_CERT"]);
+        let key = self.find("--tls-key", key, &["TLS_KEY"]);
+        let (setting, why) = match (cert, key) {
+            (None, None) => return Ok(()),
+            (Some(cert), Some(_)) => (cert, "needs a build with the feature tls"),
+            (Some(one), None) | (None, Some(one)) => {
+                (one, "both --tls-cert and --tls-key must be provided")
+            }
+        };
+        Err(format!("{}: {why}", setting.origin))
     }
 
     fn auto_release(&self, yes: Option<String>, no: Option<String>) -> Result<bool, String> {
@@ -742,9 +767,16 @@ mod tests {
             tls_key: Some("x".into()),
             ..Flags::default()
         };
-        let message = options(flags, &[]).expect_err("refused");
-        assert_eq!(message, "--tls-key: not in this build");
-        let message = options(Flags::default(), &[("DFLOCKD_TLS_CERT", "x")]).expect_err("refused");
-        assert_eq!(message, "DFLOCKD_TLS_CERT: not in this build");
+        let variables = [("DFLOCKD_TLS_CERT", "x")];
+        let message = options(flags, &variables).expect_err("refused");
+        assert_eq!(
+            message,
+            "DFLOCKD_TLS_CERT: needs a build with the feature tls"
+        );
+        let message = options(Flags::default(), &variables).expect_err("refused");
+        assert_eq!(
+            message,
+            "DFLOCKD_TLS_CERT: both --tls-cert and --tls-key must be provided"
+        );
     }
 }
