@@ -8,8 +8,8 @@ use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use latchd::client::{Address, Client, Error, Guard, Loss, Patience, Settings, Terms};
-use support::silent::refusing_addr;
+use latchd::client::{Address, Client, Connection, Error, Guard, Loss, Patience, Settings, Terms};
+use support::silent::{refusing_addr, FullBacklog};
 use support::{eventually, Daemon, Signal, PATIENCE};
 
 fn client(daemon: &Daemon) -> Client {
@@ -425,6 +425,88 @@ fn the_longest_of_times_is_no_time_too_long() {
     daemon.wait_for_waiters("k", 1);
     guard.release().expect("still ours");
     assert!(matches!(waiting.join(), Ok(Ok(true))));
+}
+
+fn in_a_second() -> Settings {
+    Settings {
+        connect_timeout: Duration::from_secs(1),
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn connecting_to_a_unix_socket_is_bounded() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let busy = FullBacklog::at(&path);
+    let (sender, done) = mpsc::channel();
+    let server = Address::Unix(path);
+    let asked = server.clone();
+    thread::spawn(move || {
+        let client = Client::with_settings([asked], in_a_second());
+        let _ = sender.send(client.lock("k").try_acquire().map(drop));
+    });
+    let error = done.recv_timeout(PATIENCE).expect("it gives up");
+    let Err(Error::Unreachable(error)) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    // Where there is room in time, it connects.
+    let settings = Settings {
+        connect_timeout: Duration::MAX,
+        ..Settings::default()
+    };
+    let connecting = thread::spawn(move || Connection::open(&server, &settings).map(drop));
+    thread::sleep(Duration::from_millis(200));
+    assert!(!connecting.is_finished(), "the backlog is full");
+    busy.listener.accept().expect("one is waiting");
+    connecting.join().expect("no panic").expect("there is room");
+}
+
+#[test]
+fn presenting_the_token_is_bounded_like_connecting() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = Address::Tcp(silent.local_addr().expect("its address").to_string());
+    let settings = Settings {
+        auth_token: Some("secret".into()),
+        reply_timeout: Duration::from_secs(3600),
+        ..in_a_second()
+    };
+    let (sender, done) = mpsc::channel();
+    thread::spawn(move || sender.send(Connection::open(&server, &settings).map(drop)));
+    let opened = done.recv_timeout(PATIENCE).expect("it gives up");
+    assert!(matches!(opened, Err(Error::NoReply)), "{opened:?}");
+}
+
+#[test]
+fn the_time_for_connecting_is_part_of_a_bounded_wait() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let busy = FullBacklog::at(&path);
+    let client = Client::new([Address::Unix(path)]);
+    let asking = thread::spawn(move || {
+        let lock = client.lock("k");
+        lock.acquire_within(Duration::from_secs(5))
+            .map(|guard| guard.is_some())
+    });
+    thread::sleep(Duration::from_millis(2500));
+    let request = loop {
+        let (mut stream, _) = busy.listener.accept().expect("some are waiting");
+        // Those that only filled the backlog say nothing.
+        stream
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .expect("a setting");
+        let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
+        let lines: Vec<String> = reader.lines().map_while(Result::ok).take(3).collect();
+        if lines.len() == 3 {
+            stream.write_all(b"timeout\n").expect("a reader");
+            break lines;
+        }
+    };
+    assert_eq!(request[..2], ["l", "k"]);
+    let wait_timeout: u64 = request[2].parse().expect("a number");
+    assert!(wait_timeout < 5, "{wait_timeout}");
+    assert!(matches!(asking.join(), Ok(Ok(false))));
 }
 
 #[test]

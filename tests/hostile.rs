@@ -5,8 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +13,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{
-    connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
-};
-use support::silent::leave_socket;
+use support::silent::{leave_socket, FullBacklog};
 use support::{
     described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
 };
@@ -399,27 +394,14 @@ fn a_server_that_ends_leaves_the_socket_of_its_successor_alone() {
 fn a_living_server_with_a_full_backlog_is_neither_waited_for_nor_replaced() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
-    let busy = UnixListener::bind(&path).expect("nobody is there");
-    listen(&busy, 0).expect("it listens already");
-    let mut pending: Vec<OwnedFd> = Vec::new();
-    let addr = SocketAddrUnix::new(&path).expect("a short path");
-    loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .expect("descriptors are left");
-        match connect(&socket, &addr) {
-            Ok(()) => pending.push(socket),
-            Err(Errno::AGAIN) => break,
-            Err(error) => panic!("cannot fill the backlog: {error}"),
-        }
-        assert!(pending.len() < 100, "the backlog never fills");
-    }
+    let busy = FullBacklog::at(&path);
     let late = start_on(&path);
     let status = late.wait_exit(Duration::from_secs(3));
     let status = status.expect("it does not wait for room in the backlog");
     assert_eq!(status.code(), Some(1), "{}", late.log());
     assert!(late.log().contains("in use"), "{}", late.log());
-    busy.accept()
+    busy.listener
+        .accept()
         .expect("the path still leads to the first server");
     UnixStream::connect(&path).expect("the path still leads to the first server");
 }

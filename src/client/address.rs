@@ -2,13 +2,21 @@
 
 use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
+use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::net::stream::Stream;
+
+/// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
+/// no limit.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 
 /// Where a server listens: `HOST:PORT`, or the path of a Unix socket, which has a `/` in it.
 ///
@@ -30,20 +38,53 @@ pub enum Address {
 }
 
 impl Address {
-    /// Connects, within `timeout` for each address that a name stands for.
-    pub(super) fn connect(&self, timeout: Duration) -> io::Result<Stream> {
+    /// Connects within `timeout`, and also returns the instant at which that is over. Looking up a
+    /// name comes before, and is not limited.
+    pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant)> {
         match self {
-            Address::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
-            Address::Tcp(host) => {
-                let mut last = io::Error::from(io::ErrorKind::NotFound);
-                for addr in host.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&addr, timeout) {
-                        Ok(stream) => return Ok(Stream::Tcp(stream)),
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
+            Address::Unix(path) => {
+                let deadline = Instant::now() + timeout;
+                let stream = connect_unix(path, deadline)?;
+                Ok((Stream::Unix(stream), deadline))
             }
+            Address::Tcp(host) => {
+                let addrs: Vec<SocketAddr> = host.to_socket_addrs()?.collect();
+                let deadline = Instant::now() + timeout;
+                let stream = connect_tcp(&addrs, deadline)?;
+                Ok((Stream::Tcp(stream), deadline))
+            }
+        }
+    }
+}
+
+/// Tries the addresses in their order. Each may take an equal share of the time that is left, so
+/// that one that does not answer leaves some for the next.
+fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for (addr, remaining) in addrs.iter().zip((1..=addrs.len()).rev()) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
+        match TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Waits for room in the backlog, which the kernel limits by the time for sending.
+fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let addr = SocketAddrUnix::new(path)?;
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
+        match connect(&socket, &addr) {
+            Ok(()) => return Ok(UnixStream::from(socket)),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::TIMEDOUT.into()),
+            Err(error) => return Err(error.into()),
         }
     }
 }

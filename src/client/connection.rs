@@ -115,8 +115,8 @@ pub enum Enqueued {
 /// How a connection is made.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long connecting may take, for each address that a name stands for (5 seconds). A Unix socket
-    /// has no such limit.
+    /// How long connecting may take, the answer to the token included (5 seconds). All addresses of
+    /// a name share it; looking up the name is not in it.
     pub connect_timeout: Duration,
     /// How long a reply may take that does not have to wait for anybody (10 seconds).
     pub reply_timeout: Duration,
@@ -177,16 +177,17 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and, if there is a token, presents it. Blocks for at most the settings' timeouts; the time
-    /// for connecting counts for each address of a name, and looking up the name is not in it.
+    /// Connects and, if there is a token, presents it. Blocks for at most the settings' connect
+    /// timeout, and for as long as looking up a name takes.
     ///
     /// # Errors
     ///
     /// [`Error::Unreachable`], [`Error::AuthFailed`], or what else can go wrong with a reply.
     pub fn open(address: &Address, settings: &Settings) -> Result<Connection, Error> {
-        let stream = address
-            .connect(settings.connect_timeout)
-            .map_err(Error::Unreachable)?;
+        let timeout = settings
+            .connect_timeout
+            .min(Duration::from_secs(MAX_SECONDS));
+        let (stream, deadline) = address.connect(timeout).map_err(Error::Unreachable)?;
         if let Stream::Tcp(tcp) = &stream {
             // A reply may be hours away; a server that has vanished should be noticed before.
             tcp.set_nodelay(true)?;
@@ -209,7 +210,8 @@ impl Connection {
                     "an auth token has no line end in it",
                 ));
             }
-            connection.expect_ok("auth", "_", token)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            connection.expect_ok("auth", "_", token, left)?;
         }
         Ok(connection)
     }
@@ -297,7 +299,7 @@ impl Connection {
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn release(&mut self, key: &str, terms: Terms, token: Token) -> Result<(), Error> {
         let command = if terms.limit.is_none() { "r" } else { "sr" };
-        self.expect_ok(command, key, &token.to_string())
+        self.expect_ok(command, key, &token.to_string(), self.reply_timeout)
     }
 
     /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its length, in
@@ -333,7 +335,7 @@ impl Connection {
     ///
     /// What can go wrong with a reply.
     pub fn ping(&mut self) -> Result<(), Error> {
-        self.expect_ok("ping", "_", "_")
+        self.expect_ok("ping", "_", "_", self.reply_timeout)
     }
 
     /// What the server knows (`stats`), as JSON: see latch-protocol(7). Blocks for at most the reply
@@ -412,8 +414,14 @@ impl Connection {
         }
     }
 
-    fn expect_ok(&mut self, command: &str, key: &str, argument: &str) -> Result<(), Error> {
-        let reply = self.request(command, key, argument, Some(self.reply_timeout))?;
+    fn expect_ok(
+        &mut self,
+        command: &str,
+        key: &str,
+        argument: &str,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let reply = self.request(command, key, argument, Some(within))?;
         if reply == "ok" {
             Ok(())
         } else {
@@ -501,6 +509,14 @@ impl Terms {
 }
 
 impl Patience {
+    /// What is left of it when so much time has gone by.
+    pub(crate) fn after(self, elapsed: Duration) -> Patience {
+        match self {
+            Patience::Within(time) => Patience::Within(time.saturating_sub(elapsed)),
+            other => other,
+        }
+    }
+
     fn seconds(self) -> u64 {
         match self {
             Patience::Try => 0,

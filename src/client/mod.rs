@@ -196,8 +196,9 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Blocks for at most `time`, in whole seconds (rounded up), besides what connecting and an answer
-    /// take; `None` if somebody else has it all that time.
+    /// Blocks for at most `time`, in whole seconds (rounded up), besides what an answer takes;
+    /// `None` if somebody else has it all that time. Connecting is part of `time`, but is given up
+    /// at its own timeout alone.
     ///
     /// # Errors
     ///
@@ -244,8 +245,10 @@ impl<'a> Lock<'a> {
     }
 
     fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
+        let began = Instant::now();
         let mut connection = self.connect()?;
         let asked_at = Instant::now();
+        let patience = patience.after(asked_at - began);
         let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
             return Ok(None);
         };

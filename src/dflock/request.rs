@@ -70,7 +70,7 @@ pub(super) enum Request<'a> {
         token: Token,
         lease: Option<Duration>,
     },
-    /// `ping`; `barrier` and `stable-ref`, which wait for the other nodes of a cluster: here are none
+    /// `ping`, and also `barrier` and `stable-ref`: there are no other nodes to wait for
     Ping,
     /// `stats`
     Stats,

@@ -422,7 +422,8 @@ impl Sources<'_> {
         }
     }
 
-    /// Refuses TLS, which this build lacks. With one option alone it says what would be wrong in any build.
+    /// Refuses TLS, which this build lacks. One option without the other is wrong in any build, and
+    /// is refused as that.
     fn refuse_tls(&self, cert: Option<String>, key: Option<String>) -> Result<(), String> {
         let cert = self.find("--tls-cert", cert, &["TLS_CERT"]);
         let key = self.find("--tls-key", key, &["TLS_KEY"]);

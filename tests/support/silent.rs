@@ -1,15 +1,18 @@
-//! Addresses at which nobody listens, and at which nobody ever did.
+//! Addresses at which no server answers: nobody listens there, or its backlog is full.
 //!
 //! A listener that a test opens and drops may listen a little longer: a program that another thread
-//! is starting holds a copy of every descriptor until it executes. None of these has ever listened.
+//! is starting holds a copy of every descriptor until it executes. None of the first kind has ever
+//! listened.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{bind, getsockname, socket_with};
+use rustix::net::{bind, connect, getsockname, listen, socket_with};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// An address of 127.0.0.1 that refuses connections, and is nobody else's while the socket is open.
@@ -44,6 +47,37 @@ pub fn leave_socket(path: &Path) {
     .expect("descriptors are left");
     let addr = SocketAddrUnix::new(path).expect("a short path");
     bind(&socket, &addr).expect("nothing is there");
+}
+
+/// A server at `path` that accepts nothing, and whose backlog is full.
+pub struct FullBacklog {
+    /// Makes room when it accepts.
+    pub listener: UnixListener,
+    _pending: Vec<OwnedFd>,
+}
+
+impl FullBacklog {
+    pub fn at(path: &Path) -> FullBacklog {
+        let listener = UnixListener::bind(path).expect("nobody is there");
+        listen(&listener, 0).expect("it listens already");
+        let addr = SocketAddrUnix::new(path).expect("a short path");
+        let mut pending = Vec::new();
+        loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .expect("descriptors are left");
+            match connect(&socket, &addr) {
+                Ok(()) => pending.push(socket),
+                Err(Errno::AGAIN) => break,
+                Err(error) => panic!("cannot fill the backlog: {error}"),
+            }
+            assert!(pending.len() < 100, "the backlog never fills");
+        }
+        FullBacklog {
+            listener,
+            _pending: pending,
+        }
+    }
 }
 
 /// A socket that is bound and does not listen; it is in nobody's way who does, and sets the same option.
