@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | --lease | --limit | --kill-after | --busy-status | -E | --server | --auth-token-file) option=$word ;;
+                --timeout | --lease | --limit | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -47,13 +47,13 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --lease --limit --kill-after --busy-status --busy-ok --server --auth-token-file --help --version --' ;;
-        'wait') words='--timeout --limit --server --auth-token-file --help --version' ;;
-        'acquire') words='--timeout --lease --limit --server --auth-token-file --help --version' ;;
-        'renew') words='--lease --limit --server --auth-token-file --help --version' ;;
-        'release') words='--limit --server --auth-token-file --help --version' ;;
-        'stats') words='--json --watch --server --auth-token-file --help --version' ;;
-        'ping') words='--server --auth-token-file --help --version' ;;
+        'run') words='--timeout --lease --limit --kill-after --busy-status --busy-ok --server --auth-token-file --connect-timeout --help --version --' ;;
+        'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --help --version' ;;
+        'acquire') words='--timeout --lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
+        'renew') words='--lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
+        'release') words='--limit --server --auth-token-file --connect-timeout --help --version' ;;
+        'stats') words='--json --watch --server --auth-token-file --connect-timeout --help --version' ;;
+        'ping') words='--server --auth-token-file --connect-timeout --help --version' ;;
         'fence-check') words='--help --version' ;;
     esac
     if [[ $cur != -* ]]; then

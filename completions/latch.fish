@@ -27,6 +27,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d
 complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if somebody else has the lock'
 complete -c latch -n '__fish_seen_subcommand_from run' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from run' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from run' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from run' -s V -l version -d 'print the version and exit'
 complete -c latch -n '__fish_seen_subcommand_from run; and contains -- -- (commandline -opc)' -a '(__latch_command)'
@@ -35,6 +36,7 @@ complete -c latch -n '__fish_seen_subcommand_from wait' -l timeout -x -d 'for ho
 complete -c latch -n '__fish_seen_subcommand_from wait' -l limit -x -d 'wait for one of so many slots of a semaphore'
 complete -c latch -n '__fish_seen_subcommand_from wait' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from wait' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s V -l version -d 'print the version and exit'
 
@@ -43,6 +45,7 @@ complete -c latch -n '__fish_seen_subcommand_from acquire' -l lease -x -d 'lengt
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l limit -x -d 'take one of so many slots of a semaphore'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from acquire' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s V -l version -d 'print the version and exit'
 
@@ -50,12 +53,14 @@ complete -c latch -n '__fish_seen_subcommand_from renew' -l lease -x -d 'length 
 complete -c latch -n '__fish_seen_subcommand_from renew' -l limit -x -d 'the key is a semaphore with so many slots'
 complete -c latch -n '__fish_seen_subcommand_from renew' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from renew' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from renew' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from renew' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from renew' -s V -l version -d 'print the version and exit'
 
 complete -c latch -n '__fish_seen_subcommand_from release' -l limit -x -d 'the key is a semaphore with so many slots'
 complete -c latch -n '__fish_seen_subcommand_from release' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from release' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from release' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from release' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from release' -s V -l version -d 'print the version and exit'
 
@@ -63,11 +68,13 @@ complete -c latch -n '__fish_seen_subcommand_from stats' -l json -d 'print the s
 complete -c latch -n '__fish_seen_subcommand_from stats' -l watch -d 'show it again every two seconds'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from stats' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s V -l version -d 'print the version and exit'
 
 complete -c latch -n '__fish_seen_subcommand_from ping' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from ping' -l auth-token-file -r -F -d 'a file with the token that the server wants'
+complete -c latch -n '__fish_seen_subcommand_from ping' -l connect-timeout -x -d 'how long connecting, and an answer that is due, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from ping' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from ping' -s V -l version -d 'print the version and exit'
 

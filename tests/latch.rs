@@ -5,6 +5,7 @@ mod support;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
-use support::silent::refusing_addr;
+use support::silent::{refusing_addr, FullBacklog};
 use support::{eventually, Daemon, Signal, PATIENCE};
 
 #[test]
@@ -451,7 +452,220 @@ fn a_variable_that_cannot_be_read_is_not_taken_for_none() {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Servers that do not answer
+
+#[test]
+fn a_try_at_a_socket_with_a_full_backlog_ends() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let _busy = FullBacklog::at(&path);
+    let server = path.to_str().expect("text");
+    let arguments = [
+        "run",
+        "k",
+        "--timeout",
+        "0",
+        "--server",
+        server,
+        "--",
+        "true",
+    ];
+    let output = run(&daemon, &arguments);
+    assert_eq!(output.status.code(), Some(69), "{}", text(&output.stderr));
+    let expected = format!("latch: {server}: connection timed out\n");
+    assert_eq!(text(&output.stderr), expected);
+}
+
+#[test]
+fn a_server_that_is_silent_is_given_up_by_every_command() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let _busy = FullBacklog::at(&path);
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("write");
+    // It listens and accepts nothing: the kernel makes the connection.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = silent.local_addr().expect("its address").to_string();
+    let servers = [path.to_str().expect("text"), &silent];
+    let token = "0123456789abcdef".repeat(2);
+    let commands: [&[&str]; 9] = [
+        &["run", "k", "--timeout", "0", "--", "true"],
+        &["run", "k", "--timeout", "1", "--", "true"],
+        &["wait", "k", "--timeout", "0"],
+        &["wait", "k", "--timeout", "1"],
+        &["acquire", "k", "--timeout", "0"],
+        &["renew", "k", &token],
+        &["release", "k", &token],
+        &["stats"],
+        &["ping"],
+    ];
+    thread::scope(|scope| {
+        for command in commands {
+            for (server, secret) in [
+                (servers[0], None),
+                (servers[1], None),
+                (servers[1], Some(&secret)),
+            ] {
+                let daemon = &daemon;
+                scope.spawn(move || {
+                    let options = ["--server", server, "--connect-timeout", "1"];
+                    let (ours, theirs) = match command.iter().position(|word| *word == "--") {
+                        Some(dashes) => command.split_at(dashes),
+                        None => (command, &[][..]),
+                    };
+                    let mut latch = latch(daemon, &[ours, &options, theirs].concat());
+                    if let Some(secret) = secret {
+                        latch.env("LATCH_AUTH_TOKEN_FILE", secret);
+                    }
+                    let output = output(&mut latch);
+                    let said = text(&output.stderr);
+                    assert_eq!(output.status.code(), Some(69), "{command:?}: {said}");
+                    assert!(said.contains(server), "{command:?}: {said}");
+                    assert_eq!(said.lines().count(), 1, "{command:?}: {said}");
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_connect_timeout_of_nothing_is_refused() {
+    let daemon = Daemon::start(&[]);
+    for time in ["0", "-1", "x", "1.5"] {
+        let output = run(&daemon, &["ping", "--connect-timeout", time]);
+        assert_eq!(output.status.code(), Some(64), "{time}");
+        assert!(
+            text(&output.stderr).contains("--connect-timeout"),
+            "{output:?}"
+        );
+    }
+    let longest = u64::MAX.to_string();
+    assert_eq!(status(&daemon, &["ping", "--connect-timeout", &longest]), 0);
+}
+
+#[test]
+fn a_message_about_a_key_names_the_server_too() {
+    let daemon = Daemon::start(&["--max-locks", "1"]);
+    let addr = daemon.addr().to_string();
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let token = "0123456789abcdef".repeat(2);
+    let commands: [&[&str]; 9] = [
+        &["run", "k", "--timeout", "0", "--", "true"],
+        &["run", "other", "--", "true"],
+        &["run", "k", "--limit", "2", "--", "true"],
+        &["wait", "k", "--timeout", "0"],
+        &["wait", "other"],
+        &["acquire", "k", "--timeout", "0"],
+        &["acquire", "other"],
+        &["renew", "k", &token],
+        &["release", "k", &token],
+    ];
+    for command in commands {
+        let said = text(&run(&daemon, command).stderr);
+        let expected = format!("latch: {} at {addr}: ", command[1]);
+        assert!(said.starts_with(&expected), "{command:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{command:?}: {said}");
+    }
+    let free = Daemon::start(&[]);
+    let said = text(&run(&free, &["acquire", "k"]).stderr);
+    assert!(
+        said.starts_with(&format!("latch: k at {}: ", free.addr())),
+        "{said}"
+    );
+}
+
+// ---------------------------------------------------------------------------------------------
 // Several servers
+
+#[test]
+fn a_dead_server_does_not_hide_the_others() {
+    let [first, last] = [(); 2].map(|()| Daemon::start(&[]));
+    let (_port, dead) = refusing_addr();
+    let addresses = [first.addr(), dead, last.addr()].map(|addr| addr.to_string());
+    let (mut holder, mut other) = (first.connect(), last.connect());
+    holder.acquire("first-key", 0);
+    other.acquire("last-key", 0);
+    let ask = |arguments: &[&str]| {
+        let mut command = latch(&first, arguments);
+        output(command.env("LATCH_SERVER", addresses.join(",")))
+    };
+    let reason = format!("latch: {dead}: connection refused\n");
+    for arguments in [&["ping"][..], &["stats"], &["stats", "--json"]] {
+        let output = ask(arguments);
+        assert_eq!(output.status.code(), Some(69), "{arguments:?}");
+        assert_eq!(text(&output.stderr), reason, "{arguments:?}");
+    }
+    let table = text(&ask(&["stats"]).stdout);
+    let places = [
+        &addresses[0],
+        "first-key",
+        &addresses[1],
+        &addresses[2],
+        "last-key",
+    ]
+    .map(|text| {
+        table
+            .find(text)
+            .unwrap_or_else(|| panic!("{text}: {table}"))
+    });
+    assert!(places.is_sorted(), "{table}");
+    // A line for each server, so that the lines can be told apart.
+    let json = text(&ask(&["stats", "--json"]).stdout);
+    let keys: Vec<serde_json::Value> = json
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+        .map(|stats| stats["locks"][0]["key"].clone())
+        .collect();
+    assert_eq!(
+        serde_json::json!(keys),
+        serde_json::json!(["first-key", null, "last-key"])
+    );
+}
+
+#[test]
+fn every_dead_server_is_named_with_its_reason() {
+    let daemon = Daemon::start(&["--auth-token", "secret"]);
+    let (_port, dead) = refusing_addr();
+    let refusing = format!(
+        "latch: {}: the server refused the auth token",
+        daemon.addr()
+    );
+    let absent = "latch: /nowhere/at/all: no such file or directory".to_owned();
+    let unreachable = format!("latch: {dead}: connection refused");
+    for (servers, expected, status) in [
+        (
+            format!("{dead} /nowhere/at/all"),
+            [&unreachable, &absent],
+            69,
+        ),
+        (
+            format!("{} {dead}", daemon.addr()),
+            [&refusing, &unreachable],
+            69,
+        ),
+        (
+            format!("{dead} {}", daemon.addr()),
+            [&unreachable, &refusing],
+            69,
+        ),
+        (
+            format!("{0} {0}", daemon.addr()),
+            [&refusing, &refusing],
+            77,
+        ),
+    ] {
+        for arguments in [&["ping"][..], &["stats"], &["stats", "--watch"]] {
+            let mut command = latch(&daemon, arguments);
+            let output = output(command.env("LATCH_SERVER", &servers));
+            let said = text(&output.stderr);
+            assert_eq!(said.lines().collect::<Vec<_>>(), expected, "{arguments:?}");
+            assert_eq!(output.status.code(), Some(status), "{arguments:?} {said}");
+        }
+    }
+}
 
 #[test]
 fn each_key_belongs_to_the_server_that_its_checksum_says() {
@@ -566,6 +780,22 @@ fn a_watch_goes_on_until_nobody_watches() {
         reader.join().expect("it has read enough");
         assert_eq!(wait(&mut child), Some(0), "{options:?}");
     }
+    let (_port, dead) = refusing_addr();
+    let mut command = latch(&daemon, &["stats", "--watch"]);
+    command.env("LATCH_SERVER", format!("{dead} {}", daemon.addr()));
+    let mut child = Latch::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
+    let stdout = BufReader::new(child.stdout.take().expect("piped"));
+    let (sender, rounds) = mpsc::channel();
+    thread::spawn(move || {
+        let lines = stdout.lines().map_while(Result::ok);
+        for line in lines.filter(|line| line.contains("in use")) {
+            let _ = sender.send(line);
+        }
+    });
+    for _ in 0..2 {
+        rounds.recv_timeout(PATIENCE).expect("one server is alive");
+    }
+    drop(child);
     let mut child = Latch::start(latch(&daemon, &["stats", "--watch"]).stdout(Stdio::null()));
     thread::sleep(Duration::from_millis(100));
     signal(&child, Signal::INT);

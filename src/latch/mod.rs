@@ -12,7 +12,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use rustix::io::Errno;
@@ -67,6 +67,12 @@ impl Failure {
     fn usage(message: impl Display) -> Failure {
         Failure::new(USAGE, message)
     }
+
+    fn say(&self) {
+        if let Some(message) = &self.message {
+            let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+        }
+    }
 }
 
 /// What a command may end with: an exit status, or a failure.
@@ -93,9 +99,7 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(failure: Failure) -> ExitCode {
-    if let Some(message) = failure.message {
-        let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
-    }
+    failure.say();
     ExitCode::from(failure.status)
 }
 
@@ -150,6 +154,7 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     })?;
 
     let server = client.server_of(&options.key).to_string();
+    let place = place_of(&client, &options.key);
     // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
     let (sender, granted) = bounded(1);
     let (key, timeout, lease, limit) = (
@@ -178,13 +183,15 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     let guard = match signals.wait_for(&granted) {
         Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
         Ok(Err(error @ (Error::Unreachable(_) | Error::AuthFailed))) => {
-            return Err(failure(&server, &error));
+            return Err(failure(shown(&server), &error));
         }
-        Ok(Err(error)) => return Err(failure(&options.key, &error)),
+        Ok(Err(error @ (Error::InvalidKey | Error::InvalidArgument(_)))) => {
+            return Err(failure(shown(&options.key), &error));
+        }
+        Ok(Err(error)) => return Err(failure(place, &error)),
         Ok(Ok(None)) if busy_ok => return Ok(0),
         Ok(Ok(None)) => {
-            let message = format!("{}: somebody else has it", shown(&options.key));
-            return Err(Failure::new(options.busy_status, message));
+            return Err(Failure::new(options.busy_status, busy(&place)));
         }
         Ok(Ok(Some(guard))) => guard,
     };
@@ -241,13 +248,16 @@ fn give_back(guard: Guard) {
 
 fn wait(options: &options::Wait) -> Outcome {
     let client = client(options.reach())?;
-    let (mut connection, terms) = connect(&client, &options.key, None, options.limit)?;
-    let granted = connection.acquire(&options.key, terms, patience(options.timeout));
-    match granted.map_err(|error| failure(&options.key, &error))? {
-        None => Err(busy(&options.key)),
+    let (key, place) = (&options.key, place_of(&client, &options.key));
+    let began = Instant::now();
+    let (mut connection, terms) = connect(&client, key, None, options.limit)?;
+    let patience = patience(options.timeout).after(began.elapsed());
+    let granted = connection.acquire(key, terms, patience);
+    match granted.map_err(|error| failure(&place, &error))? {
+        None => Err(Failure::new(BUSY, busy(&place))),
         Some(grant) => {
-            let released = connection.release(&options.key, terms, grant.token);
-            released.map_err(|error| failure(&options.key, &error))?;
+            let released = connection.release(key, terms, grant.token);
+            released.map_err(|error| failure(&place, &error))?;
             Ok(0)
         }
     }
@@ -255,11 +265,13 @@ fn wait(options: &options::Wait) -> Outcome {
 
 fn acquire(options: &options::Acquire) -> Outcome {
     let client = client(options.reach())?;
-    let key = &options.key;
+    let (key, place) = (&options.key, place_of(&client, &options.key));
+    let began = Instant::now();
     let (mut connection, terms) = connect(&client, key, options.lease, options.limit)?;
-    let granted = connection.acquire(key, terms, patience(options.timeout));
-    let Some(grant) = granted.map_err(|error| failure(key, &error))? else {
-        return Err(busy(key));
+    let patience = patience(options.timeout).after(began.elapsed());
+    let granted = connection.acquire(key, terms, patience);
+    let Some(grant) = granted.map_err(|error| failure(&place, &error))? else {
+        return Err(Failure::new(BUSY, busy(&place)));
     };
     // A server that releases at the end of the connection would leave a token that is good for nothing.
     connection.finish();
@@ -280,35 +292,46 @@ fn acquire(options: &options::Acquire) -> Outcome {
         Err(Error::Refused) => Err(Failure::new(
             LOST,
             format_args!(
-                "{}: the server released it when the connection closed; it keeps locks only if it runs with \
-                 --no-auto-release-on-disconnect",
-                shown(key)
+                "{place}: the server released it when the connection closed; it keeps locks only \
+                 if it runs with --no-auto-release-on-disconnect"
             ),
         )),
-        Err(error) => Err(failure(key, &error)),
+        Err(error) => Err(failure(place, &error)),
     }
 }
 
 fn renew(options: &options::Renew) -> Outcome {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
+    let place = place_of(&client, &options.key);
     let (mut connection, terms) = connect(&client, &options.key, options.lease, options.limit)?;
     match connection.renew(&options.key, terms, token) {
         Ok(lease) => print(&format!("{}\n", lease.as_secs())),
-        Err(Error::Refused) => Err(not_held(&options.key)),
-        Err(error) => Err(failure(&options.key, &error)),
+        Err(Error::Refused) => Err(not_held(&place)),
+        Err(error) => Err(failure(place, &error)),
     }
 }
 
 fn release(options: &options::Release) -> Outcome {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
+    let place = place_of(&client, &options.key);
     let (mut connection, terms) = connect(&client, &options.key, None, options.limit)?;
     match connection.release(&options.key, terms, token) {
         Ok(()) => Ok(0),
-        Err(Error::Refused) => Err(not_held(&options.key)),
-        Err(error) => Err(failure(&options.key, &error)),
+        Err(Error::Refused) => Err(not_held(&place)),
+        Err(error) => Err(failure(place, &error)),
     }
+}
+
+/// How statistics are shown.
+#[derive(Clone, Copy)]
+enum Form {
+    /// As the server answers it.
+    Json,
+    /// The same, for a terminal.
+    EscapedJson,
+    Table,
 }
 
 fn stats(options: &options::Stats) -> Outcome {
@@ -316,51 +339,86 @@ fn stats(options: &options::Stats) -> Outcome {
     let watch = boolean("--watch", options.watch.as_deref())?;
     let client = client(options.reach())?;
     let on_terminal = io::stdout().is_terminal();
+    let form = match (as_json, on_terminal) {
+        (false, _) => Form::Table,
+        (true, false) => Form::Json,
+        (true, true) => Form::EscapedJson,
+    };
     loop {
-        let mut text = String::new();
-        for server in client.servers() {
-            let stats = client
-                .connect(server)
-                .and_then(|mut connection| connection.stats());
-            let json = stats.map_err(|error| failure(&server.to_string(), &error))?;
-            if client.servers().len() > 1 && !as_json {
-                text += &format!("{server}\n");
-            }
-            text += &if as_json && on_terminal {
-                escaped_json(&json) + "\n"
-            } else if as_json {
-                format!("{json}\n")
-            } else {
-                table::render(&json)
-                    .ok_or_else(|| failure(&server.to_string(), &Error::bad_reply(&json)))?
-            };
-        }
+        let (mut text, failures) = statistics(&client, form);
         if watch && !as_json && on_terminal {
             text.insert_str(0, "\u{1b}[H\u{1b}[2J");
         }
-        if !watch {
-            return print(&text);
+        let printed = try_print(&text);
+        let is_over = !watch || failures.len() == client.servers().len();
+        let status = report(failures);
+        match printed {
+            // Whoever watched may have left; there is nobody to look for then.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
+            Err(error) => return Err(unprintable(&error)),
+            Ok(()) if is_over => return Ok(status),
+            Ok(()) => thread::sleep(WATCH_INTERVAL),
         }
-        // Whoever watched may have left; there is nobody to look for then.
-        if let Err(error) = try_print(&text) {
-            return match error.kind() {
-                io::ErrorKind::BrokenPipe => Ok(0),
-                _ => Err(unprintable(&error)),
-            };
-        }
-        thread::sleep(WATCH_INTERVAL);
     }
+}
+
+/// The statistics of all servers as text, and the failures of those that gave none.
+fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
+    let (mut text, mut failures) = (String::new(), Vec::new());
+    let has_names = client.servers().len() > 1;
+    for server in client.servers() {
+        let shown_as = |json: String| match form {
+            Form::Json => Ok(json + "\n"),
+            Form::EscapedJson => Ok(escaped_json(&json) + "\n"),
+            Form::Table => table::render(&json).ok_or_else(|| Error::bad_reply(&json)),
+        };
+        let answer = client
+            .connect(server)
+            .and_then(|mut connection| connection.stats())
+            .and_then(shown_as);
+        if matches!(form, Form::Table) && has_names {
+            text += &format!("{server}\n");
+        }
+        match answer {
+            Ok(answer) => text += &answer,
+            Err(error) => {
+                failures.push(failure(shown(&server.to_string()), &error));
+                match form {
+                    Form::Table if has_names => text += "no statistics\n",
+                    Form::Table => {}
+                    // There is a line for each server, so that they can be told apart.
+                    Form::Json | Form::EscapedJson => text += "null\n",
+                }
+            }
+        }
+    }
+    (text, failures)
 }
 
 fn ping(options: &options::Ping) -> Outcome {
     let client = client(options.reach())?;
-    for server in client.servers() {
+    let failures = client.servers().iter().filter_map(|server| {
         let answered = client
             .connect(server)
             .and_then(|mut connection| connection.ping());
-        answered.map_err(|error| failure(&server.to_string(), &error))?;
+        let error = answered.err()?;
+        Some(failure(shown(&server.to_string()), &error))
+    });
+    Ok(report(failures.collect()))
+}
+
+/// Says what has failed, and returns the exit status for all of it: that of a server which is not
+/// there, if there is one, or else of the first.
+fn report(failures: Vec<Failure>) -> u8 {
+    let mut statuses = failures.iter().map(|failure| failure.status);
+    let status = match statuses.clone().find(|status| *status == UNAVAILABLE) {
+        Some(unavailable) => unavailable,
+        None => statuses.next().unwrap_or(0),
+    };
+    for failure in failures {
+        failure.say();
     }
-    Ok(0)
+    status
 }
 
 fn check_fence(options: &options::FenceCheck) -> Outcome {
@@ -404,9 +462,15 @@ fn client(reach: Reach<'_>) -> Result<Client, Failure> {
         None => variable("LATCH_AUTH_TOKEN_FILE")?,
     };
     let auth_token = file.map(|file| read_token(&file)).transpose()?;
+    if reach.connect_timeout == 0 {
+        let message = "--connect-timeout: at least 1 second is wanted, not 0";
+        return Err(Failure::usage(message));
+    }
+    let timeout = Duration::from_secs(reach.connect_timeout);
     let settings = Settings {
+        connect_timeout: timeout,
+        reply_timeout: timeout,
         auth_token,
-        ..Settings::default()
     };
     Ok(Client::with_settings(servers, settings))
 }
@@ -469,11 +533,11 @@ fn connect(
     };
     check_key(key)
         .and_then(|()| terms.check())
-        .map_err(|error| failure(key, &error))?;
+        .map_err(|error| failure(shown(key), &error))?;
     let server = client.server_of(key);
     let connection = client
         .connect(server)
-        .map_err(|error| failure(&server.to_string(), &error))?;
+        .map_err(|error| failure(shown(&server.to_string()), &error))?;
     Ok((connection, terms))
 }
 
@@ -500,19 +564,25 @@ fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
     }
 }
 
-fn busy(key: &str) -> Failure {
-    Failure::new(BUSY, format_args!("{}: somebody else has it", shown(key)))
+/// The key and its server, for a message about both.
+fn place_of(client: &Client, key: &str) -> String {
+    let server = client.server_of(key).to_string();
+    format!("{} at {}", shown(key), shown(&server))
 }
 
-fn not_held(key: &str) -> Failure {
+fn busy(place: &str) -> String {
+    format!("{place}: somebody else has it")
+}
+
+fn not_held(place: &str) -> Failure {
     Failure::new(
         LOST,
-        format_args!("{}: it is not held with this token", shown(key)),
+        format_args!("{place}: it is not held with this token"),
     )
 }
 
-/// What an error means for the exit status; `about` is the key or the server.
-fn failure(about: &str, error: &Error) -> Failure {
+/// What an error means for the exit status; `about` is the key, the server, or both.
+fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
         Error::Unreachable(error) if is_shortage(error) => SYSTEM_ERROR,
         Error::Unreachable(_) | Error::Closed | Error::NoReply => UNAVAILABLE,
@@ -522,7 +592,7 @@ fn failure(about: &str, error: &Error) -> Failure {
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
         _ => PROTOCOL,
     };
-    Failure::new(status, format_args!("{}: {error}", shown(about)))
+    Failure::new(status, format_args!("{about}: {error}"))
 }
 
 /// Whether it is not the server that could not be reached, but this host that has nothing left for it.

@@ -38,6 +38,9 @@ macro_rules! command {
             /// a file with the token that the server wants
             #[argh(option, arg_name = "path")]
             pub(super) auth_token_file: Option<String>,
+            /// how long connecting, and an answer that is due, may take, in seconds (5)
+            #[argh(option, arg_name = "seconds", default = "5")]
+            pub(super) connect_timeout: u64,
         }
 
         impl $name {
@@ -45,6 +48,7 @@ macro_rules! command {
                 Reach {
                     servers: &self.server,
                     auth_token_file: self.auth_token_file.as_deref(),
+                    connect_timeout: self.connect_timeout,
                 }
             }
         }
@@ -56,6 +60,7 @@ macro_rules! command {
 pub(super) struct Reach<'a> {
     pub(super) servers: &'a [String],
     pub(super) auth_token_file: Option<&'a str>,
+    pub(super) connect_timeout: u64,
 }
 
 command! {
