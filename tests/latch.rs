@@ -18,7 +18,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
 use support::silent::{refusing_addr, FullBacklog};
-use support::{eventually, Daemon, Signal, PATIENCE};
+use support::{eventually, installed, Daemon, Signal, PATIENCE};
 
 #[test]
 fn a_lock_that_somebody_has_is_busy_in_the_way_that_was_asked_for() {
@@ -848,6 +848,55 @@ fn remembered(file: &Path) -> Option<u64> {
     }
     assert!(text.len() == 17 && text.ends_with('\n'), "{text:?}");
     Some(u64::from_str_radix(text.trim_end(), 16).expect("a fence"))
+}
+
+#[test]
+fn a_fence_file_that_stays_locked_is_given_up() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("fence");
+    let file = File::create(&path).expect("there is room");
+    flock(&file, FlockOperation::LockExclusive).expect("a lock");
+    let mut command = Command::new(PROGRAM);
+    command
+        .arg("fence-check")
+        .arg(&path)
+        .arg("0123456789abcdef".repeat(2));
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(74), "{output:?}");
+    let expected = format!(
+        "latch: {}: another process keeps it locked\n",
+        path.display()
+    );
+    assert_eq!(text(&output.stderr), expected);
+    drop(file);
+    assert_eq!(check_fence(&path, 7, None).status, Some(0));
+}
+
+#[test]
+fn the_directory_of_what_a_link_names_is_synced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [links, files] = ["links", "files"].map(|name| directory.path().join(name));
+    fs::create_dir(&links).expect("there is room");
+    fs::create_dir(&files).expect("there is room");
+    let link = links.join("fence");
+    std::os::unix::fs::symlink("../files/fence", &link).expect("there is room");
+    let trace = directory.path().join("trace");
+    let mut command = Command::new(installed("strace", "strace"));
+    command
+        .args(["-f", "-y", "-e", "trace=fsync", "-o"])
+        .arg(&trace);
+    command
+        .args([PROGRAM, "fence-check"])
+        .arg(&link)
+        .arg("0123456789abcdef".repeat(2));
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let trace = fs::read_to_string(&trace).expect("text");
+    let files = fs::canonicalize(&files).expect("it is there");
+    for synced in [files.join("fence"), files] {
+        let name = format!("<{}>", synced.display());
+        assert!(trace.contains(&name), "{name} is not synced: {trace}");
+    }
 }
 
 #[test]

@@ -4,16 +4,18 @@
 //! The file holds the fence as 16 hex digits and a line feed, written in one call to where it always
 //! stands: a caller that is killed has written all of it or nothing. Callers take turns by flock.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{flock, FlockOperation};
-
-use crate::directory::Directory;
+use crate::directory::{lock_within, Directory};
 
 const RECORD_LEN: usize = 17;
+
+/// How long other callers may keep the file locked. Each of them needs one write to the disk.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a fence is to a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +27,12 @@ pub(super) enum Verdict {
 }
 
 /// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is higher.
-/// Blocks while another caller does the same.
+/// Blocks while another caller does the same, for at most five seconds.
 ///
 /// # Errors
 ///
-/// If the file cannot be read or written, or holds something else. Then nothing is certain.
+/// If the file cannot be read or written, holds something else, or stays locked. Then nothing is
+/// certain.
 pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     let opened = OpenOptions::new()
         .read(true)
@@ -42,7 +45,9 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
         let reason = "it is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     }
-    flock(&opened, FlockOperation::LockExclusive)?;
+    if !lock_within(&opened, LOCK_PATIENCE)? {
+        return Err(io::Error::other("another process keeps it locked"));
+    }
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
         return Ok(Verdict::Outdated);
@@ -53,7 +58,8 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     // Also what is there already: a caller that was killed may have written it and no more.
     opened.sync_all()?;
     if highest.is_none() {
-        Directory::of(file)?.sync()?;
+        // A link may name a file in another directory.
+        Directory::of(&fs::canonicalize(file)?)?.sync()?;
     }
     Ok(Verdict::Current)
 }
