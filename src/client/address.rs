@@ -138,6 +138,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     #[test]
     fn the_checksum_is_crc_32_ieee() {
@@ -159,6 +160,28 @@ mod tests {
         ] {
             assert_eq!([2, 3, 5].map(|count| shard_of(key, count)), shards, "{key}");
         }
+    }
+
+    #[test]
+    fn many_silent_addresses_take_no_longer_than_one() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        rustix::net::listen(&silent, 0).expect("it listens already");
+        let full = silent.local_addr().expect("its address");
+        let attempt = Duration::from_millis(300);
+        let pending: Vec<TcpStream> = (0..100)
+            .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
+            .collect();
+        assert!(pending.len() < 100, "the backlog never fills");
+        let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut addrs = vec![full; 40];
+        let (began, limit) = (Instant::now(), Duration::from_secs(1));
+        let error = connect_tcp(&addrs, began + limit).expect_err("nobody accepts");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
+        // The last one still has its share.
+        addrs.push(alive.local_addr().expect("its address"));
+        let connected = connect_tcp(&addrs, Instant::now() + limit);
+        assert!(connected.is_ok(), "{connected:?}");
     }
 
     #[test]
