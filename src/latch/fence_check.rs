@@ -45,8 +45,13 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
         let reason = "it is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     }
-    if !lock_within(&opened, LOCK_PATIENCE)? {
-        return Err(io::Error::other("another process keeps it locked"));
+    match lock_within(&opened, LOCK_PATIENCE) {
+        Ok(true) => {}
+        Ok(false) => return Err(io::Error::other("another process keeps it locked")),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            return Err(io::Error::other("its file system has no locks"));
+        }
+        Err(error) => return Err(error),
     }
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
