@@ -738,6 +738,36 @@ fn a_lock_for_nobody_is_logged_or_refused() {
     assert!(server.files().is_empty());
 }
 
+/// In a PID namespace of its own, where the numbers of processes can be chosen.
+#[test]
+fn a_lock_does_not_pass_to_another_users_process() {
+    if !is_root() {
+        return not_root();
+    }
+    let dirs = lock_dirs();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/reused_number.py");
+    let mut unshare = Command::new(installed("timeout", "coreutils"));
+    unshare
+        .args(["-k", "5", "50", "unshare", "--mount", "--pid", "--fork"])
+        .args(["--kill-child", "--mount-proc", "python3"])
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_lfpd"))
+        .args(["own", "other"].map(|name| dirs.path().join(name)));
+    let output = unshare.output().expect("timeout");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare failed") {
+        return eprintln!("NOT TESTED: no PID namespace to be had here");
+    }
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "dead number 200 200\n\
+         reused number 200 200\n\
+         same process 200 450 450\n\
+         nobody's number 200 200\n",
+        "{said}"
+    );
+}
+
 #[test]
 fn with_chown_the_file_belongs_to_the_user_of_the_process() {
     use std::os::unix::fs::MetadataExt;
@@ -1063,7 +1093,7 @@ fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
 }
 
 #[test]
-fn a_lock_that_cannot_be_removed_just_now_goes_later() {
+fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
     use rustix::fs::{flock, FlockOperation};
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
@@ -1076,14 +1106,16 @@ fn a_lock_that_cannot_be_removed_just_now_goes_later() {
     let directory = fs::File::open(server.lock_file("")).expect("a directory");
     flock(&directory, FlockOperation::LockExclusive).expect("a lock");
     drop((first, second));
-    server
-        .daemon
-        .wait_for_log("cannot-lock-directory", PATIENCE);
-    assert_eq!(server.files().len(), 2);
-    drop(directory);
     eventually(PATIENCE, "both locks are gone", || {
         server.files().is_empty()
     });
+    let own = own_pid();
+    for verb in ["lock", "unlock"] {
+        assert_eq!(ask(&mut client, &format!("{verb} /dev/lfpd-a {own}")), OKAY);
+    }
+    let log = server.daemon.log();
+    assert!(log.contains("cannot-lock-directory"), "{log}");
+    drop(directory);
 }
 
 #[test]

@@ -198,6 +198,7 @@ mod tests {
     use crate::lockfile::uucp::DevicePath;
     use crate::lockfile::uucp_device::Device;
     use crate::lockfile::uucp_files::{LockFiles, Outcome};
+    use crate::lockfile::uucp_mark::LockedFor;
     use std::path::Path;
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -210,7 +211,8 @@ mod tests {
     fn lock(files: &LockFiles, name: &str, pid: u32) -> OwnLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
-        match files.lock(&device, pid, None).expect("usable") {
+        let locked = files.lock(&device, pid, LockedFor::AnyProcess, None);
+        match locked.expect("usable") {
             Outcome::Locked(lock) => lock,
             Outcome::Busy => panic!("{name} is busy"),
         }
