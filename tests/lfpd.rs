@@ -378,6 +378,47 @@ fn one_too_many_is_refused_in_the_place_of_the_greeting() {
     );
 }
 
+/// After this a connection over which nothing comes counts as idle (5 s).
+const IDLE: Duration = Duration::from_millis(5500);
+
+#[test]
+fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
+    let server = Lfpd::start(&["--max-connections", "32"]);
+    let mut crowd: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+    let mut ninth = server.daemon.connect();
+    ninth.expect(DENIED);
+    let end = ninth.next_event(PATIENCE);
+    assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    server.daemon.wait_for_log("turned-away", PATIENCE);
+    if is_root() {
+        assert_eq!(as_a_stranger(&server, "noop\n"), ["200 Command okay."]);
+    } else {
+        not_root();
+    }
+    // The one that asks for nothing goes, and not the one that has just asked.
+    thread::sleep(IDLE);
+    assert_eq!(ask(&mut crowd[0], "noop"), OKAY);
+    let mut next = server.connect();
+    crowd[1].expect_eof();
+    assert_eq!(ask(&mut crowd[0], "noop"), OKAY);
+    assert_eq!(ask(&mut next, "noop"), OKAY);
+}
+
+#[test]
+fn when_places_run_out_the_idlest_connection_goes() {
+    let server = Lfpd::start(&["--max-connections", "2"]);
+    let mut first = server.connect();
+    let mut second = server.connect();
+    thread::sleep(IDLE);
+    assert_eq!(ask(&mut first, "noop"), OKAY);
+    let mut third = server.connect();
+    second.expect_eof();
+    for client in [&mut first, &mut third] {
+        assert_eq!(ask(client, "noop"), OKAY);
+    }
+    server.daemon.connect().expect(DENIED);
+}
+
 #[test]
 fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
     let server = Lfpd::start(&[]);

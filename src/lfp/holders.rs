@@ -15,6 +15,9 @@ use crate::directory::FileId;
 use crate::lockfile::process;
 use crate::lockfile::uucp_files::OwnLock;
 
+use super::peer::Peer;
+use super::places::share_of;
+
 /// How many processes are watched, and how many locks. Those beyond stay where they are when their
 /// holder ends: stale, and free for the next one.
 pub const MAX_HOLDERS: usize = 1024;
@@ -44,6 +47,8 @@ enum Watch {
 
 #[derive(Debug)]
 struct Holder {
+    /// Who has asked for its first lock.
+    asked_by: Peer,
     end: End,
     locks: Vec<OwnLock>,
 }
@@ -86,14 +91,12 @@ impl Holders {
     }
 
     /// Remembers `lock` for the time when its holder ends. Returns locks of an earlier process with the
-    /// same number, of whose end we have not heard in time: they are to be removed.
+    /// same number, of whose end we have not heard in time: they are to be removed. Beyond the caps, and
+    /// beyond the share of the user who asks, the lock is not watched.
     #[must_use]
-    pub fn add(&self, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
+    pub fn add(&self, asked_by: Peer, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
         let mut holders = self.holders.lock();
-        let lock_count: usize = holders.values().map(|holder| holder.locks.len()).sum();
-        let is_full = lock_count >= MAX_LOCKS
-            || (holders.len() >= self.max_holders && !holders.contains_key(&pid));
-        if is_full {
+        if self.is_full(&holders, asked_by, pid) {
             debug!("unwatched pid={pid} reason=too-many");
             return Vec::new();
         }
@@ -114,8 +117,29 @@ impl Holders {
             }
         }
         let locks = vec![lock];
-        holders.insert(pid, Holder { end, locks });
+        let holder = Holder {
+            asked_by,
+            end,
+            locks,
+        };
+        holders.insert(pid, holder);
         left_over
+    }
+
+    fn is_full(&self, holders: &HashMap<u32, Holder>, asked_by: Peer, pid: u32) -> bool {
+        let is_new = !holders.contains_key(&pid);
+        let (mut lock_count, mut own_lock_count, mut own_count) = (0, 0, 0);
+        for holder in holders.values() {
+            lock_count += holder.locks.len();
+            if holder.asked_by == asked_by {
+                own_lock_count += holder.locks.len();
+                own_count += 1;
+            }
+        }
+        lock_count >= MAX_LOCKS
+            || own_lock_count >= share_of(MAX_LOCKS)
+            || (is_new && holders.len() >= self.max_holders)
+            || (is_new && own_count >= share_of(self.max_holders))
     }
 
     /// Forgets the locks that have been given back.
@@ -227,7 +251,7 @@ mod tests {
         let add = |name: &str, pid: u32| {
             let end = holders.end_of(pid).expect("it can be told");
             let lock = lock(&files, name, pid);
-            assert!(holders.add(pid, end, lock.clone()).is_empty());
+            assert!(holders.add(Peer(None), pid, end, lock.clone()).is_empty());
             lock
         };
         let kept = add("lfpd-a", first.id());
@@ -268,6 +292,44 @@ mod tests {
     }
 
     #[test]
+    fn one_user_cannot_take_all_watches() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Holders::new(32).expect("a watch");
+        let mut sleepers: Vec<Child> = (0..10).map(|_| sleeper()).collect();
+        let (greedy, other) = (Peer(Some(1)), Peer(Some(2)));
+        let mut add = |user: Peer, child: &Child, name: &str| {
+            let end = holders.end_of(child.id()).expect("it can be told");
+            let lock = lock(&files, name, child.id());
+            assert!(holders.add(user, child.id(), end, lock).is_empty());
+            holders.holders.lock().contains_key(&child.id())
+        };
+        let (last, crowd) = sleepers.split_last().expect("ten");
+        let watched: Vec<bool> = (0..)
+            .zip(crowd)
+            .map(|(at, child)| add(greedy, child, &format!("lfpd-{at}")))
+            .collect();
+        assert_eq!(watched, [[true; 8].as_slice(), &[false]].concat());
+        assert!(add(other, last, "lfpd-x"));
+        for at in 0..share_of(MAX_LOCKS) - 8 {
+            add(greedy, &crowd[0], &format!("lfpd-more-{at}"));
+        }
+        let count = || -> usize {
+            let holders = holders.holders.lock();
+            holders.values().map(|holder| holder.locks.len()).sum()
+        };
+        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
+        let end = holders.end_of(crowd[0].id()).expect("it can be told");
+        let one_more = lock(&files, "lfpd-y", crowd[0].id());
+        assert!(holders.add(greedy, crowd[0].id(), end, one_more).is_empty());
+        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
+        for child in &mut sleepers {
+            child.kill().expect("killed");
+            child.wait().expect("its end");
+        }
+    }
+
+    #[test]
     fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let files = LockFiles::new(directory.path().to_owned(), Vec::new());
@@ -278,7 +340,7 @@ mod tests {
         child.kill().expect("killed");
         child.wait().expect("its end");
         let lock = lock(&files, "lfpd-a", pid);
-        assert!(holders.add(pid, end, lock).is_empty());
+        assert!(holders.add(Peer(None), pid, end, lock).is_empty());
         assert_eq!(holders.wait(None), [pid]);
         assert!(holders.take_if_over(pid).is_some());
     }
