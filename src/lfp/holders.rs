@@ -15,7 +15,6 @@ use crate::directory::FileId;
 use crate::lockfile::process;
 use crate::lockfile::uucp_files::OwnLock;
 
-use super::peer::Peer;
 use super::places::share_of;
 
 /// How many processes are watched, and how many locks. Those beyond stay where they are when their
@@ -47,8 +46,8 @@ enum Watch {
 
 #[derive(Debug)]
 struct Holder {
-    /// Who has asked for its first lock.
-    asked_by: Peer,
+    /// Whose process it is.
+    user: Option<u32>,
     end: End,
     locks: Vec<OwnLock>,
 }
@@ -92,11 +91,11 @@ impl Holders {
 
     /// Remembers `lock` for the time when its holder ends. Returns locks of an earlier process with the
     /// same number, of whose end we have not heard in time: they are to be removed. Beyond the caps, and
-    /// beyond the share of the user who asks, the lock is not watched.
+    /// beyond the share of the `user` whose process it is, the lock is not watched.
     #[must_use]
-    pub fn add(&self, asked_by: Peer, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
+    pub fn add(&self, user: Option<u32>, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
         let mut holders = self.holders.lock();
-        if self.is_full(&holders, asked_by, pid) {
+        if self.is_full(&holders, user, pid) {
             debug!("unwatched pid={pid} reason=too-many");
             return Vec::new();
         }
@@ -117,21 +116,16 @@ impl Holders {
             }
         }
         let locks = vec![lock];
-        let holder = Holder {
-            asked_by,
-            end,
-            locks,
-        };
-        holders.insert(pid, holder);
+        holders.insert(pid, Holder { user, end, locks });
         left_over
     }
 
-    fn is_full(&self, holders: &HashMap<u32, Holder>, asked_by: Peer, pid: u32) -> bool {
+    fn is_full(&self, holders: &HashMap<u32, Holder>, user: Option<u32>, pid: u32) -> bool {
         let is_new = !holders.contains_key(&pid);
         let (mut lock_count, mut own_lock_count, mut own_count) = (0, 0, 0);
         for holder in holders.values() {
             lock_count += holder.locks.len();
-            if holder.asked_by == asked_by {
+            if holder.user == user {
                 own_lock_count += holder.locks.len();
                 own_count += 1;
             }
@@ -251,7 +245,7 @@ mod tests {
         let add = |name: &str, pid: u32| {
             let end = holders.end_of(pid).expect("it can be told");
             let lock = lock(&files, name, pid);
-            assert!(holders.add(Peer(None), pid, end, lock.clone()).is_empty());
+            assert!(holders.add(None, pid, end, lock.clone()).is_empty());
             lock
         };
         let kept = add("lfpd-a", first.id());
@@ -297,8 +291,8 @@ mod tests {
         let files = LockFiles::new(directory.path().to_owned(), Vec::new());
         let holders = Holders::new(32).expect("a watch");
         let mut sleepers: Vec<Child> = (0..10).map(|_| sleeper()).collect();
-        let (greedy, other) = (Peer(Some(1)), Peer(Some(2)));
-        let mut add = |user: Peer, child: &Child, name: &str| {
+        let (greedy, other) = (Some(1), Some(2));
+        let add = |user: Option<u32>, child: &Child, name: &str| {
             let end = holders.end_of(child.id()).expect("it can be told");
             let lock = lock(&files, name, child.id());
             assert!(holders.add(user, child.id(), end, lock).is_empty());
@@ -340,7 +334,7 @@ mod tests {
         child.kill().expect("killed");
         child.wait().expect("its end");
         let lock = lock(&files, "lfpd-a", pid);
-        assert!(holders.add(Peer(None), pid, end, lock).is_empty());
+        assert!(holders.add(None, pid, end, lock).is_empty());
         assert_eq!(holders.wait(None), [pid]);
         assert!(holders.take_if_over(pid).is_some());
     }

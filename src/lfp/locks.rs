@@ -98,7 +98,7 @@ impl Locks {
                 if !holder.is_alive {
                     self.warn_of_dead(peer, request, pid);
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
-                    let left_over = holders.add(peer, pid, end, lock);
+                    let left_over = holders.add(holder.user, pid, end, lock);
                     for lock in left_over {
                         let _ = self.remove(&lock);
                     }

@@ -532,6 +532,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::process::Command;
+    use std::time::SystemTime;
 
     struct World {
         /// Holds dev, own and other.
@@ -628,6 +629,27 @@ mod tests {
         assert!(world.unlock("/dev/ttyS1", own_pid()));
         assert!(!world.unlock("/dev/ttyS1", own_pid()));
         assert!(world.own_files().is_empty());
+    }
+
+    #[test]
+    fn who_got_the_number_of_a_dead_process_holds_nothing() {
+        let world = World::new();
+        let lock = |locked_for| {
+            let device = world.device("/dev/ttyS1");
+            let outcome = world.files.lock(&device, own_pid(), locked_for, None);
+            matches!(outcome.expect("usable"), Outcome::Locked(_))
+        };
+        assert!(lock(LockedFor::NoProcess));
+        assert!(lock(LockedFor::AnyProcess));
+        assert!(world.unlock("/dev/ttyS1", own_pid()));
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("NOT TESTED: only root can mark locks of others");
+        }
+        // The process is ours, and began after the one and before the other.
+        let (early, late) = (SystemTime::UNIX_EPOCH, SystemTime::now());
+        assert!(lock(LockedFor::process_of(Some(65_534), early)));
+        assert!(lock(LockedFor::process_of(Some(65_534), late)));
+        assert!(!lock(LockedFor::AnyProcess));
     }
 
     #[test]
