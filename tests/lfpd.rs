@@ -378,6 +378,47 @@ fn one_too_many_is_refused_in_the_place_of_the_greeting() {
     );
 }
 
+/// After this a connection over which nothing comes counts as idle (5 s).
+const IDLE: Duration = Duration::from_millis(5500);
+
+#[test]
+fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
+    let server = Lfpd::start(&["--max-connections", "32"]);
+    let mut crowd: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+    let mut ninth = server.daemon.connect();
+    ninth.expect(DENIED);
+    let end = ninth.next_event(PATIENCE);
+    assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    server.daemon.wait_for_log("turned-away", PATIENCE);
+    if is_root() {
+        assert_eq!(as_a_stranger(&server, "noop\n"), ["200 Command okay."]);
+    } else {
+        not_root();
+    }
+    // The one that asks for nothing goes, and not the one that has just asked.
+    thread::sleep(IDLE);
+    assert_eq!(ask(&mut crowd[0], "noop"), OKAY);
+    let mut next = server.connect();
+    crowd[1].expect_eof();
+    assert_eq!(ask(&mut crowd[0], "noop"), OKAY);
+    assert_eq!(ask(&mut next, "noop"), OKAY);
+}
+
+#[test]
+fn when_places_run_out_the_idlest_connection_goes() {
+    let server = Lfpd::start(&["--max-connections", "2"]);
+    let mut first = server.connect();
+    let mut second = server.connect();
+    thread::sleep(IDLE);
+    assert_eq!(ask(&mut first, "noop"), OKAY);
+    let mut third = server.connect();
+    second.expect_eof();
+    for client in [&mut first, &mut third] {
+        assert_eq!(ask(client, "noop"), OKAY);
+    }
+    server.daemon.connect().expect(DENIED);
+}
+
 #[test]
 fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
     let server = Lfpd::start(&[]);
@@ -738,6 +779,36 @@ fn a_lock_for_nobody_is_logged_or_refused() {
     assert!(server.files().is_empty());
 }
 
+/// In a PID namespace of its own, where the numbers of processes can be chosen.
+#[test]
+fn a_lock_does_not_pass_to_another_users_process() {
+    if !is_root() {
+        return not_root();
+    }
+    let dirs = lock_dirs();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/reused_number.py");
+    let mut unshare = Command::new(installed("timeout", "coreutils"));
+    unshare
+        .args(["-k", "5", "50", "unshare", "--mount", "--pid", "--fork"])
+        .args(["--kill-child", "--mount-proc", "python3"])
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_lfpd"))
+        .args(["own", "other"].map(|name| dirs.path().join(name)));
+    let output = unshare.output().expect("timeout");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare failed") {
+        return eprintln!("NOT TESTED: no PID namespace to be had here");
+    }
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "dead number 200 200\n\
+         reused number 200 200\n\
+         same process 200 450 450\n\
+         nobody's number 200 200\n",
+        "{said}"
+    );
+}
+
 #[test]
 fn with_chown_the_file_belongs_to_the_user_of_the_process() {
     use std::os::unix::fs::MetadataExt;
@@ -1063,7 +1134,7 @@ fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
 }
 
 #[test]
-fn a_lock_that_cannot_be_removed_just_now_goes_later() {
+fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
     use rustix::fs::{flock, FlockOperation};
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
@@ -1076,14 +1147,16 @@ fn a_lock_that_cannot_be_removed_just_now_goes_later() {
     let directory = fs::File::open(server.lock_file("")).expect("a directory");
     flock(&directory, FlockOperation::LockExclusive).expect("a lock");
     drop((first, second));
-    server
-        .daemon
-        .wait_for_log("cannot-lock-directory", PATIENCE);
-    assert_eq!(server.files().len(), 2);
-    drop(directory);
     eventually(PATIENCE, "both locks are gone", || {
         server.files().is_empty()
     });
+    let own = own_pid();
+    for verb in ["lock", "unlock"] {
+        assert_eq!(ask(&mut client, &format!("{verb} /dev/lfpd-a {own}")), OKAY);
+    }
+    let log = server.daemon.log();
+    assert!(log.contains("cannot-lock-directory"), "{log}");
+    drop(directory);
 }
 
 #[test]

@@ -15,6 +15,8 @@ use crate::directory::FileId;
 use crate::lockfile::process;
 use crate::lockfile::uucp_files::OwnLock;
 
+use super::places::share_of;
+
 /// How many processes are watched, and how many locks. Those beyond stay where they are when their
 /// holder ends: stale, and free for the next one.
 pub const MAX_HOLDERS: usize = 1024;
@@ -44,6 +46,8 @@ enum Watch {
 
 #[derive(Debug)]
 struct Holder {
+    /// Whose process it is.
+    user: Option<u32>,
     end: End,
     locks: Vec<OwnLock>,
 }
@@ -86,14 +90,12 @@ impl Holders {
     }
 
     /// Remembers `lock` for the time when its holder ends. Returns locks of an earlier process with the
-    /// same number, of whose end we have not heard in time: they are to be removed.
+    /// same number, of whose end we have not heard in time: they are to be removed. Beyond the caps, and
+    /// beyond the share of the `user` whose process it is, the lock is not watched.
     #[must_use]
-    pub fn add(&self, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
+    pub fn add(&self, user: Option<u32>, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
         let mut holders = self.holders.lock();
-        let lock_count: usize = holders.values().map(|holder| holder.locks.len()).sum();
-        let is_full = lock_count >= MAX_LOCKS
-            || (holders.len() >= self.max_holders && !holders.contains_key(&pid));
-        if is_full {
+        if self.is_full(&holders, user, pid) {
             debug!("unwatched pid={pid} reason=too-many");
             return Vec::new();
         }
@@ -114,8 +116,24 @@ impl Holders {
             }
         }
         let locks = vec![lock];
-        holders.insert(pid, Holder { end, locks });
+        holders.insert(pid, Holder { user, end, locks });
         left_over
+    }
+
+    fn is_full(&self, holders: &HashMap<u32, Holder>, user: Option<u32>, pid: u32) -> bool {
+        let is_new = !holders.contains_key(&pid);
+        let (mut lock_count, mut own_lock_count, mut own_count) = (0, 0, 0);
+        for holder in holders.values() {
+            lock_count += holder.locks.len();
+            if holder.user == user {
+                own_lock_count += holder.locks.len();
+                own_count += 1;
+            }
+        }
+        lock_count >= MAX_LOCKS
+            || own_lock_count >= share_of(MAX_LOCKS)
+            || (is_new && holders.len() >= self.max_holders)
+            || (is_new && own_count >= share_of(self.max_holders))
     }
 
     /// Forgets the locks that have been given back.
@@ -198,6 +216,7 @@ mod tests {
     use crate::lockfile::uucp::DevicePath;
     use crate::lockfile::uucp_device::Device;
     use crate::lockfile::uucp_files::{LockFiles, Outcome};
+    use crate::lockfile::uucp_mark::LockedFor;
     use std::path::Path;
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -210,7 +229,8 @@ mod tests {
     fn lock(files: &LockFiles, name: &str, pid: u32) -> OwnLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
-        match files.lock(&device, pid, None).expect("usable") {
+        let locked = files.lock(&device, pid, LockedFor::AnyProcess, None);
+        match locked.expect("usable") {
             Outcome::Locked(lock) => lock,
             Outcome::Busy => panic!("{name} is busy"),
         }
@@ -225,7 +245,7 @@ mod tests {
         let add = |name: &str, pid: u32| {
             let end = holders.end_of(pid).expect("it can be told");
             let lock = lock(&files, name, pid);
-            assert!(holders.add(pid, end, lock.clone()).is_empty());
+            assert!(holders.add(None, pid, end, lock.clone()).is_empty());
             lock
         };
         let kept = add("lfpd-a", first.id());
@@ -266,6 +286,44 @@ mod tests {
     }
 
     #[test]
+    fn one_user_cannot_take_all_watches() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let holders = Holders::new(32).expect("a watch");
+        let mut sleepers: Vec<Child> = (0..10).map(|_| sleeper()).collect();
+        let (greedy, other) = (Some(1), Some(2));
+        let add = |user: Option<u32>, child: &Child, name: &str| {
+            let end = holders.end_of(child.id()).expect("it can be told");
+            let lock = lock(&files, name, child.id());
+            assert!(holders.add(user, child.id(), end, lock).is_empty());
+            holders.holders.lock().contains_key(&child.id())
+        };
+        let (last, crowd) = sleepers.split_last().expect("ten");
+        let watched: Vec<bool> = (0..)
+            .zip(crowd)
+            .map(|(at, child)| add(greedy, child, &format!("lfpd-{at}")))
+            .collect();
+        assert_eq!(watched, [[true; 8].as_slice(), &[false]].concat());
+        assert!(add(other, last, "lfpd-x"));
+        for at in 0..share_of(MAX_LOCKS) - 8 {
+            add(greedy, &crowd[0], &format!("lfpd-more-{at}"));
+        }
+        let count = || -> usize {
+            let holders = holders.holders.lock();
+            holders.values().map(|holder| holder.locks.len()).sum()
+        };
+        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
+        let end = holders.end_of(crowd[0].id()).expect("it can be told");
+        let one_more = lock(&files, "lfpd-y", crowd[0].id());
+        assert!(holders.add(greedy, crowd[0].id(), end, one_more).is_empty());
+        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
+        for child in &mut sleepers {
+            child.kill().expect("killed");
+            child.wait().expect("its end");
+        }
+    }
+
+    #[test]
     fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let files = LockFiles::new(directory.path().to_owned(), Vec::new());
@@ -276,7 +334,7 @@ mod tests {
         child.kill().expect("killed");
         child.wait().expect("its end");
         let lock = lock(&files, "lfpd-a", pid);
-        assert!(holders.add(pid, end, lock).is_empty());
+        assert!(holders.add(None, pid, end, lock).is_empty());
         assert_eq!(holders.wait(None), [pid]);
         assert!(holders.take_if_over(pid).is_some());
     }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use log::{debug, warn};
 use rustix::io::Errno;
@@ -12,6 +13,7 @@ use crate::escape::{reason, Escaped};
 use crate::lockfile::uucp::DevicePath;
 use crate::lockfile::uucp_device::{Device, NotADevice};
 use crate::lockfile::uucp_files::{LockFiles, Outcome, OwnLock};
+use crate::lockfile::uucp_mark::LockedFor;
 use crate::logging::Throttle;
 
 use super::command::Request;
@@ -73,6 +75,7 @@ impl Locks {
             .holders
             .as_ref()
             .and_then(|holders| holders.end_of(pid));
+        let seen_at = SystemTime::now();
         let Some(holder) = self.holder(peer, request, pid) else {
             return Reply::Denied;
         };
@@ -84,14 +87,18 @@ impl Locks {
             Err(NotADevice) => return Reply::Denied,
         };
         let owner = holder.user.filter(|_| self.rules.chown && holder.is_alive);
-        match self.files.lock(&device, pid, owner) {
+        let locked_for = match holder.is_alive {
+            true => LockedFor::process_of(holder.user, seen_at),
+            false => LockedFor::NoProcess,
+        };
+        match self.files.lock(&device, pid, locked_for, owner) {
             Ok(Outcome::Busy) => Reply::Busy,
             Ok(Outcome::Locked(lock)) => {
                 debug!("locked device={} pid={pid} {peer}", shown(request));
                 if !holder.is_alive {
                     self.warn_of_dead(peer, request, pid);
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
-                    let left_over = holders.add(pid, end, lock);
+                    let left_over = holders.add(holder.user, pid, end, lock);
                     for lock in left_over {
                         let _ = self.remove(&lock);
                     }

@@ -15,6 +15,7 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use super::command::{is_of_another_protocol, parse, Command};
 use super::locks::Locks;
 use super::peer::{NotLocal, Peer};
+use super::places::Place;
 use super::reply::{append_greeting, Reply, TURNED_AWAY};
 use super::wire::{Until, Wire};
 
@@ -46,8 +47,15 @@ enum Flow {
     End(&'static str),
 }
 
-/// Serves a connection until it ends. What was locked stays locked.
-pub fn serve(wire: &Wire<'_>, peer: Result<Peer, NotLocal>, locks: &Locks, rules: &SessionRules) {
+/// Serves a connection until it ends. What was locked stays locked. Where there are several
+/// connections, `place` is this one's among them.
+pub fn serve(
+    wire: &Wire<'_>,
+    peer: Result<Peer, NotLocal>,
+    place: Option<&Place>,
+    locks: &Locks,
+    rules: &SessionRules,
+) {
     let peer = match peer {
         Ok(peer) => peer,
         Err(NotLocal) => {
@@ -60,6 +68,7 @@ pub fn serve(wire: &Wire<'_>, peer: Result<Peer, NotLocal>, locks: &Locks, rules
     let mut session = Session {
         wire,
         peer,
+        place,
         locks,
         rules,
         reader: LineReader::new(|_, _| MAX_LINE_LEN),
@@ -77,6 +86,7 @@ pub fn serve(wire: &Wire<'_>, peer: Result<Peer, NotLocal>, locks: &Locks, rules
 struct Session<'a> {
     wire: &'a Wire<'a>,
     peer: Peer,
+    place: Option<&'a Place>,
     locks: &'a Locks,
     rules: &'a SessionRules,
     reader: LineReader<1>,
@@ -133,6 +143,9 @@ impl Session<'_> {
 
     /// Does what the line asks for that has been received, and puts the reply behind what is to be sent.
     fn answer(&mut self, found: Buffered) -> Flow {
+        if let Some(place) = self.place {
+            place.touch();
+        }
         if found == Buffered::TooLong {
             let flow = if is_of_another_protocol(self.reader.overlong_head()) {
                 Flow::End("other-protocol")

@@ -24,7 +24,7 @@ use signal_hook::iterator::Signals;
 use crate::arguments::{self, Parsed};
 use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
 use crate::escape::{reason, Escaped};
-use crate::lfp::{self, Holders, LockRules, Locks, NotLocal, Peer, SessionRules, Wire};
+use crate::lfp::{self, Holders, LockRules, Locks, NotLocal, Peer, Places, SessionRules, Wire};
 use crate::lockfile::uucp_files::LockFiles;
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
@@ -43,6 +43,9 @@ const UNIX_MODE: u32 = 0o666;
 
 /// Descriptors that are neither for connections nor for processes that are watched.
 const RESERVED_DESCRIPTORS: usize = 64;
+
+/// Connections of which we do not know yet whether they get a place, beside those that have one.
+const MAX_NEWCOMERS: usize = 16;
 
 /// Runs the server: reads the arguments, serves, and returns what the process shall exit with (lfpd(8),
 /// EXIT STATUS).
@@ -215,7 +218,7 @@ fn serve_one(
 ) {
     let locks = locks(options, None);
     let wire = Wire::new(input, output, signals.stop.as_fd());
-    lfp::serve(&wire, peer, &locks, &session_rules(options));
+    lfp::serve(&wire, peer, None, &locks, &session_rules(options));
 }
 
 /// Serves whoever the listeners let in, each on a thread, until a signal.
@@ -231,13 +234,15 @@ fn serve_all(
     let reaper = Arc::clone(&locks);
     spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
 
-    let connections = Connections::new(options.max_connections).with_farewell(lfp::TURNED_AWAY);
+    let connections = Connections::new(options.max_connections.saturating_add(MAX_NEWCOMERS))
+        .with_farewell(lfp::TURNED_AWAY);
     let connections = Arc::new(connections);
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
+        let places = Arc::new(Places::new(options.max_connections));
         let stop = Arc::clone(&signals.stop);
         Arc::new(Workers::new(move |admission: Admission| {
-            converse(&admission, &locks, &rules, stop.as_fd());
+            converse(admission, &places, &locks, &rules, stop.as_fd());
         }))
     };
     info!("starting version={}", env!("CARGO_PKG_VERSION"));
@@ -267,10 +272,23 @@ fn serve_all(
 }
 
 /// One connection, from its admission to its end.
-fn converse(admission: &Admission, locks: &Locks, rules: &SessionRules, stop: BorrowedFd<'_>) {
+fn converse(
+    admission: Admission,
+    places: &Arc<Places>,
+    locks: &Locks,
+    rules: &SessionRules,
+    stop: BorrowedFd<'_>,
+) {
+    let admission = Arc::new(admission);
     let socket = admission.stream().as_fd();
+    let peer = Peer::of(&socket);
+    let user = *peer.as_ref().unwrap_or(&Peer(None));
+    let Some(place) = places.take(user, &admission) else {
+        // No lingering: a user who has its share could fill the room for newcomers with that.
+        return admission.stream().send_once(lfp::TURNED_AWAY);
+    };
     let wire = Wire::new(socket, socket, stop);
-    lfp::serve(&wire, Peer::of(&socket), locks, rules);
+    lfp::serve(&wire, peer, Some(&place), locks, rules);
 }
 
 fn no_thread(error: io::Error) -> String {

@@ -35,6 +35,7 @@ mod tests;
 pub(crate) mod uucp;
 pub(crate) mod uucp_device;
 pub(crate) mod uucp_files;
+pub(crate) mod uucp_mark;
 mod watch;
 
 use std::fmt;

@@ -23,15 +23,16 @@ use rustix::io::Errno;
 use crate::directory::{lock_within, Directory, Entry, FileId};
 use crate::escape::Escaped;
 
-use super::process;
 use super::uucp::{content, holder_in, MAX_CONTENT_LEN};
 use super::uucp_device::Device;
+use super::uucp_mark::{LockedFor, MODE};
 
-/// For how long somebody else may have the directory before we give up.
+/// For how long other threads may have the turn before we give up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Others read who holds the device, and write nothing.
-const MODE: u32 = 0o444;
+/// For how long another process may have the directory before we go on without it. Every user who may
+/// read the directory can lock it, and keep it.
+const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often another name is tried for a file that needs one for a moment.
 const MAX_NAMES_TRIED: usize = 16;
@@ -42,8 +43,8 @@ pub struct LockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
     /// Taken before the lock on the directory, so that threads wait in line rather than look again and
-    /// again.
-    turn: Mutex<()>,
+    /// again. How long the next one waits for the directory: not at all after one has waited in vain.
+    turn: Mutex<Duration>,
 }
 
 /// A lock that we have taken: one file, under each of its names.
@@ -83,17 +84,27 @@ enum Found {
 }
 
 /// A lock file as it was when we looked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Seen {
     id: FileId,
     pid: u32,
+    locked_for: LockedFor,
 }
 
 impl Seen {
     fn is_dead(self) -> bool {
-        !process::exists(self.pid)
+        !self.locked_for.is_held_by(self.pid)
     }
 }
+
+/// The same lock: the same file with the same number.
+impl PartialEq for Seen {
+    fn eq(&self, other: &Seen) -> bool {
+        (self.id, self.pid) == (other.id, other.pid)
+    }
+}
+
+impl Eq for Seen {}
 
 impl LockFiles {
     /// Lock files are made in `own`; those in `others` are respected. None of the directories need exist.
@@ -101,17 +112,23 @@ impl LockFiles {
         LockFiles {
             own,
             others,
-            turn: Mutex::new(()),
+            turn: Mutex::new(DIRECTORY_PATIENCE),
         }
     }
 
-    /// Locks `device` for the process `pid`, under all of its names or none. The files are given to
-    /// `owner`, if any. Blocks for two seconds at most.
+    /// Locks `device` for the process `pid`, under all of its names or none. The files are marked by
+    /// `locked_for`, and given to `owner`, if any. Blocks for two seconds at most.
     ///
     /// # Errors
     ///
     /// If the directory cannot be used, or the lock of a dead process cannot be removed.
-    pub fn lock(&self, device: &Device, pid: u32, owner: Option<u32>) -> io::Result<Outcome> {
+    pub fn lock(
+        &self,
+        device: &Device,
+        pid: u32,
+        locked_for: LockedFor,
+        owner: Option<u32>,
+    ) -> io::Result<Outcome> {
         self.in_turn(Outcome::Busy, |directory| {
             if self.is_locked_elsewhere(directory, device)? {
                 return Ok(Outcome::Busy);
@@ -130,7 +147,7 @@ impl LockFiles {
                 }
                 debug!("removed-stale file={} pid={}", shown(name), seen.pid);
             }
-            make(directory, device, pid, owner)
+            make(directory, device, pid, locked_for, owner)
         })
     }
 
@@ -180,6 +197,7 @@ impl LockFiles {
             let ours = Seen {
                 id: lock.id,
                 pid: lock.pid,
+                locked_for: LockedFor::AnyProcess,
             };
             let mut was_there = false;
             for name in &lock.names {
@@ -207,20 +225,19 @@ impl LockFiles {
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
         let deadline = Instant::now() + PATIENCE;
-        let Some(_turn) = self.turn.try_lock_until(deadline) else {
+        let Some(mut patience) = self.turn.try_lock_until(deadline) else {
             return Ok(otherwise);
         };
         let directory = Directory::open(&self.own)?;
-        match lock_within(
-            &directory,
-            deadline.saturating_duration_since(Instant::now()),
-        ) {
-            Ok(true) => {}
-            Ok(false) => {
-                warn!("cannot-lock-directory path={}", shown(self.own.as_os_str()));
-                return Ok(otherwise);
-            }
+        match lock_within(&directory, *patience) {
+            Ok(true) => *patience = DIRECTORY_PATIENCE,
             // Then the single steps have to do, each of which is safe.
+            Ok(false) => {
+                if !patience.is_zero() {
+                    warn!("cannot-lock-directory path={}", shown(self.own.as_os_str()));
+                }
+                *patience = Duration::ZERO;
+            }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
             Err(error) => return Err(error),
         }
@@ -317,9 +334,11 @@ fn look(directory: &Directory, name: &OsStr) -> io::Result<Found> {
 fn read(file: &File) -> Option<Seen> {
     let mut content = Vec::new();
     file.take(MAX_CONTENT_LEN).read_to_end(&mut content).ok()?;
+    let stat = fstat(file).ok()?;
     Some(Seen {
-        id: FileId::of(file).ok()?,
+        id: FileId::from(&stat),
         pid: holder_in(&content)?,
+        locked_for: LockedFor::marked(&stat),
     })
 }
 
@@ -328,9 +347,11 @@ fn make(
     directory: &Directory,
     device: &Device,
     pid: u32,
+    locked_for: LockedFor,
     owner: Option<u32>,
 ) -> io::Result<Outcome> {
     let unborn = Unborn::new(directory, pid)?;
+    locked_for.mark(&unborn.file)?;
     let mut lock = OwnLock {
         id: FileId::of(&unborn.file)?,
         pid,
@@ -340,9 +361,14 @@ fn make(
         match unborn.link(name) {
             Ok(()) => lock.names.push(name.clone()),
             Err(error) => {
+                let seen = Seen {
+                    id: lock.id,
+                    pid,
+                    locked_for,
+                };
                 for name in &lock.names {
                     // The process may be dead, and then another program may have replaced the file already.
-                    let _ = take_away(directory, name, Seen { id: lock.id, pid });
+                    let _ = take_away(directory, name, seen);
                 }
                 // Another program was faster, between our look and now.
                 return match error.kind() {
@@ -506,6 +532,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::process::Command;
+    use std::time::SystemTime;
 
     struct World {
         /// Holds dev, own and other.
@@ -537,7 +564,7 @@ mod tests {
         fn lock(&self, path: &str, pid: u32) -> Option<OwnLock> {
             match self
                 .files
-                .lock(&self.device(path), pid, None)
+                .lock(&self.device(path), pid, LockedFor::AnyProcess, None)
                 .expect("usable")
             {
                 Outcome::Locked(lock) => Some(lock),
@@ -602,6 +629,27 @@ mod tests {
         assert!(world.unlock("/dev/ttyS1", own_pid()));
         assert!(!world.unlock("/dev/ttyS1", own_pid()));
         assert!(world.own_files().is_empty());
+    }
+
+    #[test]
+    fn who_got_the_number_of_a_dead_process_holds_nothing() {
+        let world = World::new();
+        let lock = |locked_for| {
+            let device = world.device("/dev/ttyS1");
+            let outcome = world.files.lock(&device, own_pid(), locked_for, None);
+            matches!(outcome.expect("usable"), Outcome::Locked(_))
+        };
+        assert!(lock(LockedFor::NoProcess));
+        assert!(lock(LockedFor::AnyProcess));
+        assert!(world.unlock("/dev/ttyS1", own_pid()));
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("NOT TESTED: only root can mark locks of others");
+        }
+        // The process is ours, and began after the one and before the other.
+        let (early, late) = (SystemTime::UNIX_EPOCH, SystemTime::now());
+        assert!(lock(LockedFor::process_of(Some(65_534), early)));
+        assert!(lock(LockedFor::process_of(Some(65_534), late)));
+        assert!(!lock(LockedFor::AnyProcess));
     }
 
     #[test]
@@ -756,19 +804,25 @@ mod tests {
         let world = World::new();
         fs::remove_dir(world.at("own")).expect("removed");
         let device = world.device("/dev/ttyS1");
-        assert!(world.files.lock(&device, 1, None).is_err());
+        let locked = world.files.lock(&device, 1, LockedFor::AnyProcess, None);
+        assert!(locked.is_err());
         assert!(world.files.unlock(&device, 1).is_err());
     }
 
     #[test]
-    fn who_finds_the_directory_locked_for_too_long_is_told_busy() {
+    fn a_directory_that_a_user_keeps_locked_keeps_no_device() {
         let world = World::new();
         let theirs = Directory::open(&world.at("own")).expect("a directory");
         assert!(lock_within(&theirs, PATIENCE).expect("lockable"));
         let started = Instant::now();
+        assert!(world.lock("/dev/ttyS1", own_pid()).is_some());
+        assert!(started.elapsed() >= DIRECTORY_PATIENCE);
+        // Only the first one has waited.
+        assert!(world.files.turn.lock().is_zero());
         assert_eq!(world.lock("/dev/ttyS1", own_pid()), None);
-        assert!(started.elapsed() >= PATIENCE);
+        assert!(world.unlock("/dev/ttyS1", own_pid()));
         drop(theirs);
         assert!(world.lock("/dev/ttyS1", own_pid()).is_some());
+        assert_eq!(*world.files.turn.lock(), DIRECTORY_PATIENCE);
     }
 }

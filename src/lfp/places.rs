@@ -1,0 +1,132 @@
+//! Whose connections there are: one user must not shut out the others.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::warn;
+use parking_lot::Mutex;
+
+use crate::logging::Throttle;
+use crate::net::connections::Admission;
+
+use super::peer::Peer;
+
+/// One user gets at least this many, however few there are.
+const MIN_SHARE: usize = 8;
+
+/// A connection over which no command has come for so long may be closed in favour of a new one. A
+/// client that has just been greeted needs a moment for its command.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// How many of `count` one user may have: a quarter.
+pub fn share_of(count: usize) -> usize {
+    (count / 4).max(MIN_SHARE)
+}
+
+/// The places for connections, with a cap on all and on those of one user.
+#[derive(Debug)]
+pub struct Places {
+    max_places: usize,
+    taken: Mutex<Taken>,
+    refusals: Throttle,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    last_id: u64,
+    occupants: HashMap<u64, Occupant>,
+}
+
+#[derive(Debug)]
+struct Occupant {
+    peer: Peer,
+    active_at: Instant,
+    admission: Arc<Admission>,
+}
+
+/// A connection's place; dropping it frees the place.
+#[derive(Debug)]
+pub struct Place {
+    places: Arc<Places>,
+    id: u64,
+}
+
+impl Places {
+    /// All free.
+    pub fn new(max_places: usize) -> Places {
+        Places {
+            max_places,
+            taken: Mutex::default(),
+            refusals: Throttle::default(),
+        }
+    }
+
+    /// Gives a place to a connection of `peer`. If that user has its share, or all places are taken, the
+    /// connection that has been idle for longest is closed in its favour: one of this user, or any.
+    /// `None` if none has been idle for long.
+    pub fn take(self: &Arc<Places>, peer: Peer, admission: &Arc<Admission>) -> Option<Place> {
+        let mut taken = self.taken.lock();
+        // A peer that has hung up is no user, and does not stay.
+        let is_over_share = peer.0.is_some() && taken.count_of(peer) >= share_of(self.max_places);
+        let has_room = (!is_over_share || taken.close_idle(|occupant| occupant.peer == peer))
+            && (taken.occupants.len() < self.max_places || taken.close_idle(|_| true));
+        if !has_room {
+            if let Some(held_back) = self.refusals.admit() {
+                warn!("turned-away reason=no-place {peer} held_back={held_back}");
+            }
+            return None;
+        }
+        taken.last_id += 1;
+        let id = taken.last_id;
+        let occupant = Occupant {
+            peer,
+            active_at: Instant::now(),
+            admission: Arc::clone(admission),
+        };
+        taken.occupants.insert(id, occupant);
+        Some(Place {
+            places: Arc::clone(self),
+            id,
+        })
+    }
+}
+
+impl Taken {
+    fn count_of(&self, peer: Peer) -> usize {
+        let occupants = self.occupants.values();
+        occupants.filter(|occupant| occupant.peer == peer).count()
+    }
+
+    /// Closes the connection that has been idle for longest among the `eligible`, if one has been for
+    /// long enough. Its place is free at once.
+    fn close_idle(&mut self, eligible: impl Fn(&Occupant) -> bool) -> bool {
+        let candidates = self.occupants.iter();
+        let idlest = candidates
+            .filter(|(_, occupant)| eligible(occupant))
+            .min_by_key(|(_, occupant)| occupant.active_at)
+            .filter(|(_, occupant)| occupant.active_at.elapsed() >= IDLE)
+            .map(|(id, _)| *id);
+        let closed = idlest.and_then(|id| self.occupants.remove(&id));
+        if let Some(closed) = &closed {
+            closed.admission.stream().shutdown(Shutdown::Both);
+        }
+        closed.is_some()
+    }
+}
+
+impl Place {
+    /// A command has come.
+    pub fn touch(&self) {
+        if let Some(occupant) = self.places.taken.lock().occupants.get_mut(&self.id) {
+            occupant.active_at = Instant::now();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken.lock().occupants.remove(&self.id);
+    }
+}

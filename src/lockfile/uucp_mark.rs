@@ -1,0 +1,117 @@
+//! For whom a lock was made. The file's content is a number, which another user's process may get one
+//! day, so the file's mode, group and time say the rest. Only root and this server's user can change
+//! these.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{fchown, Gid, Stat};
+use rustix::param::clock_ticks_per_second;
+use rustix::process::geteuid;
+
+use super::process;
+
+/// Others read who holds the device, and write nothing.
+pub(super) const MODE: u32 = 0o444;
+
+/// The same with the sticky bit, which does nothing else on a file: not every process with the number
+/// holds the lock.
+const MARKED_MODE: u32 = 0o1444;
+const STICKY: u32 = 0o1000;
+
+/// The group of a file that is marked for no process at all.
+const NO_USER: u32 = 0;
+
+/// Who holds a lock besides having the number that the file says.
+#[derive(Clone, Copy, Debug)]
+pub enum LockedFor {
+    /// Every process with the number.
+    AnyProcess,
+    /// No process had the number when the lock was made, and none that gets it later holds the lock.
+    NoProcess,
+    /// The process was this user's at that time. A later process of another user does not hold the lock.
+    ProcessOf {
+        /// Not root.
+        user: u32,
+        /// Since the epoch.
+        seen_at: Duration,
+    },
+}
+
+impl LockedFor {
+    /// For the process that was seen at `seen_at`, of `user`. Root needs no mark: it may lock for all.
+    pub fn process_of(user: Option<u32>, seen_at: SystemTime) -> LockedFor {
+        match (user, seen_at.duration_since(UNIX_EPOCH)) {
+            (Some(user), Ok(seen_at)) if user != NO_USER => LockedFor::ProcessOf { user, seen_at },
+            _ => LockedFor::AnyProcess,
+        }
+    }
+
+    /// Marks a new file of ours. A server that is not root cannot mark it for another user's process.
+    pub(super) fn mark(self, file: &File) -> io::Result<()> {
+        match self {
+            LockedFor::AnyProcess => return Ok(()),
+            LockedFor::NoProcess => {
+                // Without the right to do so the file is not root's, or is marked for its group.
+                let _ = fchown(file, None, Some(Gid::from_raw(NO_USER)));
+            }
+            LockedFor::ProcessOf { user, seen_at } => {
+                let group = Some(Gid::from_raw(user));
+                if !geteuid().is_root() || fchown(file, None, group).is_err() {
+                    return Ok(());
+                }
+                file.set_modified(UNIX_EPOCH + seen_at)?;
+            }
+        }
+        file.set_permissions(Permissions::from_mode(MARKED_MODE))
+    }
+
+    /// What the mark of a lock file says.
+    pub(super) fn marked(stat: &Stat) -> LockedFor {
+        let is_trusted = stat.st_uid == 0 || stat.st_uid == geteuid().as_raw();
+        if !is_trusted || stat.st_mode & STICKY == 0 {
+            return LockedFor::AnyProcess;
+        }
+        if stat.st_uid != 0 || stat.st_gid == NO_USER {
+            return LockedFor::NoProcess;
+        }
+        let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
+        let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+        LockedFor::ProcessOf {
+            user: stat.st_gid,
+            seen_at: Duration::new(seconds, nanoseconds),
+        }
+    }
+
+    /// Whether the process `pid` is there and holds the lock. What is not known counts as held.
+    pub(super) fn is_held_by(self, pid: u32) -> bool {
+        process::exists(pid)
+            && match self {
+                LockedFor::AnyProcess => true,
+                LockedFor::NoProcess => false,
+                LockedFor::ProcessOf { user, seen_at } => !is_successor(pid, user, seen_at),
+            }
+    }
+}
+
+/// Whether `pid` is another user's process that began after `seen_at`. The clock alone would not do: if
+/// it is set forward, every holder seems to have begun too late. Nor would the user: the holder may
+/// have become root.
+fn is_successor(pid: u32, user: u32, seen_at: Duration) -> bool {
+    let is_anothers = process::users(pid).is_some_and(|(real, own)| user != real && user != own);
+    is_anothers && latest_start(pid).is_some_and(|start| start >= seen_at)
+}
+
+/// When the process began at the latest, since the epoch: /proc cuts it down to clock ticks.
+fn latest_start(pid: u32) -> Option<Duration> {
+    let ticks = process::start_ticks(pid)?.checked_add(1)?;
+    let hertz = clock_ticks_per_second().max(1);
+    let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Some(now.checked_sub(uptime)? + after_boot)
+}
