@@ -189,7 +189,7 @@ fn a_successors_file_is_left_alone() {
 fn a_lock_left_to_somebody_is_released_by_somebody() {
     everywhere(|path, lacks| {
         let semaphore = lacking(path, lacks, HOUR);
-        let info = LockInfo::new().with_tag("a");
+        let info = LockInfo::with_tag("a");
         assert!(semaphore
             .try_acquire_detached(&info)
             .expect("an attempt")
