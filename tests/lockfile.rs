@@ -565,6 +565,38 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
     assert!(!guard.is_held());
 }
 
+#[test]
+fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
+    let scratch = Scratch::new();
+    let own = Terms {
+        asking: process::id(),
+        ..Terms::default()
+    };
+    for (what, changes, is_released) in [
+        (
+            "another boot",
+            &[("x-host", "h"), ("x-boot", "b")][..],
+            false,
+        ),
+        ("another container", &[("x-pidns", "1")], false),
+        (
+            "a host without a boot",
+            &[("x-host", "h"), ("x-boot", "")],
+            false,
+        ),
+        ("a host renamed since", &[("x-host", "h")], true),
+    ] {
+        let text = record_with(changes);
+        let lock = scratch.lock_with(&text);
+        let released = lock.release(&own).expect("an attempt");
+        assert_eq!(released.is_ok(), is_released, "{what}");
+        if let Err(busy) = released {
+            assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
+            assert_eq!(scratch.text(), text, "{what}");
+        }
+    }
+}
+
 // The weaknesses of lock files, by their claims.
 
 /// W1.
@@ -1112,6 +1144,26 @@ fn waiting_for_a_stale_lock_ends_at_once() {
     ));
     fs::remove_file(scratch.path()).expect("the lock");
     lock.wait(Some(Duration::ZERO)).expect("a free lock");
+}
+
+/// Nothing would ever make room for a lock there.
+#[test]
+fn a_wait_where_no_lock_file_can_be_ends_at_once() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path()).expect("a directory");
+    let lock = scratch.lock();
+    let limit = Duration::from_secs(5);
+    let waits = [
+        lock.acquire_timeout(limit).map(drop),
+        lock.wait(Some(limit)),
+    ];
+    let reason = format!("not a regular file: {}", scratch.path().display());
+    for outcome in waits {
+        match outcome {
+            Err(SemaphoreError::InvalidPath(said)) => assert_eq!(said, reason),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.

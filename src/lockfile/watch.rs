@@ -3,7 +3,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::directory::Directory;
+
+use super::process;
 
 /// Enough to close a descriptor, in bytes.
 const CLOSER_STACK_LEN: usize = 64 * 1024;
@@ -43,6 +45,61 @@ impl Flag {
         // Fails only where the counter is full, and then it is set.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
+}
+
+/// A process that is to hold a lock, and may end before it does.
+#[derive(Debug)]
+pub(super) struct Lifetime {
+    pid: u32,
+    /// Readable once it has ended; `None` on a kernel that has no such descriptors.
+    end: Option<OwnedFd>,
+    /// What tells it from a later one with its number where there is no descriptor.
+    start_ticks: Option<u64>,
+}
+
+impl Lifetime {
+    /// Of the process with this number as of now; `None` if it has ended.
+    pub(super) fn of(pid: u32) -> Option<Lifetime> {
+        let lifetime = match process::end_of(pid) {
+            Ok(end) => Lifetime {
+                pid,
+                start_ticks: None,
+                end: Some(end),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(_) => Lifetime {
+                pid,
+                start_ticks: living(pid)?.start_ticks,
+                end: None,
+            },
+        };
+        (!lifetime.is_over()).then_some(lifetime)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether the process has ended, be it that nobody has asked how.
+    pub(super) fn is_over(&self) -> bool {
+        match &self.end {
+            Some(end) => {
+                let now = Timespec::default();
+                poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&now)) == Ok(1)
+            }
+            None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
+        }
+    }
+
+    /// A descriptor that becomes readable when it ends, if there is one.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// The process with this number, unless it is a zombie.
+fn living(pid: u32) -> Option<process::Process> {
+    process::look_up(pid).filter(|process| !process.is_zombie)
 }
 
 /// Watches the names of one directory, from when it is made.
@@ -88,7 +145,7 @@ impl Watch {
     pub(super) fn wait(
         &self,
         concerns: impl Fn(&[u8]) -> bool,
-        ends: &[OwnedFd],
+        ends: &[BorrowedFd<'_>],
         cancel: Option<&Flag>,
         until: Instant,
     ) -> io::Result<Woken> {
@@ -97,8 +154,9 @@ impl Watch {
             let timeout = Timespec::try_from(timeout).ok();
             let own = self.inotify.iter().chain(cancel.map(|flag| &flag.0));
             let mut waited_for: Vec<PollFd<'_>> = own
-                .chain(ends)
-                .map(|descriptor| PollFd::new(descriptor, PollFlags::IN))
+                .map(AsFd::as_fd)
+                .chain(ends.iter().copied())
+                .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
                 .collect();
             match poll(&mut waited_for, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
