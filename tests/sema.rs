@@ -1372,7 +1372,7 @@ fn a_waiter_gives_up_when_its_script_is_killed() {
         shell.kill().expect("it runs");
         shell.wait().expect("its status");
         // Should it not give up, it would take the lock below and end.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         while !is_gone(waiter) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
@@ -1632,6 +1632,30 @@ fn n_and_w_mean_what_they_mean_to_flock() {
     }
     assert_eq!(place.status(&["run", "g", "-n", "--", "true"]), 0);
     assert_eq!(place.status(&["run", "g", "-w", "5", "--", "true"]), 0);
+}
+
+/// The kernel takes 5 to 20 ms over the end of a watch, which is longer than such a command.
+#[test]
+fn a_short_command_is_not_watched_over_by_inotify() {
+    let place = Place::new();
+    let watches_for = |command: &str| {
+        let output = finish(
+            Command::new(installed("strace", "strace"))
+                .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=inotify_init1"])
+                .args(["-e", "signal=none"])
+                .arg(env!("CARGO_BIN_EXE_sema"))
+                .args(["run", "f", "--no-sync", "--", "sh", "-c", command])
+                .current_dir(place.directory.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        );
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        text(&output.stderr).contains("inotify_init1(")
+    };
+    // On a busy host, some of them take longer.
+    assert!((0..20).any(|_| !watches_for(":")));
+    assert!(watches_for("sleep 1"));
 }
 
 #[test]

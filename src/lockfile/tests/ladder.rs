@@ -421,17 +421,18 @@ fn any_of_several_locks_will_do() {
         .expect("lock paths");
     let take = |timeout| {
         let patience = Patience::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &patience).expect("an attempt")
+        acquire_any(&slots, &LockInfo::new(), &patience)
     };
-    let mut held: Vec<_> = (0..3).map(|_| take(0).expect("a free slot")).collect();
+    let took = |timeout| take(timeout).expect("an attempt").expect("a free slot");
+    let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
     assert_eq!(
         held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
         [0, 1, 2]
     );
-    let (at, busy) = take(50).expect_err("no free slot");
+    let (at, busy) = take(50).expect("an attempt").expect_err("no free slot");
     assert_eq!((at, busy.obstacle), (0, Obstacle::Locked));
     drop(held.remove(1));
-    assert_eq!(take(5000).expect("a free slot").0, 1);
+    assert_eq!(took(5000).0, 1);
     let patience = Patience::new(None, None);
     assert!(acquire_any(&[], &LockInfo::new(), &patience).is_err());
 }
