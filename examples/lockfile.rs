@@ -45,7 +45,7 @@ fn report(path: &str) -> Result<(), SemaphoreError> {
         let tag = holder.tag.as_deref().unwrap_or("something");
         println!("waiting for process {}, which does {tag:?}", holder.pid);
     }
-    let guard = semaphore.acquire_with_info(LockInfo::new().with_tag("weekly report"))?;
+    let guard = semaphore.acquire_with_info(LockInfo::with_tag("weekly report"))?;
     println!("writing");
     for _ in 0..10 {
         // A lock file can be taken away by anybody who may write to its directory. Whoever must not go on

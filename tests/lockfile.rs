@@ -332,7 +332,7 @@ fn the_shapes_are_those_that_programs_are_written_against() {
         pid,
         timestamp,
         tag,
-    } = LockInfo::new().with_tag("t");
+    } = LockInfo::with_tag("t");
     assert_eq!((pid, tag.as_deref()), (process::id(), Some("t")));
     assert!(timestamp <= now());
     assert_eq!(LockInfo::default().pid, process::id());
@@ -363,6 +363,55 @@ fn the_shapes_are_those_that_programs_are_written_against() {
     lock.force_release().unwrap();
     assert!(Semaphore::is_process_running(process::id()));
     assert!(!Semaphore::is_process_running(DEAD));
+}
+
+/// Compiles only if every function takes and gives just what programs are written against.
+#[test]
+fn the_calls_are_those_that_programs_are_written_against() {
+    type Guarded<'a> = SemaphoreResult<SemaphoreGuard<'a>>;
+    let _: fn() -> LockInfo = LockInfo::new;
+    let _: fn(&'static str) -> LockInfo = LockInfo::with_tag;
+    let _: fn(String) -> LockInfo = LockInfo::with_tag;
+    let _: fn(&LockInfo) -> String = LockInfo::serialize;
+    let _: fn(&str) -> Result<LockInfo, SemaphoreError> = LockInfo::parse;
+    let _: fn(&LockInfo, Duration) -> bool = LockInfo::is_stale;
+    let _: fn(&'static str, SemaphoreConfig) -> SemaphoreResult<Semaphore> = Semaphore::new;
+    let _: fn(&'static Path, SemaphoreConfig) -> SemaphoreResult<Semaphore> = Semaphore::new;
+    let _: fn(&'static str) -> SemaphoreResult<Semaphore> = Semaphore::with_defaults;
+    let _: fn(PathBuf) -> SemaphoreResult<Semaphore> = Semaphore::with_defaults;
+    let _: fn(&Semaphore) -> &Path = Semaphore::path;
+    let _: fn(&Semaphore) -> bool = Semaphore::is_locked;
+    let _: fn(&Semaphore) -> Option<LockInfo> = Semaphore::lock_info;
+    let _: for<'a> fn(&'a Semaphore) -> Guarded<'a> = Semaphore::try_acquire;
+    let _: for<'a> fn(&'a Semaphore, LockInfo) -> Guarded<'a> = Semaphore::try_acquire_with_info;
+    let _: for<'a> fn(&'a Semaphore) -> Guarded<'a> = Semaphore::acquire;
+    let _: for<'a> fn(&'a Semaphore, LockInfo) -> Guarded<'a> = Semaphore::acquire_with_info;
+    let _: for<'a> fn(&'a Semaphore, Duration) -> Guarded<'a> = Semaphore::acquire_timeout;
+    let _: fn(&Semaphore) -> SemaphoreResult<()> = Semaphore::force_release;
+    let _: fn(u32) -> bool = Semaphore::is_process_running;
+    let _: fn(io::Error) -> SemaphoreError = SemaphoreError::from;
+    let _: fn(Option<u32>, Option<u64>) -> SemaphoreError =
+        |holder_pid, locked_since| SemaphoreError::AlreadyLocked {
+            holder_pid,
+            locked_since,
+        };
+    let _: fn(String) -> SemaphoreError = SemaphoreError::InvalidPath;
+    let _: fn(io::Error) -> SemaphoreError = SemaphoreError::IoError;
+    let _: fn(String) -> SemaphoreError = SemaphoreError::ParseError;
+    let _: [SemaphoreError; 2] = [SemaphoreError::NotLocked, SemaphoreError::Timeout];
+    fn is_shared<T: Send + Sync + std::fmt::Debug>() {}
+    is_shared::<Semaphore>();
+    is_shared::<SemaphoreGuard<'_>>();
+
+    let scratch = Scratch::new();
+    let semaphore = scratch.lock();
+    let info = LockInfo::with_tag("build");
+    let guard = semaphore.try_acquire_with_info(info.clone()).unwrap();
+    let held = semaphore.lock_info().unwrap();
+    assert_eq!((held.pid, held.tag), (process::id(), info.tag));
+    drop(guard);
+    let guard = semaphore.acquire_with_info(LockInfo::with_tag(format!("run {}", 2)));
+    drop(guard.unwrap());
 }
 
 #[test]
@@ -454,7 +503,7 @@ fn a_tag_and_a_token_stand_in_the_file() {
     let options = SemaphoreOptions::new().token("secret\tword ").mode(0o600);
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
         .expect("a lock path");
-    let info = LockInfo::new().with_tag("nightly \"run\"");
+    let info = LockInfo::with_tag("nightly \"run\"");
     lock.try_acquire_detached(&info)
         .expect("an attempt")
         .expect("a free lock");
@@ -514,6 +563,38 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
     );
     lock.force_release().expect("force");
     assert!(!guard.is_held());
+}
+
+#[test]
+fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
+    let scratch = Scratch::new();
+    let own = Terms {
+        asking: process::id(),
+        ..Terms::default()
+    };
+    for (what, changes, is_released) in [
+        (
+            "another boot",
+            &[("x-host", "h"), ("x-boot", "b")][..],
+            false,
+        ),
+        ("another container", &[("x-pidns", "1")], false),
+        (
+            "a host without a boot",
+            &[("x-host", "h"), ("x-boot", "")],
+            false,
+        ),
+        ("a host renamed since", &[("x-host", "h")], true),
+    ] {
+        let text = record_with(changes);
+        let lock = scratch.lock_with(&text);
+        let released = lock.release(&own).expect("an attempt");
+        assert_eq!(released.is_ok(), is_released, "{what}");
+        if let Err(busy) = released {
+            assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
+            assert_eq!(scratch.text(), text, "{what}");
+        }
+    }
 }
 
 // The weaknesses of lock files, by their claims.
@@ -961,7 +1042,7 @@ fn a_huge_file_is_not_read_to_its_end() {
 #[test]
 fn a_tag_cannot_forge_a_record() {
     let scratch = Scratch::new();
-    let info = LockInfo::new().with_tag("x\npid=1\r\nx-boot=none\u{1b}[2J");
+    let info = LockInfo::with_tag("x\npid=1\r\nx-boot=none\u{1b}[2J");
     scratch
         .lock()
         .try_acquire_detached(&info)
@@ -1063,6 +1144,26 @@ fn waiting_for_a_stale_lock_ends_at_once() {
     ));
     fs::remove_file(scratch.path()).expect("the lock");
     lock.wait(Some(Duration::ZERO)).expect("a free lock");
+}
+
+/// Nothing would ever make room for a lock there.
+#[test]
+fn a_wait_where_no_lock_file_can_be_ends_at_once() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path()).expect("a directory");
+    let lock = scratch.lock();
+    let limit = Duration::from_secs(5);
+    let waits = [
+        lock.acquire_timeout(limit).map(drop),
+        lock.wait(Some(limit)),
+    ];
+    let reason = format!("not a regular file: {}", scratch.path().display());
+    for outcome in waits {
+        match outcome {
+            Err(SemaphoreError::InvalidPath(said)) => assert_eq!(said, reason),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.
@@ -1188,7 +1289,7 @@ fn what_others_write_is_read_and_they_can_read_ours() {
     fs::remove_file(scratch.path()).expect("the lock");
 
     let _guard = lock
-        .try_acquire_with_info(LockInfo::new().with_tag("a tag"))
+        .try_acquire_with_info(LockInfo::with_tag("a tag"))
         .expect("a free lock");
     let made = Command::new("sh")
         .args(["-c", "set -C; : > \"$1\"", "sh"])

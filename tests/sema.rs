@@ -163,16 +163,23 @@ impl Place {
             .command(program, arguments)
             .spawn()
             .expect("sema starts");
-        let descriptors = format!("/proc/{}/fd", child.id());
         eventually(PATIENCE, "it waits", || {
             assert_eq!(child.try_wait().expect("a child"), None, "{arguments:?}");
-            let links = fs::read_dir(&descriptors).into_iter().flatten().flatten();
-            links
-                .filter_map(|link| fs::read_link(link.path()).ok())
-                .any(|target| target.to_string_lossy().contains("inotify"))
+            watches(child.id())
         });
         child
     }
+}
+
+/// Whether a process waits for files.
+fn watches(process: impl std::fmt::Display) -> bool {
+    let links = fs::read_dir(format!("/proc/{process}/fd"));
+    links
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|link| fs::read_link(link.path()).ok())
+        .any(|target| target.to_string_lossy().contains("inotify"))
 }
 
 fn finish(command: &mut Command) -> Output {
@@ -330,6 +337,7 @@ const HELD_BY_ME: &str =
     "Lock already held\n  Holder PID: {me}\n  Path: f\n  Tag: build 7\n  Age: 0s\n";
 const TIMEOUT_BY_ME: &str =
     "Timeout waiting for lock\n  Holder PID: {me}\n  Path: f\n  Tag: build 7\n  Age: 0s\n";
+const ACQUIRED_JSON: &str = "{\"acquired\":true,\"path\":\"f\",\"pid\":{me},\"since\":{now}}\n";
 const HELD_JSON: &str = "{\"locked\":true,\"pid\":{me},\"since\":{now}}\n";
 
 #[test]
@@ -338,7 +346,8 @@ fn try_and_acquire_say_what_their_users_rely_on() {
         "sema",
         &[
             row(NOTHING, "try f", 0, "Lock acquired: f\n", "", true),
-            row(NOTHING, "try f --json", 0, "Lock acquired: f\n", "", true),
+            row(NOTHING, "try f --json", 0, ACQUIRED_JSON, "", true),
+            row(NOTHING, "acquire f -q --json", 0, ACQUIRED_JSON, "", true),
             row(NOTHING, "try f -q", 0, "", "", true),
             row(NOTHING, "--quiet try --tag=x f", 0, "", "", true),
             row(MINE, "try f", 1, "", HELD_BY_ME, true),
@@ -429,6 +438,15 @@ fn release_gives_back_what_is_not_provably_somebody_elses() {
     const REFUSED: &str = "Lock held by different process\n  Holder PID: 1\n  Path: f\n  Age: 0s\n";
     const UNREADABLE: &str = "Lock not released\n  Path: f\n  Note: contents unreadable\n";
     const TOKEN: Option<&str> = Some("pid=1\ntimestamp={now}\nx-token=abc\n");
+    // Of another host, where a process happens to have the number of the one that asks.
+    const REMOTE: Option<&str> =
+        Some("pid={me}\ntimestamp={now}\nx-host=elsewhere\nx-boot=b\nx-token=abc\n");
+    const REMOTE_STALE: Option<&str> =
+        Some("pid={me}\ntimestamp={old}\nx-host=elsewhere\nx-boot=b\n");
+    const REMOTE_REFUSED: &str = "Lock held by different process\n  Holder PID: {me}\n  Path: f\n  \
+                                  Age: 0s\n  Note: it cannot be told from here whether the holder is alive\n";
+    const RELEASED_JSON: &str = "{\"released\":true,\"path\":\"f\"}\n";
+    const NONE_JSON: &str = "{\"released\":false,\"path\":\"f\"}\n";
     play(
         "sema",
         &[
@@ -451,6 +469,13 @@ fn release_gives_back_what_is_not_provably_somebody_elses() {
             row(ANOTHERS, "release f --pid 1", 0, RELEASED, "", false),
             row(ANOTHERS, "release f --pid 2", 1, "", REFUSED, true),
             row(DEAD, "release --pid={me} f -q", 1, "", "", true),
+            row(MINE, "release f --json", 0, RELEASED_JSON, "", false),
+            row(NOTHING, "release f --json -q", 0, NONE_JSON, "", false),
+            row(REMOTE, "release f", 1, "", REMOTE_REFUSED, true),
+            row(REMOTE, "release f --stale 0 -q", 1, "", "", true),
+            row(REMOTE, "release f --force", 0, RELEASED, "", false),
+            row(REMOTE, "release f --token abc", 0, RELEASED, "", false),
+            row(REMOTE_STALE, "release f", 0, RELEASED, "", false),
             row(TOKEN, "release f --token abc", 0, RELEASED, "", false),
             row(TOKEN, "release f --token abd", 1, "", REFUSED, true),
             row(MINE, "release f --token abc -q", 1, "", "", true),
@@ -530,6 +555,14 @@ fn wait_and_clean_see_staleness() {
         &[
             row(NOTHING, "wait f", 0, FREE, "", false),
             row(NOTHING, "wait f -q", 0, "", "", false),
+            row(
+                NOTHING,
+                "wait f --json",
+                0,
+                "{\"free\":true,\"path\":\"f\"}\n",
+                "",
+                false,
+            ),
             row(STALE, "wait f", 0, FREE, "", true),
             row(MINE, "wait f --timeout 20ms", 1, "", TIMEOUT, true),
             row(MINE, "wait f --timeout 0 -q", 1, "", "", true),
@@ -617,6 +650,9 @@ fn as_semats_it_speaks_as_semats() {
         row(MINE, "release --verbose f -j", 0, "{\n  \"status\": \"released\"\n}\n",
             "[INFO] Releasing lock: f\n", false),
         row(ANOTHERS, "release f", 1, "", DENIED, true),
+        row(Some("pid={me}\ntimestamp={now}\nx-host=elsewhere\nx-boot=b\n"), "release f", 1, "",
+            "status: failed\ntype: PERMISSION_DENIED\n\
+             message: Lock held by different process (PID {me})\nholderPid: {me}\n", true),
         row(ANOTHERS, "release f -f", 0, "status: released\n", "", false),
         row(NOTHING, "release f", 1, "", NOT_LOCKED, false),
         row(NOTHING, "release f --force", 1, "", NOT_LOCKED, false),
@@ -686,13 +722,22 @@ fn bad_usage_is_said_in_one_line_and_touches_nothing() {
         (&["try", "g", "--bogus=1"], "unknown option: --bogus"),
         (&["try", "g", "-x"], "unknown option: -x"),
         (&["try", "g", "--ta\u{1b}g"], "unknown option: --ta\\x1bg"),
-        (&["try", "g", "--timeout"], "--timeout requires a value"),
+        (&["acquire", "g", "--timeout"], "--timeout requires a value"),
         (&["try", "g", "--stale"], "--stale requires a value"),
         (&["try", "g", "--tag"], "--tag requires a value"),
-        (&["try", "g", "--timeout", "abc"], "invalid timeout value"),
-        (&["try", "g", "--timeout", "-1"], "invalid timeout value"),
-        (&["try", "g", "--timeout="], "invalid timeout value"),
-        (&["try", "g", "--timeout", "1d"], "invalid timeout value"),
+        (
+            &["acquire", "g", "--timeout", "abc"],
+            "invalid timeout value",
+        ),
+        (
+            &["acquire", "g", "--timeout", "-1"],
+            "invalid timeout value",
+        ),
+        (&["acquire", "g", "--timeout="], "invalid timeout value"),
+        (
+            &["acquire", "g", "--timeout", "1d"],
+            "invalid timeout value",
+        ),
         (
             &["try", "g", "--stale", "1 h"],
             "invalid stale timeout value",
@@ -713,9 +758,18 @@ fn bad_usage_is_said_in_one_line_and_touches_nothing() {
         (&["try", "g", "--settle", "now"], "invalid settle value"),
         (&["try", "g", "--force"], "--force is no option of try"),
         (
-            &["status", "g", "--slots", "2"],
-            "--slots is no option of status",
+            &["clean", "g", "--slots", "2"],
+            "--slots is no option of clean",
         ),
+        (
+            &["try", "g", "--timeout", "5"],
+            "--timeout is no option of try",
+        ),
+        (
+            &["wait", "g", "--nonblock"],
+            "--nonblock is no option of wait",
+        ),
+        (&["acquire", "g", "-w", "x"], "invalid timeout value"),
         (
             &["wait", "g", "-E", "2"],
             "--busy-status is no option of wait",
@@ -757,6 +811,7 @@ fn what_the_system_refuses_is_3_and_says_where() {
     let place = Place::new();
     fs::create_dir(place.path("directory")).expect("a directory");
     let long = "x".repeat(500);
+    let not_a_file = "IO error: directory: not a regular file";
     for (arguments, reason) in [
         (
             &["try", "nowhere/f"][..],
@@ -770,6 +825,12 @@ fn what_the_system_refuses_is_3_and_says_where() {
             &["release", "directory", "--force"],
             "IO error: directory: not a regular file",
         ),
+        (&["try", "directory"], not_a_file),
+        (&["acquire", "directory"], not_a_file),
+        (&["wait", "directory", "--timeout", "1m"], not_a_file),
+        (&["clean", "directory"], not_a_file),
+        (&["run", "directory", "--", "true"], not_a_file),
+        (&["run", "directory", "-n", "-q", "--", "true"], not_a_file),
         (&["try", &long], &format!("IO error: {long}: ")),
         (&["wait", "/proc/nothing"], ""),
     ] {
@@ -783,12 +844,6 @@ fn what_the_system_refuses_is_3_and_says_where() {
         assert!(stderr.starts_with(&format!("Error: {reason}")), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
-    let output = place.sema(&["try", "directory"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(
-        text(&output.stderr),
-        "Lock already held\n  Path: directory\n  Note: not a regular file\n"
-    );
     for arguments in [
         &["release", "directory"][..],
         &["release", "directory", "-f"],
@@ -875,12 +930,56 @@ fn where_only_the_system_is_in_the_way_it_is_3_and_names_no_holder() {
         assert_eq!(output.status.code(), Some(code), "{name} {arguments:?}");
         assert_eq!(place.content(), before, "{name} {arguments:?}");
     }
-    // Who wants to take it finds it held.
-    let output = place.as_nobody("sema", &["try", "old"]);
-    assert_eq!(output.status.code(), Some(1));
+    // Who wants to take it finds it held, and learns why, also when time is up.
     let note = "\n  Note: stale, but this user may not remove the file\n";
-    assert!(text(&output.stderr).ends_with(note), "{output:?}");
+    for arguments in [
+        &["try", "old"][..],
+        &["acquire", "old", "--timeout", "50ms"],
+        &["run", "old", "--timeout", "50ms", "--", "true"],
+    ] {
+        let output = place.as_nobody("sema", arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(text(&output.stderr).ends_with(note), "{output:?}");
+    }
+    let output = place.as_nobody("sema", &["acquire", "old", "-n", "-q", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        json["note"], "stale, but this user may not remove the file",
+        "{output:?}"
+    );
+    let output = place.as_nobody("sema", &["clean", "old"]);
+    let refused = "Error: IO error: old: this user may not remove the file\n";
+    assert_eq!(text(&output.stderr), refused);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(place.content(), before);
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).expect("it is ours");
+}
+
+#[test]
+fn a_wait_for_a_file_that_one_may_not_read_says_so() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a file of another user");
+        return;
+    }
+    let place = Place::new();
+    place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+    for (path, mode) in [(place.path("f"), 0o600), (place.path("."), 0o755)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    }
+    let note = "\n  Note: this user may not read the file\n";
+    for command in ["wait", "acquire"] {
+        let output = place.as_nobody("sema", &[command, "f", "--timeout", "50ms"]);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        assert!(text(&output.stderr).ends_with(note), "{output:?}");
+    }
+    let output = place.as_nobody("sema", &["clean", "f", "--json"]);
+    let refused = "Error: IO error: f: this user may not read the file\n";
+    assert_eq!(text(&output.stderr), refused);
+    assert_eq!(
+        text(&output.stdout),
+        "{\"cleaned\":false,\"temporaries\":0}\n"
+    );
+    assert_eq!(output.status.code(), Some(3));
 }
 
 #[test]
@@ -993,36 +1092,71 @@ fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
     );
 }
 
-/// Process 1 takes in those whose script is gone, so its number says nothing.
-#[test]
-fn called_by_process_1_a_single_command_takes_the_lock_for_itself() {
-    let place = Place::new();
+/// Runs a script in a pid namespace of its own; `None` where there can be none. In the script, `$sema` is
+/// the program.
+fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     let mut flags = vec!["--pid", "--fork", "--kill-child", "--mount-proc"];
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
     }
-    let unshare = |script: &str| {
+    let unshare = |words: &[&str]| {
         let mut command = Command::new(installed("unshare", "util-linux"));
         command
             .args(&flags)
-            .args(["sh", "-c", script, env!("CARGO_BIN_EXE_sema")])
+            .args(words)
+            .env("sema", env!("CARGO_BIN_EXE_sema"))
             .current_dir(place.directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         finish(&mut command)
     };
-    let probe = unshare("true");
+    let probe = unshare(&["true"]);
     if !probe.status.success() {
         // Not by a macro, whose output is captured: this shall be seen.
         let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));
         let _ = std::io::stderr().write_all(refusal.as_bytes());
-        return;
+        return None;
     }
-    let output = unshare("\"$0\" try f -q && sed -n 's/^pid=//p' f; :");
+    Some(unshare(words))
+}
+
+const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
+
+#[test]
+fn a_container_script_that_is_process_1_holds_its_lock() {
+    let place = Place::new();
+    let script = "$sema try f -q; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
+                  (set -m; $sema acquire f -q -n); echo $?; $sema release f";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    let expected = "1\nalive: yes\n1\nLock released: f\n";
+    assert_eq!(text(&output.stdout), expected, "{output:?}");
+    assert_eq!(text(&output.stderr), "", "{output:?}");
+}
+
+/// Process 1 takes in those whose script is gone, and starts the services of a host: its number says nothing.
+#[test]
+fn a_lock_for_no_known_process_is_granted_with_a_note() {
+    let place = Place::new();
+    let of_a_session = "setsid $sema try f; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
+                        $sema release f -q; setsid $sema try f -q";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", of_a_session]) else {
+        return;
+    };
     let said = text(&output.stdout);
-    let pid: u32 = said.trim().parse().expect("a process number");
-    assert!(pid > 1, "{output:?}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{output:?}");
+    let pid: u32 = lines[1].parse().expect("a process number");
+    assert!(pid > 1 && lines[2] == "alive: no", "{output:?}");
+    assert_eq!(text(&output.stderr), NO_CALLER);
+    assert_eq!(place.status(&["release", "f", "--force"]), 0);
+    // As process 1 it is called by nobody that it could know.
+    let words = [env!("CARGO_BIN_EXE_sema"), "acquire", "f"];
+    let output = in_a_namespace(&place, &words).expect("just now it could");
+    assert_eq!(text(&output.stdout), "Lock acquired: f\n");
+    assert_eq!(text(&output.stderr), NO_CALLER);
 }
 
 #[test]
@@ -1142,8 +1276,163 @@ fn slots_are_as_many_locks() {
     assert_eq!(place.names(), ["pool.0.lock", "pool.1.lock", "pool.2.lock"]);
 }
 
+#[test]
+fn slots_are_shown_waited_for_and_released_together() {
+    let place = Place::new();
+    let slots = ["--slots", "2"];
+    let all =
+        |command: &str, more: &[&str]| place.sema(&[&[command, "p"], &slots[..], more].concat());
+    let shown = all("status", &[]);
+    assert_eq!(shown.status.code(), Some(0));
+    let free = "path: p.0.lock\nlocked: false\n\npath: p.1.lock\nlocked: false\n";
+    assert_eq!(text(&shown.stdout), free);
+
+    assert_eq!(all("try", &["--tag", "a"]).status.code(), Some(0));
+    place.write("p.1.lock", &format!("pid=1\ntimestamp={}\n", now()));
+    let shown = all("status", &["--json"]);
+    assert_eq!(shown.status.code(), Some(1), "none is free");
+    let lines = text(&shown.stdout);
+    let lines: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["path"], "p.0.lock");
+    assert_eq!(lines[0]["pid"], std::process::id());
+    assert_eq!(
+        (&lines[1]["path"], &lines[1]["pid"]),
+        (&"p.1.lock".into(), &1.into())
+    );
+
+    let waited = all("wait", &["--timeout", "20ms"]);
+    assert_eq!(waited.status.code(), Some(1));
+    assert!(text(&waited.stderr).contains("  Path: p.0.lock\n"));
+    let mut waiting = place.waiting(&["wait", "p", "--slots", "2"]);
+    fs::remove_file(place.path("p.1.lock")).expect("it is there");
+    assert_eq!(wait(&mut waiting), Some(0));
+    let output = waiting.wait_with_output().expect("its output");
+    assert_eq!(text(&output.stdout), "Lock is free: p.1.lock\n");
+    assert_eq!(all("status", &[]).status.code(), Some(0), "one is free");
+
+    // Of the slots, the one of the script that asks: not that of process 1, nor that of the dead.
+    fs::rename(place.path("p.0.lock"), place.path("p.1.lock")).expect("a slot");
+    for other in ["1", NOBODY] {
+        place.write("p.0.lock", &format!("pid={other}\ntimestamp={}\n", now()));
+        let mine = place.read("p.1.lock");
+        assert_eq!(
+            text(&all("release", &[]).stdout),
+            "Lock released: p.1.lock\n"
+        );
+        assert_eq!(place.names(), ["p.0.lock"], "{other}");
+        assert_eq!(all("release", &["-q"]).status.code(), Some(1), "{other}");
+        place.write("p.1.lock", &mine);
+    }
+    let released = all("release", &["--pid", NOBODY]);
+    assert_eq!(text(&released.stdout), "Lock released: p.0.lock\n");
+    place.write("p.0.lock", "pid=1\ntimestamp=1\nx-token=t\n");
+    let released = all("release", &["--token", "t", "--json"]);
+    assert_eq!(
+        text(&released.stdout),
+        "{\"released\":true,\"path\":\"p.0.lock\"}\n"
+    );
+    place.write("p.0.lock", "pid=1\ntimestamp=1\n");
+    let released = all("release", &["--force"]);
+    let both = "Lock released: p.0.lock\nLock released: p.1.lock\n";
+    assert_eq!(text(&released.stdout), both);
+    assert_eq!(text(&all("release", &[]).stdout), "Lock released: p\n");
+}
+
 // ---------------------------------------------------------------------------------------------
 // Waiting
+
+/// The script waits in the background for its own lock, as it does while a trap of the shell is to run.
+#[test]
+fn a_waiter_gives_up_when_its_script_is_killed() {
+    for program in ["sema", "semats"] {
+        let place = Place::new();
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let script = format!("{program} acquire f & echo $! > new; mv new waiting; wait");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("sh")
+            .args(["-c", &script])
+            .env("PATH", format!("{}:{path}", place.bin.path().display()))
+            .current_dir(place.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("sh");
+        let mut waiter = None;
+        eventually(PATIENCE, "it waits", || {
+            let text = fs::read_to_string(place.path("waiting")).unwrap_or_default();
+            waiter = text.trim().parse().ok().and_then(Pid::from_raw);
+            waiter.is_some_and(|waiter| watches(waiter.as_raw_nonzero().get()))
+        });
+        let waiter = waiter.expect("just read");
+        shell.kill().expect("it runs");
+        shell.wait().expect("its status");
+        // Should it not give up, it would take the lock below and end.
+        let deadline = Instant::now() + PATIENCE;
+        while !is_gone(waiter) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let has_given_up = is_gone(waiter);
+        fs::remove_file(place.path("f")).expect("it is there");
+        eventually(PATIENCE, "it ends", || is_gone(waiter));
+        assert!(has_given_up, "{program}");
+        assert_eq!(place.names(), ["waiting"], "{program}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_for_a_process_that_has_ended() {
+    let place = Place::new();
+    let refused =
+        |pid: &str| format!("Error: process {pid}, which was to hold the lock, has ended\n");
+    for command in ["try", "acquire"] {
+        let output = place.sema(&[command, "f", "--pid", NOBODY]);
+        assert_eq!(output.status.code(), Some(3), "{command}");
+        assert_eq!(text(&output.stderr), refused(NOBODY), "{command}");
+        assert_eq!(place.names(), [""; 0], "{command}");
+    }
+    // The second time, the kernel has no descriptors for processes.
+    let old_kernel = [
+        "-f",
+        "-e",
+        "inject=pidfd_open:error=ENOSYS",
+        "-o",
+        "/dev/null",
+    ];
+    for is_old in [false, true] {
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        let mut holder = Command::new("sleep").arg("60").spawn().expect("sleep");
+        let pid = holder.id().to_string();
+        let mut command = match is_old {
+            false => Command::new(env!("CARGO_BIN_EXE_sema")),
+            true => Command::new(installed("strace", "strace")),
+        };
+        if is_old {
+            command.args(old_kernel).arg(env!("CARGO_BIN_EXE_sema"));
+        }
+        let mut waiter = command
+            .args(["acquire", "f", "--pid", &pid])
+            .current_dir(place.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("sema starts");
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(waiter.try_wait().expect("a child"), None);
+        holder.kill().expect("it runs");
+        // It is a zombie until then, and that holds nothing either.
+        let code = wait(&mut waiter);
+        holder.wait().expect("its status");
+        let output = waiter.wait_with_output().expect("its output");
+        assert_eq!(text(&output.stderr), refused(&pid));
+        assert_eq!(code, Some(3));
+    }
+}
 
 #[test]
 fn a_wait_ends_when_the_lock_is_released() {
@@ -1308,6 +1597,65 @@ fn a_lock_that_somebody_has_is_1_or_what_was_asked_for() {
         );
         assert_eq!(place.names(), ["f"]);
     }
+}
+
+#[test]
+fn n_and_w_mean_what_they_mean_to_flock() {
+    let place = Place::new();
+    place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+    for (arguments, code, line) in [
+        (
+            &["run", "-n", "f", "--", "true"][..],
+            1,
+            "Lock already held\n",
+        ),
+        (
+            &["run", "--nonblock", "-E", "9", "f", "--", "true"],
+            9,
+            "Lock already held\n",
+        ),
+        (
+            &["run", "-w", "0.05", "f", "--", "true"],
+            1,
+            "Timeout waiting for lock\n",
+        ),
+        (&["acquire", "-n", "f"], 1, "Timeout waiting for lock\n"),
+        (
+            &["acquire", "f", "-w", "50ms"],
+            1,
+            "Timeout waiting for lock\n",
+        ),
+    ] {
+        let output = place.sema(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        assert!(text(&output.stderr).starts_with(line), "{output:?}");
+    }
+    assert_eq!(place.status(&["run", "g", "-n", "--", "true"]), 0);
+    assert_eq!(place.status(&["run", "g", "-w", "5", "--", "true"]), 0);
+}
+
+/// The kernel takes 5 to 20 ms over the end of a watch, which is longer than such a command.
+#[test]
+fn a_short_command_is_not_watched_over_by_inotify() {
+    let place = Place::new();
+    let watches_for = |command: &str| {
+        let output = finish(
+            Command::new(installed("strace", "strace"))
+                .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=inotify_init1"])
+                .args(["-e", "signal=none"])
+                .arg(env!("CARGO_BIN_EXE_sema"))
+                .args(["run", "f", "--no-sync", "--", "sh", "-c", command])
+                .current_dir(place.directory.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        );
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        text(&output.stderr).contains("inotify_init1(")
+    };
+    // On a busy host, some of them take longer.
+    assert!((0..20).any(|_| !watches_for(":")));
+    assert!(watches_for("sleep 1"));
 }
 
 #[test]
@@ -1578,6 +1926,31 @@ fn the_script_in_the_manual_takes_the_lock_once() {
     assert!(lines[1].starts_with("pid: "), "{said}");
     assert_eq!(lines[2..], ["alive: yes", "the lock is held"]);
     assert_eq!(text(&place.script("ls").stdout), "", "it has cleared up");
+}
+
+/// The script that runs itself under a lock, from the manual page.
+#[test]
+fn the_whole_script_in_the_manual_runs_under_its_lock() {
+    let page = include_str!("../man/sema.1");
+    let start = page.find("#!/bin/sh\n").expect("a script");
+    let (script, _) = page[start..].split_once(".Ed\n").expect("its end");
+    assert!(script.contains("SEMA_PATH"), "{script}");
+    let place = Place::new();
+    let script = script.replace("/run/lock/nightly.lock", "nightly.lock");
+    place.write(
+        "job",
+        &format!("{script}sema status nightly.lock | grep alive\necho \"$@\"\n"),
+    );
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(place.path("job"), mode).expect("it is ours");
+    // Under another lock it takes its own all the same.
+    let output = place.script("./job a 'b c'; sema run other -- ./job d");
+    assert_eq!(
+        text(&output.stdout),
+        "alive: yes\na b c\nalive: yes\nd\n",
+        "{output:?}"
+    );
+    assert_eq!(place.names(), ["job"]);
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub enum SemaphoreError {
     NotLocked,
     /// It could not be had in time.
     Timeout,
+    /// The process that was to hold it has ended.
+    HolderEnded(u32),
     /// A text is not that of a lock file, for this reason.
     ParseError(String),
     /// It was held, and somebody has taken it away since.
@@ -53,6 +55,9 @@ impl fmt::Display for SemaphoreError {
             SemaphoreError::IoError(error) => write!(f, "IO error: {error}"),
             SemaphoreError::NotLocked => f.write_str("Lock not held"),
             SemaphoreError::Timeout => f.write_str("Timeout waiting for lock"),
+            SemaphoreError::HolderEnded(pid) => {
+                write!(f, "process {pid}, which was to hold the lock, has ended")
+            }
             SemaphoreError::ParseError(reason) => write!(f, "Parse error: {reason}"),
             SemaphoreError::Lost => f.write_str("Lock lost"),
             SemaphoreError::Cancelled => f.write_str("Wait cancelled"),

@@ -26,6 +26,10 @@ use super::Semaphore;
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
+/// A lock that is held for no longer than this is not watched over: the end of a watch takes 5 to 20 ms, for
+/// which a process that ends waits.
+const WATCH_DELAY: Duration = Duration::from_millis(50);
+
 /// The stack of the thread that watches, in bytes.
 const STACK_LEN: usize = if cfg!(debug_assertions) {
     512 * 1024
@@ -199,7 +203,7 @@ impl Keeper {
     fn start(grip: &Arc<Grip>, care: Care) -> io::Result<Keeper> {
         let stop = Arc::new(Flag::new()?);
         let stopped = Arc::clone(&stop);
-        let watch = Watch::on(&grip.directory);
+        let watch = Watch::after(WATCH_DELAY, &grip.directory);
         let grip = Arc::downgrade(grip);
         let stack_len = if care.on_lost.is_some() {
             CALLER_STACK_LEN

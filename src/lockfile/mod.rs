@@ -40,7 +40,7 @@ mod watch;
 
 use std::fmt;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,10 +63,10 @@ use files::{Lacks, LockFiles, Making};
 use guard::{beat_for, Care, OnLost};
 use path::LockPath;
 use record::{token_as_read, Record};
-use staleness::{judge, Content};
-use surroundings::{stamped, Surroundings};
+use staleness::{judge, Content, Place};
+use surroundings::{here, stamped, Surroundings};
 use takeover::{Attempt, Claim, Locking, Removal};
-use watch::{Watch, Woken};
+use watch::{Lifetime, Watch, Woken};
 
 /// The permissions of a lock file, before the umask.
 const DEFAULT_MODE: u32 = 0o644;
@@ -258,6 +258,19 @@ impl Busy {
             },
         }
     }
+
+    /// No wait will end: there can be no lock at the path.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.obstacle == Obstacle::NotAFile
+    }
+
+    /// What it means to a caller that has waited for the lock at `path`.
+    fn after_wait(&self, path: &Path) -> SemaphoreError {
+        match self.is_hopeless() {
+            true => SemaphoreError::InvalidPath(format!("not a regular file: {}", path.display())),
+            false => SemaphoreError::Timeout,
+        }
+    }
 }
 
 /// What a lock must be for a release to go through.
@@ -357,7 +370,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it could not be had in time, or what the system says.
+    /// [`SemaphoreError::Timeout`] if it could not be had in time, at once
+    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the system
+    /// says.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
@@ -368,8 +383,7 @@ impl Semaphore {
     ///
     /// As for [`Semaphore::acquire`].
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let patience = Patience::new(self.config.acquire_timeout, None);
-        acquire_any(std::slice::from_ref(self), &info, &patience).map(|(_, guard)| guard)
+        self.acquire_in(self.config.acquire_timeout, &info)
     }
 
     /// Waits for the lock, but no longer than `timeout`.
@@ -378,8 +392,19 @@ impl Semaphore {
     ///
     /// As for [`Semaphore::acquire`].
     pub fn acquire_timeout(&self, timeout: Duration) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let patience = Patience::new(Some(timeout), None);
-        acquire_any(std::slice::from_ref(self), &LockInfo::new(), &patience).map(|(_, guard)| guard)
+        self.acquire_in(Some(timeout), &LockInfo::new())
+    }
+
+    fn acquire_in(
+        &self,
+        timeout: Option<Duration>,
+        info: &LockInfo,
+    ) -> SemaphoreResult<SemaphoreGuard<'_>> {
+        let patience = Patience::new(timeout, None);
+        match acquire_any(std::slice::from_ref(self), info, &patience)? {
+            Ok((_, guard)) => Ok(guard),
+            Err((_, busy)) => Err(busy.after_wait(&self.path)),
+        }
     }
 
     /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held until
@@ -413,7 +438,7 @@ impl Semaphore {
     /// somebody who has the file locked.
     ///
     /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is the holder
-    /// who asks; an unreadable one only when it is stale.
+    /// who asks; an unreadable one, and one of another host or container, only when it is stale.
     ///
     /// ```
     /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
@@ -475,7 +500,10 @@ impl Semaphore {
         if locking == Locking::Theirs {
             return Err(Obstacle::Locked);
         }
-        if terms.pid.is_some() || terms.token.is_some() || record.pid == Some(terms.asking) {
+        // A process of another host may have the number of the one that asks.
+        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, here());
+        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
+        if is_own || is_named {
             return Ok(());
         }
         let is_locked = (locking == Locking::Ours).then_some(false);
@@ -487,11 +515,15 @@ impl Semaphore {
             self.options.stale_rule,
             &Surroundings { directory },
         );
-        let is_readable = record.info().is_some();
-        if judgement.alive == Alive::Yes || (!is_readable && !judgement.is_stale) {
-            return Err(Obstacle::NotStale);
+        let is_released = match judgement.alive {
+            Alive::Yes => false,
+            Alive::No => judgement.is_stale || record.info().is_some(),
+            Alive::Unknown => judgement.is_stale,
+        };
+        match is_released {
+            true => Ok(()),
+            false => Err(Obstacle::NotStale),
         }
-        Ok(())
     }
 
     /// Whether a process with this number is there.
@@ -575,21 +607,24 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, or what the system says.
+    /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, at once
+    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the system
+    /// says.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let patience = Patience::new(timeout, None);
-        let mut watch = None;
-        loop {
-            let status = self.status()?;
-            if !status.is_locked || status.is_stale {
-                return Ok(());
-            }
-            match &watch {
-                Some(watch) => rest(std::slice::from_ref(self), &[status], watch, &patience)?,
-                None => watch = Some(Watch::on(&self.directory()?)),
-            }
+        match wait_any(std::slice::from_ref(self), &patience)? {
+            Ok(_) => Ok(()),
+            Err((_, busy)) => Err(busy.after_wait(&self.path)),
         }
     }
+}
+
+/// Whether the record was written by a process of another host or another pid namespace.
+fn is_of_elsewhere(record: &Record, here: &Place) -> bool {
+    let differs = |theirs: &Option<String>, ours: &Option<String>| matches!((theirs, ours), (Some(theirs), Some(ours)) if theirs != ours);
+    differs(&record.boot, &here.boot)
+        || differs(&record.pid_namespace, &here.pid_namespace)
+        || (record.boot.is_none() && differs(&record.host, &here.host))
 }
 
 /// How long to wait.
@@ -605,33 +640,78 @@ impl<'a> Patience<'a> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Patience { deadline, cancel }
     }
+
+    fn is_over(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+    }
 }
+
+/// What comes of waiting for one of several locks: which it is, and what it gave; or which is in the way, and
+/// why.
+pub(crate) type Waited<T> = Result<(usize, T), (usize, Busy)>;
 
 /// Waits for one of several locks, which stand in one directory, and says which it is.
 pub(crate) fn acquire_any<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
     patience: &Patience<'_>,
-) -> SemaphoreResult<(usize, SemaphoreGuard<'a>)> {
-    let (at, (directory, file)) = wait_for_any(slots, info, Hold::Guarded, patience)?;
-    Ok((at, slots[at].guard(directory, file)?))
+) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
+    let waited = until_any(slots, None, patience, |slot| {
+        slot.attempt(info, Hold::Guarded)
+    })?;
+    Ok(match waited {
+        Ok((at, (directory, file))) => Ok((at, slots[at].guard(directory, file)?)),
+        Err(busy) => Err(busy),
+    })
 }
 
-/// As [`acquire_any`], and leaves it to the process `info.pid`.
+/// As [`acquire_any`], and leaves it to the process `info.pid`. Gives up when that ends.
 pub(crate) fn acquire_any_detached(
     slots: &[Semaphore],
     info: &LockInfo,
     patience: &Patience<'_>,
-) -> SemaphoreResult<usize> {
-    Ok(wait_for_any(slots, info, Hold::Detached, patience)?.0)
+) -> SemaphoreResult<Waited<()>> {
+    let has_ended = || SemaphoreError::HolderEnded(info.pid);
+    let holder = Lifetime::of(info.pid).ok_or_else(has_ended)?;
+    let waited = until_any(slots, Some(&holder), patience, |slot| {
+        slot.try_acquire_detached(info)
+    })?;
+    match &waited {
+        // It has ended just before the grant, which its end may have made room for.
+        Ok((at, ())) if holder.is_over() => {
+            let terms = Terms {
+                pid: Some(info.pid),
+                ..Terms::default()
+            };
+            let _ = slots[*at].release(&terms);
+            Err(has_ended())
+        }
+        _ => Ok(waited),
+    }
 }
 
-fn wait_for_any(
+/// Waits until one of several locks is free or stale, without taking it.
+pub(crate) fn wait_any(
     slots: &[Semaphore],
-    info: &LockInfo,
-    hold: Hold,
     patience: &Patience<'_>,
-) -> SemaphoreResult<(usize, (Directory, File))> {
+) -> SemaphoreResult<Waited<()>> {
+    until_any(slots, None, patience, |slot| {
+        let found = slot.look()?;
+        Ok(found
+            .filter(|busy| !busy.status.is_stale)
+            .map_or(Ok(()), Err))
+    })
+}
+
+/// Looks at all slots until one of them gives what is wanted, until none can ever, until time is up, or until
+/// the process that is to be the holder has ended.
+fn until_any<T>(
+    slots: &[Semaphore],
+    holder: Option<&Lifetime>,
+    patience: &Patience<'_>,
+    look: impl Fn(&Semaphore) -> SemaphoreResult<Result<T, Busy>>,
+) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
     };
@@ -639,15 +719,23 @@ fn wait_for_any(
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            match slot.attempt(info, hold)? {
-                Ok(granted) => return Ok((at, granted)),
-                Err(busy) => held.push(busy.status),
+            match look(slot)? {
+                Ok(wanted) => return Ok(Ok((at, wanted))),
+                Err(busy) => held.push(busy),
             }
         }
+        let hopeful = held.iter().position(|busy| !busy.is_hopeless());
+        if hopeful.is_none() || patience.is_over() {
+            let at = hopeful.unwrap_or(0);
+            return Ok(Err((at, held.swap_remove(at))));
+        }
         match &watch {
-            Some(watch) => rest(slots, &held, watch, patience)?,
+            Some(watch) => rest(slots, &held, holder, watch, patience)?,
             // Most find the lock free, and need none. Then one more look, so that nothing is missed.
             None => watch = Some(Watch::on(&first.directory()?)),
+        }
+        if let Some(ended) = holder.filter(|holder| holder.is_over()) {
+            return Err(SemaphoreError::HolderEnded(ended.pid()));
         }
     }
 }
@@ -655,22 +743,23 @@ fn wait_for_any(
 /// Waits until something may have changed.
 fn rest(
     slots: &[Semaphore],
-    held: &[Status],
+    held: &[Busy],
+    holder: Option<&Lifetime>,
     watch: &Watch,
     patience: &Patience<'_>,
 ) -> SemaphoreResult<()> {
     let now = Instant::now();
-    if patience.deadline.is_some_and(|deadline| deadline <= now) {
-        return Err(SemaphoreError::Timeout);
-    }
-    let ends: Vec<OwnedFd> = held.iter().filter_map(Status::end_of_holder).collect();
+    let held = held.iter().map(|busy| &busy.status);
+    let ends: Vec<OwnedFd> = held.clone().filter_map(Status::end_of_holder).collect();
+    let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
+    // Where there is no such descriptor, its end is seen at the next look.
+    let ends = [&ends[..], holder.and_then(Lifetime::end).as_slice()].concat();
     let retry = slots
         .iter()
         .map(|slot| slot.config.retry_interval)
         .min()
         .unwrap_or(FOREVER);
     let stale_in = held
-        .iter()
         // What is stale and yet was not to be had will not be had a moment later for being stale.
         .filter(|status| !status.is_stale)
         .filter_map(|status| status.stale_in)

@@ -42,12 +42,13 @@ impl LockInfo {
         }
     }
 
-    /// The same with a tag. Control characters become blanks when it is written, and it is cut to
-    /// 10,000 characters.
-    #[must_use]
-    pub fn with_tag(mut self, tag: impl Into<String>) -> LockInfo {
-        self.tag = Some(tag.into());
-        self
+    /// This process, now, with a tag. Control characters become blanks when it is written, and it is
+    /// cut to 10,000 characters.
+    pub fn with_tag(tag: impl Into<String>) -> LockInfo {
+        LockInfo {
+            tag: Some(tag.into()),
+            ..LockInfo::new()
+        }
     }
 
     /// The record as it stands in a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
@@ -361,15 +362,14 @@ mod tests {
             tag: None,
         };
         assert_eq!(info.serialize(), "pid=4711\ntimestamp=1700000000\n");
-        let tagged = info.clone().with_tag("job");
-        assert_eq!(
-            tagged.serialize(),
-            "pid=4711\ntimestamp=1700000000\ntag=job\n"
-        );
-        assert_eq!(
-            info.with_tag("").serialize(),
-            "pid=4711\ntimestamp=1700000000\ntag=\n"
-        );
+        for tag in ["job", ""] {
+            let tagged = LockInfo {
+                tag: LockInfo::with_tag(tag).tag,
+                ..info.clone()
+            };
+            let expected = format!("pid=4711\ntimestamp=1700000000\ntag={tag}\n");
+            assert_eq!(tagged.serialize(), expected);
+        }
     }
 
     #[test]
@@ -506,7 +506,7 @@ mod tests {
         for c in ['x', 'ü', '\u{1f512}'] {
             let longest: String = std::iter::repeat_n(c, MAX_TAG_LEN).collect();
             for tag in [longest.clone(), format!("{longest}{c}")] {
-                let text = LockInfo::new().with_tag(tag).serialize();
+                let text = LockInfo::with_tag(tag).serialize();
                 let read = LockInfo::parse(&text).expect("a record");
                 assert_eq!(read.tag.as_deref(), Some(longest.as_str()));
             }

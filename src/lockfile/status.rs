@@ -17,7 +17,7 @@ use super::record::{seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
 use super::surroundings::{here, Surroundings};
 use super::takeover::{self, Locking, Obstacle, Removal};
-use super::Semaphore;
+use super::{Busy, Semaphore};
 
 /// A temporary file of another implementation is left alone while it is younger than this.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
@@ -160,11 +160,24 @@ impl Semaphore {
     ///
     /// What the system says. That nothing stands there is no error, nor that it cannot be read.
     pub fn status(&self) -> SemaphoreResult<Status> {
+        let found = self.look()?;
+        Ok(found.map_or_else(Status::free, |busy| busy.status))
+    }
+
+    /// What is at the path, and why the lock is held, supposing that it is not stale; `None` if nothing is.
+    pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
+        let without_content = |obstacle| {
+            Ok(Some(Busy {
+                obstacle,
+                status: Status::unreadable(),
+            }))
+        };
         let directory = self.directory()?;
         let file = match directory.open_file(&self.place.name)? {
-            Entry::Nothing => return Ok(Status::free()),
+            Entry::Nothing => return Ok(None),
             Entry::File(file) => file,
-            Entry::Unreadable | Entry::Other => return Ok(Status::unreadable()),
+            Entry::Unreadable => return without_content(Obstacle::Unreadable),
+            Entry::Other => return without_content(Obstacle::NotAFile),
         };
         let content = read(&file)?;
         let record = Record::parse(&content.bytes);
@@ -173,7 +186,12 @@ impl Semaphore {
             let locked = flock(&file, FlockOperation::NonBlockingLockShared);
             locked == Err(rustix::io::Errno::WOULDBLOCK)
         });
-        Ok(Status::of(&content, is_locked, self, &directory))
+        let obstacle = match is_locked {
+            Some(true) => Obstacle::Locked,
+            _ => Obstacle::NotStale,
+        };
+        let status = Status::of(&content, is_locked, self, &directory);
+        Ok(Some(Busy { obstacle, status }))
     }
 
     /// Removes the lock if it is stale, and files that crashes have left beside it: of takeovers in this
@@ -195,12 +213,17 @@ impl Semaphore {
     /// What the system says.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(Unlockable::Keep)
+            .map(|(cleaned, _)| cleaned)
     }
 
-    /// As [`Semaphore::clean`], with a word on where that is not safe.
-    pub(crate) fn clean_with(&self, unlockable: Unlockable) -> SemaphoreResult<Cleaned> {
+    /// As [`Semaphore::clean`], with a word on where that is not safe; and why the lock was not removed.
+    pub(crate) fn clean_with(
+        &self,
+        unlockable: Unlockable,
+    ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
+        let mut obstacle = None;
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
             let allows = |content: &Content, locking: Locking| match locking {
@@ -209,7 +232,11 @@ impl Semaphore {
                 Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
                 Locking::Ours | Locking::Unknown => Ok(()),
             };
-            cleaned.lock = matches!(takeover::remove(&files, &allows)?, Removal::Removed);
+            match takeover::remove(&files, &allows)? {
+                Removal::Removed => cleaned.lock = true,
+                Removal::Kept(why, _) => obstacle = Some(why),
+                Removal::Nothing => {}
+            }
         }
         for entry in fs::read_dir(&self.place.directory)? {
             let name = entry?.file_name();
@@ -222,7 +249,7 @@ impl Semaphore {
                 cleaned.temporaries += 1;
             }
         }
-        Ok(cleaned)
+        Ok((cleaned, obstacle))
     }
 
     /// A file of a takeover, or of a creation, that nobody has locked any more, and that is old.

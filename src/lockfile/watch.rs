@@ -1,17 +1,20 @@
 //! Waiting for something to happen to a name: by inotify where that sees anything, by looking again where
 //! it does not.
 
+use std::cell::{OnceCell, RefCell};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::directory::Directory;
+
+use super::process;
 
 /// Enough to close a descriptor, in bytes.
 const CLOSER_STACK_LEN: usize = 64 * 1024;
@@ -45,11 +48,68 @@ impl Flag {
     }
 }
 
-/// Watches the names of one directory, from when it is made.
+/// A process that is to hold a lock, and may end before it does.
+#[derive(Debug)]
+pub(super) struct Lifetime {
+    pid: u32,
+    /// Readable once it has ended; `None` on a kernel that has no such descriptors.
+    end: Option<OwnedFd>,
+    /// What tells it from a later one with its number where there is no descriptor.
+    start_ticks: Option<u64>,
+}
+
+impl Lifetime {
+    /// Of the process with this number as of now; `None` if it has ended.
+    pub(super) fn of(pid: u32) -> Option<Lifetime> {
+        let lifetime = match process::end_of(pid) {
+            Ok(end) => Lifetime {
+                pid,
+                start_ticks: None,
+                end: Some(end),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(_) => Lifetime {
+                pid,
+                start_ticks: living(pid)?.start_ticks,
+                end: None,
+            },
+        };
+        (!lifetime.is_over()).then_some(lifetime)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether the process has ended, be it that nobody has asked how.
+    pub(super) fn is_over(&self) -> bool {
+        match &self.end {
+            Some(end) => {
+                let now = Timespec::default();
+                poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&now)) == Ok(1)
+            }
+            None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
+        }
+    }
+
+    /// A descriptor that becomes readable when it ends, if there is one.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// The process with this number, unless it is a zombie.
+fn living(pid: u32) -> Option<process::Process> {
+    process::look_up(pid).filter(|process| !process.is_zombie)
+}
+
+/// Watches the names of one directory, from when it is made, or a little later.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// `None` where there is no inotify to be had.
-    inotify: Option<OwnedFd>,
+    /// Empty until the watch begins, and where there is no inotify to be had.
+    inotify: OnceCell<OwnedFd>,
+    /// What is to be watched, and from when on.
+    later: RefCell<Option<(OwnedFd, Instant)>>,
 }
 
 impl Drop for Watch {
@@ -68,19 +128,51 @@ impl Drop for Watch {
 impl Watch {
     /// Begins to watch.
     pub(super) fn on(directory: &Directory) -> Watch {
-        Watch {
-            inotify: watch(directory).ok(),
+        let watch = Watch::none();
+        watch.begin(directory.as_fd());
+        watch
+    }
+
+    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then: what has happened until now is
+    /// for the caller to find out. A process that ends before that does not wait for the end of the watch.
+    pub(super) fn after(delay: Duration, directory: &Directory) -> Watch {
+        let watch = Watch::none();
+        match directory.as_fd().try_clone_to_owned() {
+            Ok(directory) => *watch.later.borrow_mut() = Some((directory, Instant::now() + delay)),
+            Err(_) => watch.begin(directory.as_fd()),
         }
+        watch
     }
 
     /// Sees nothing, as on a file system of another host.
-    #[cfg(test)]
     pub(super) fn none() -> Watch {
-        Watch { inotify: None }
+        Watch {
+            inotify: OnceCell::new(),
+            later: RefCell::new(None),
+        }
+    }
+
+    fn begin(&self, directory: BorrowedFd<'_>) {
+        if let Ok(inotify) = watch(directory) {
+            // It begins once.
+            let _ = self.inotify.set(inotify);
+        }
+    }
+
+    /// Begins to watch if it is time, and says whether it does; and until when to wait if it is not.
+    fn begin_if_due(&self, until: Instant) -> Result<(), Instant> {
+        let mut later = self.later.borrow_mut();
+        match later.take_if(|(_, at)| *at <= Instant::now()) {
+            Some((directory, _)) => {
+                self.begin(directory.as_fd());
+                Ok(())
+            }
+            None => Err(later.as_ref().map_or(until, |(_, at)| until.min(*at))),
+        }
     }
 
     /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,
-    /// until `cancel` is set, or until an instant.
+    /// until `cancel` is set, until the watch begins, or until an instant.
     ///
     /// # Errors
     ///
@@ -88,24 +180,33 @@ impl Watch {
     pub(super) fn wait(
         &self,
         concerns: impl Fn(&[u8]) -> bool,
-        ends: &[OwnedFd],
+        ends: &[BorrowedFd<'_>],
         cancel: Option<&Flag>,
         until: Instant,
     ) -> io::Result<Woken> {
         loop {
-            let timeout = until.saturating_duration_since(Instant::now());
+            let wake_at = match self.begin_if_due(until) {
+                Ok(()) => return Ok(Woken::Look),
+                Err(wake_at) => wake_at,
+            };
+            let timeout = wake_at.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(timeout).ok();
-            let own = self.inotify.iter().chain(cancel.map(|flag| &flag.0));
+            let own = self
+                .inotify
+                .get()
+                .into_iter()
+                .chain(cancel.map(|flag| &flag.0));
             let mut waited_for: Vec<PollFd<'_>> = own
-                .chain(ends)
-                .map(|descriptor| PollFd::new(descriptor, PollFlags::IN))
+                .map(AsFd::as_fd)
+                .chain(ends.iter().copied())
+                .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
                 .collect();
             match poll(&mut waited_for, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
             let mut is_ready = waited_for.iter().map(|waited| !waited.revents().is_empty());
-            let has_happened = self.inotify.is_some() && is_ready.next() == Some(true);
+            let has_happened = self.inotify.get().is_some() && is_ready.next() == Some(true);
             if cancel.is_some() && is_ready.next() == Some(true) {
                 return Ok(Woken::Cancelled);
             }
@@ -118,7 +219,7 @@ impl Watch {
 
     /// Reads what has happened, and says whether any of it concerns us.
     fn concerns(&self, name_concerns: &impl Fn(&[u8]) -> bool) -> bool {
-        let Some(inotify) = &self.inotify else {
+        let Some(inotify) = self.inotify.get() else {
             return true;
         };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -141,9 +242,9 @@ impl Watch {
     }
 }
 
-fn watch(directory: &Directory) -> io::Result<OwnedFd> {
+fn watch(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    let by_descriptor = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+    let by_descriptor = format!("/proc/self/fd/{}", directory.as_raw_fd());
     let events = WatchFlags::DELETE
         | WatchFlags::MOVED_FROM
         | WatchFlags::MOVED_TO
@@ -152,4 +253,47 @@ fn watch(directory: &Directory) -> io::Result<OwnedFd> {
         | WatchFlags::ONLYDIR;
     inotify::add_watch(&inotify, &*by_descriptor, events)?;
     Ok(inotify)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn wait(watch: &Watch, limit: Duration) -> Woken {
+        let until = Instant::now() + limit;
+        let woken = watch.wait(|name| name == b"a", &[], None, until);
+        woken.expect("a wait")
+    }
+
+    #[test]
+    fn a_late_watch_does_not_begin_before_its_time() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = Directory::open(scratch.path()).expect("a directory");
+        let watch = Watch::after(2 * LIMIT, &directory);
+        assert_eq!(wait(&watch, Duration::from_millis(5)), Woken::Look);
+        assert!(watch.inotify.get().is_none());
+    }
+
+    #[test]
+    fn a_late_watch_asks_for_a_look_when_it_begins() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let write = |name: &Path| fs::write(scratch.path().join(name), "").expect("a file");
+        let directory = Directory::open(scratch.path()).expect("a directory");
+        let began = Instant::now();
+        let watch = Watch::after(Duration::from_millis(5), &directory);
+        assert_eq!(wait(&watch, LIMIT), Woken::Look);
+        write(Path::new("b"));
+        write(Path::new("a"));
+        assert_eq!(wait(&watch, LIMIT), Woken::Look);
+        assert!(began.elapsed() < LIMIT, "it was told of neither");
+        // Once is enough, and from then on it sees what happens.
+        let began = Instant::now();
+        assert_eq!(wait(&watch, Duration::from_millis(5)), Woken::Look);
+        assert!(began.elapsed() >= Duration::from_millis(5));
+    }
 }

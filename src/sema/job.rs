@@ -9,13 +9,13 @@ use crossbeam_channel::{bounded, never};
 use crate::escape::reason;
 use crate::lockfile::{
     acquire_any, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, SemaphoreResult,
+    SemaphoreOptions, SemaphoreResult, Waited,
 };
 use crate::run::{self, Ended, Job, Orphan, SignalWatch};
 
 use super::options::{OnLost, Options, Request};
 use super::report::{complain, shown_path};
-use super::{slots, tell_timeout, Failure, Outcome, ALREADY_HELD, TIMEOUT};
+use super::{refuse_if_hopeless, slots, tell_timeout, Failure, Outcome, ALREADY_HELD, TIMEOUT};
 
 /// Waits for the lock, runs the command, gives the lock back, and exits as the command did.
 pub(super) fn run(request: &Request) -> Outcome {
@@ -30,13 +30,14 @@ pub(super) fn run(request: &Request) -> Outcome {
         .map_err(|error| failure("cannot start a thread", &error))?;
     let (at, guard) = match granted {
         Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
-        Ok(Ok(granted)) => granted,
-        Ok(Err(SemaphoreError::Timeout)) => {
+        Ok(Ok(Ok(granted))) => granted,
+        Ok(Ok(Err((at, busy)))) => {
+            refuse_if_hopeless(&slots[at], &busy)?;
             let line = match options.timeout {
                 Some(timeout) if timeout.is_zero() => ALREADY_HELD,
                 _ => TIMEOUT,
             };
-            tell_timeout(line, &slots[0], request)?;
+            tell_timeout(line, &slots[at], &busy, request)?;
             return Ok(options.busy_status);
         }
         Ok(Err(error)) => return Err(Failure::about(&request.path, &error)),
@@ -74,7 +75,7 @@ pub(super) fn run(request: &Request) -> Outcome {
 }
 
 /// What comes of waiting: a signal, or what the library says.
-type Granted<'a> = Result<SemaphoreResult<(usize, SemaphoreGuard<'a>)>, i32>;
+type Granted<'a> = Result<SemaphoreResult<Waited<SemaphoreGuard<'a>>>, i32>;
 
 /// Waits on a thread of its own, so that a signal is heard.
 fn wait_for_grant<'a>(

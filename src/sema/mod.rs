@@ -10,11 +10,15 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nix::unistd::{self, getsid};
 
 use crate::escape::{reason, Plain};
 use crate::lockfile::{
-    acquire_any_detached, Busy, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig,
-    SemaphoreError, SemaphoreOptions, Status, Terms, Unlockable,
+    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, Patience, Semaphore,
+    SemaphoreConfig, SemaphoreError, SemaphoreOptions, Terms, Unlockable,
 };
 use crate::run;
 use options::{Command, Options, Parsed, Request, SHORT_USAGE};
@@ -42,14 +46,16 @@ impl Failure {
         Failure(message.to_string())
     }
 
+    /// What keeps us from using the file at this path.
+    fn at(path: &Path, cause: impl Display) -> Failure {
+        Failure(format!("IO error: {}: {cause}", shown_path(path)))
+    }
+
     /// An error of the library, about this path.
     fn about(path: &Path, error: &SemaphoreError) -> Failure {
-        let path = shown_path(path);
         match error {
-            SemaphoreError::IoError(error) => {
-                Failure(format!("IO error: {path}: {}", reason(error)))
-            }
-            SemaphoreError::Lost => Failure(format!("the lock was lost: {path}")),
+            SemaphoreError::IoError(error) => Failure::at(path, reason(error)),
+            SemaphoreError::Lost => Failure(format!("the lock was lost: {}", shown_path(path))),
             // The others say where, or have nothing to do with it.
             other => Failure(Plain(other.to_string().as_bytes()).to_string()),
         }
@@ -102,55 +108,52 @@ fn carry_out(request: &Request) -> Outcome {
 }
 
 fn try_once(request: &Request) -> Outcome {
-    let slots = slots(request, SemaphoreOptions::new())?;
-    match try_any(&slots, &request.options)? {
-        Ok(slot) => acquired(slot, request),
-        Err((slot, busy)) => {
-            let status = &busy.status;
-            tell_held(ALREADY_HELD, slot, status, Some(busy.obstacle), request)?;
-            Ok(HELD)
-        }
-    }
-}
-
-/// Tries each once. If none is to be had, says what is in the way of the first.
-fn try_any<'a>(
-    slots: &'a [Semaphore],
-    options: &Options,
-) -> Result<Result<&'a Semaphore, (&'a Semaphore, Busy)>, Failure> {
-    let info = info(options);
-    let mut first = None;
-    for slot in slots {
-        let tried = slot.try_acquire_detached(&info);
-        match tried.map_err(|error| Failure::about(slot.path(), &error))? {
-            Ok(()) => return Ok(Ok(slot)),
-            Err(busy) => first = first.or(Some((slot, busy))),
-        }
-    }
-    Ok(Err(first.expect("there is at least one slot")))
+    take(request, Some(Duration::ZERO), |slot, busy| {
+        tell_held(ALREADY_HELD, slot, busy, request)
+    })
 }
 
 fn acquire(request: &Request) -> Outcome {
-    let options = &request.options;
+    take(request, request.options.timeout, |slot, busy| {
+        tell_timeout(TIMEOUT, slot, busy, request)
+    })
+}
+
+/// Takes the lock, or one of the slots, within the timeout, and leaves it held.
+fn take(
+    request: &Request,
+    timeout: Option<Duration>,
+    tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
+) -> Outcome {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(options.timeout, None);
-    match acquire_any_detached(&slots, &info(options), &patience) {
-        Ok(at) => acquired(&slots[at], request),
-        Err(SemaphoreError::Timeout) => {
-            tell_timeout(TIMEOUT, &slots[0], request)?;
+    let patience = Patience::new(timeout, None);
+    let taken = acquire_any_detached(&slots, &info(&request.options), &patience);
+    match taken.map_err(|error| Failure::about(&request.path, &error))? {
+        Ok((at, ())) => acquired(&slots[at], request),
+        Err((at, busy)) => {
+            refuse_if_hopeless(&slots[at], &busy)?;
+            tell(&slots[at], &busy)?;
             Ok(HELD)
         }
-        Err(error) => Err(Failure::about(&request.path, &error)),
     }
 }
 
 fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
-    let said = say(
-        &format!("Lock acquired: {}", shown_path(slot.path())),
-        request,
-    );
+    let options = &request.options;
+    let path = shown_path(slot.path());
+    let written = slot.lock_info().unwrap_or_else(|| info(options));
+    let object = Object::new()
+        .with("acquired", true)
+        .with("path", path.clone())
+        .with("pid", written.pid)
+        .with("since", written.timestamp);
+    let said = say(&format!("Lock acquired: {path}"), &object, request);
     if said.is_err() {
-        give_back(slot, holder(&request.options));
+        give_back(slot, holder(options));
+    } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
+        complain(&format!(
+            "Note: no process is known that {path} is held for; see --pid in sema(1)\n"
+        ));
     }
     said
 }
@@ -164,35 +167,58 @@ fn give_back(slot: &Semaphore, pid: u32) {
     let _ = slot.release(&terms);
 }
 
+/// Releases the lock; of slots, the one that the caller holds, or by force all.
 fn release(request: &Request) -> Outcome {
     let options = &request.options;
-    let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
+    let slots = slots(request, SemaphoreOptions::new())?;
+    let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
     let terms = Terms {
         force: options.force,
-        pid: options.pid,
+        pid: options.pid.or(must_be_own.then(caller)),
         token: options.token.clone(),
         asking: caller(),
     };
-    match semaphore.release(&terms) {
-        Ok(Ok(())) | Err(SemaphoreError::NotLocked) => say(
-            &format!("Lock released: {}", shown_path(&request.path)),
-            request,
-        ),
-        Ok(Err(busy)) => {
-            if let Some(cause) = impediment(busy.obstacle) {
-                let path = shown_path(&request.path);
-                return Err(Failure::new(format_args!("IO error: {path}: {cause}")));
+    let mut was_there = false;
+    let mut kept = None;
+    for slot in &slots {
+        match slot.release(&terms) {
+            Ok(Ok(())) => {
+                was_there = true;
+                released(slot.path(), was_there, request)?;
+                if !options.force {
+                    return Ok(DONE);
+                }
             }
-            let line = match busy.status.is_readable {
-                true => "Lock held by different process",
-                false => "Lock not released",
-            };
-            let obstacle = Some(busy.obstacle);
-            tell_held(line, &semaphore, &busy.status, obstacle, request)?;
-            Ok(HELD)
+            Ok(Err(busy)) => kept = kept.or(Some((slot, busy))),
+            Err(SemaphoreError::NotLocked) => {}
+            Err(error) => return Err(Failure::about(slot.path(), &error)),
         }
-        Err(error) => Err(Failure::about(&request.path, &error)),
     }
+    match kept {
+        Some((slot, busy)) => not_released(slot, &busy, request),
+        None if was_there => Ok(DONE),
+        None => released(&request.path, was_there, request),
+    }
+}
+
+fn released(path: &Path, was_there: bool, request: &Request) -> Outcome {
+    let path = shown_path(path);
+    let object = Object::new()
+        .with("released", was_there)
+        .with("path", path.clone());
+    say(&format!("Lock released: {path}"), &object, request)
+}
+
+fn not_released(slot: &Semaphore, busy: &Busy, request: &Request) -> Outcome {
+    if let Some(cause) = impediment(busy.obstacle) {
+        return Err(Failure::at(slot.path(), cause));
+    }
+    let line = match busy.status.is_readable {
+        true => "Lock held by different process",
+        false => "Lock not released",
+    };
+    tell_held(line, slot, busy, request)?;
+    Ok(HELD)
 }
 
 /// Why a lock was not released if it is not for its holder.
@@ -204,31 +230,49 @@ fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     }
 }
 
-fn status(request: &Request) -> Outcome {
-    let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
-    let status = semaphore
-        .status()
-        .map_err(|error| Failure::about(&request.path, &error))?;
-    if request.options.json {
-        print(&format!("{}\n", report::status_object(&status).compact()))?;
-    } else {
-        print(&report::status_text(&status))?;
+/// Fails if there can never be a lock at the path.
+fn refuse_if_hopeless(slot: &Semaphore, busy: &Busy) -> Result<(), Failure> {
+    match impediment(busy.obstacle) {
+        Some(cause) if busy.is_hopeless() => Err(Failure::at(slot.path(), cause)),
+        _ => Ok(()),
     }
-    Ok(if status.is_locked { HELD } else { DONE })
+}
+
+/// Shows the lock, or all of the slots. Of those, one that is free does.
+fn status(request: &Request) -> Outcome {
+    let options = &request.options;
+    let mut is_any_free = false;
+    let mut texts = Vec::new();
+    for slot in slots(request, SemaphoreOptions::new())? {
+        let path = options.slots.map(|_| slot.path());
+        let status = slot
+            .status()
+            .map_err(|error| Failure::about(slot.path(), &error))?;
+        is_any_free |= !status.is_locked;
+        texts.push(match options.json {
+            true => format!("{}\n", report::status_object(path, &status).compact()),
+            false => report::status_text(path, &status),
+        });
+    }
+    print(&texts.join(if options.json { "" } else { "\n" }))?;
+    Ok(if is_any_free { DONE } else { HELD })
 }
 
 fn wait(request: &Request) -> Outcome {
-    let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
-    match semaphore.wait(request.options.timeout) {
-        Ok(()) => say(
-            &format!("Lock is free: {}", shown_path(&request.path)),
-            request,
-        ),
-        Err(SemaphoreError::Timeout) => {
-            tell_timeout(TIMEOUT_OF_WAIT, &semaphore, request)?;
+    let slots = slots(request, SemaphoreOptions::new())?;
+    let patience = Patience::new(request.options.timeout, None);
+    let waited = wait_any(&slots, &patience);
+    match waited.map_err(|error| Failure::about(&request.path, &error))? {
+        Ok((at, ())) => {
+            let path = shown_path(slots[at].path());
+            let object = Object::new().with("free", true).with("path", path.clone());
+            say(&format!("Lock is free: {path}"), &object, request)
+        }
+        Err((at, busy)) => {
+            refuse_if_hopeless(&slots[at], &busy)?;
+            tell_timeout(TIMEOUT_OF_WAIT, &slots[at], &busy, request)?;
             Ok(HELD)
         }
-        Err(error) => Err(Failure::about(&request.path, &error)),
     }
 }
 
@@ -238,67 +282,81 @@ fn clean(request: &Request) -> Outcome {
         true => Unlockable::Remove,
         false => Unlockable::Keep,
     };
-    let cleaned = semaphore
+    let (cleaned, obstacle) = semaphore
         .clean_with(unlockable)
         .map_err(|error| Failure::about(&request.path, &error))?;
-    if request.options.json {
-        let object = Object::new()
-            .with("cleaned", cleaned.lock)
-            .with("temporaries", cleaned.temporaries);
-        print(&format!("{}\n", object.compact()))?;
-        return Ok(DONE);
-    }
-    let path = shown_path(&request.path);
-    if cleaned.lock {
-        say(&format!("Stale lock removed: {path}"), request)?;
-    }
-    match cleaned.temporaries {
-        0 if cleaned.lock => Ok(DONE),
-        0 => say(&format!("Nothing to clean: {path}"), request),
-        count => say(&format!("Temporary files removed: {count}"), request),
+    let failure = obstacle
+        .and_then(why_not_cleaned)
+        .map(|cause| Failure::at(&request.path, cause));
+    tell_cleaned(&cleaned, failure.is_some(), request)?;
+    failure.map_or(Ok(DONE), Err)
+}
+
+/// Why it is not known whether a lock is stale, or why a stale one was not removed. That a lock is held is no
+/// failure.
+fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
+    match obstacle {
+        Obstacle::Unreadable => Some("this user may not read the file"),
+        Obstacle::NoLocks => {
+            Some("stale, but the file system knows no locks on files; see --force")
+        }
+        other => impediment(other),
     }
 }
 
-/// Prints what was done, unless nobody wants to know.
-fn say(line: &str, request: &Request) -> Outcome {
-    if !request.options.quiet {
+fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &Request) -> Outcome {
+    let path = shown_path(&request.path);
+    let object = Object::new()
+        .with("cleaned", cleaned.lock)
+        .with("temporaries", cleaned.temporaries);
+    let mut lines = Vec::new();
+    if cleaned.lock {
+        lines.push(format!("Stale lock removed: {path}"));
+    }
+    if cleaned.temporaries > 0 {
+        lines.push(format!("Temporary files removed: {}", cleaned.temporaries));
+    }
+    if lines.is_empty() && has_failed && !request.options.json {
+        return Ok(DONE);
+    }
+    if lines.is_empty() {
+        lines.push(format!("Nothing to clean: {path}"));
+    }
+    say(&lines.join("\n"), &object, request)
+}
+
+/// Says what was done: in JSON if that was asked for, and else unless nobody wants to know.
+fn say(line: &str, object: &Object, request: &Request) -> Outcome {
+    if request.options.json {
+        print(&format!("{}\n", object.compact()))?;
+    } else if !request.options.quiet {
         print(&format!("{line}\n"))?;
     }
     Ok(DONE)
 }
 
 /// Says that a lock is held, and by whom.
-fn tell_held(
-    line: &str,
-    slot: &Semaphore,
-    status: &Status,
-    obstacle: Option<Obstacle>,
-    request: &Request,
-) -> Result<(), Failure> {
+fn tell_held(line: &str, slot: &Semaphore, busy: &Busy, request: &Request) -> Result<(), Failure> {
     if request.options.json {
-        print(&format!("{}\n", report::held(status).compact()))?;
+        print(&format!("{}\n", report::held(busy).compact()))?;
     } else if !request.options.quiet {
-        let holder = holder_text(slot.path(), status, obstacle);
-        complain(&format!("{line}\n{holder}"));
+        complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
     Ok(())
 }
 
-/// Says that time is up, and who holds the lock, as far as that can be told by now.
-fn tell_timeout(line: &str, slot: &Semaphore, request: &Request) -> Result<(), Failure> {
-    let status = slot.status().ok().filter(|status| status.is_locked);
+/// Says that time is up, who holds the lock, and what else was in the way.
+fn tell_timeout(
+    line: &str,
+    slot: &Semaphore,
+    busy: &Busy,
+    request: &Request,
+) -> Result<(), Failure> {
     if !request.options.quiet {
-        let holder = status
-            .as_ref()
-            .map_or_else(String::new, |status| holder_text(slot.path(), status, None));
-        complain(&format!("{line}\n{holder}"));
+        complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
     if request.options.json {
-        let object = match &status {
-            Some(status) => report::held(status),
-            None => Object::new().with("locked", false),
-        };
-        print(&format!("{}\n", object.compact()))?;
+        print(&format!("{}\n", report::held(busy).compact()))?;
     }
     Ok(())
 }
@@ -352,11 +410,24 @@ fn holder(options: &Options) -> u32 {
     options.pid.unwrap_or_else(caller)
 }
 
-/// The process on whose behalf a single command takes a lock: the script that calls it. Its own number
-/// would mean nothing as soon as it has ended; process 1 only takes in those whose script is gone.
+/// The process on whose behalf a single command takes a lock: the script that calls it, or, where that is not
+/// known, this one, which holds nothing as soon as it has ended.
 fn caller() -> u32 {
-    rustix::process::getppid()
-        .filter(|parent| !parent.is_init())
-        .and_then(|parent| u32::try_from(parent.as_raw_nonzero().get()).ok())
-        .unwrap_or_else(std::process::id)
+    known_caller().unwrap_or_else(std::process::id)
+}
+
+/// The script that calls us, as it was at the first look: should it die, another process becomes our parent.
+fn known_caller() -> Option<u32> {
+    static CALLER: OnceLock<Option<u32>> = OnceLock::new();
+    *CALLER.get_or_init(|| {
+        // None if it is of another pid namespace.
+        let parent = rustix::process::getppid()?;
+        // Process 1 takes in those whose script is gone, and starts services, in sessions of their own. In a
+        // container it may be the script itself.
+        let session_of_init = getsid(Some(unistd::Pid::from_raw(1)));
+        if parent.is_init() && getsid(None) != session_of_init {
+            return None;
+        }
+        u32::try_from(parent.as_raw_nonzero().get()).ok()
+    })
 }

@@ -72,14 +72,25 @@ struct Known {
 }
 
 /// Every option, in the order of the help. Where a setter says `None`, the value is invalid.
-const KNOWN: [Known; 18] = [
+const KNOWN: [Known; 19] = [
     Known {
         name: "--timeout",
-        short: None,
+        short: Some("-w"),
         value: Some("time"),
         help: "for how long to wait; 0 tries once (for ever)",
-        commands: ALL,
+        commands: &[Acquire, Wait, Run],
         set: |options, value| duration(value).map(|time| options.timeout = Some(time)),
+    },
+    Known {
+        name: "--nonblock",
+        short: Some("-n"),
+        value: None,
+        help: "do not wait, as with --timeout 0",
+        commands: &[Acquire, Run],
+        set: |options, _| {
+            options.timeout = Some(Duration::ZERO);
+            Some(())
+        },
     },
     Known {
         name: "--stale",
@@ -122,7 +133,7 @@ const KNOWN: [Known; 18] = [
         name: "--json",
         short: None,
         value: None,
-        help: "say in JSON on stdout who holds the lock",
+        help: "say in JSON on stdout what was done, or who holds the lock",
         commands: ALL,
         set: |options, _| {
             options.json = true;
@@ -144,8 +155,8 @@ const KNOWN: [Known; 18] = [
         name: "--slots",
         short: None,
         value: Some("count"),
-        help: "take one of so many locks, PATH.0.lock and so on",
-        commands: TAKING,
+        help: "one of so many locks, PATH.0.lock and so on",
+        commands: &[Try, Acquire, Release, Status, Wait, Run],
         set: |options, value| {
             let count = number(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
             count.map(|count| options.slots = Some(count))

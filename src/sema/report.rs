@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::escape::Plain;
-use crate::lockfile::{Alive, Obstacle, Status};
+use crate::lockfile::{Alive, Busy, Obstacle, Status};
 
 /// A JSON object whose keys stand in the order in which they were added.
 #[derive(Debug, Default)]
@@ -93,21 +93,26 @@ impl Object {
     }
 }
 
-/// `{"locked":true,"pid":N,"since":T}`: zeros, and why, where the file does not say.
-pub(super) fn held(status: &Status) -> Object {
+/// `{"locked":true,"pid":N,"since":T}`: zeros, and why, where the file does not say; and what else is in the
+/// way.
+pub(super) fn held(busy: &Busy) -> Object {
+    let status = &busy.status;
     Object::new()
         .with("locked", true)
         .with("pid", status.pid.unwrap_or(0))
         .with("since", status.timestamp.unwrap_or(0))
         .with_any("error", (!status.is_readable).then_some(UNREADABLE))
+        .with_any("note", note(busy.obstacle))
 }
 
 /// What a file says that is no lock file, or none that we may read.
 const UNREADABLE: &str = "contents unreadable";
 
-/// All of a status.
-pub(super) fn status_object(status: &Status) -> Object {
-    let object = Object::new().with("locked", status.is_locked);
+/// All of a status; with its path if it is one of several.
+pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
+    let object = Object::new()
+        .with_any("path", path.map(shown_path))
+        .with("locked", status.is_locked);
     if !status.is_locked {
         return object;
     }
@@ -122,9 +127,10 @@ pub(super) fn status_object(status: &Status) -> Object {
         .with("token", status.token.clone())
 }
 
-/// All of a status, one `key: value` a line.
-pub(super) fn status_text(status: &Status) -> String {
-    let mut text = format!("locked: {}\n", status.is_locked);
+/// All of a status, one `key: value` a line; with its path if it is one of several.
+pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
+    let mut text = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
+    text.push_str(&format!("locked: {}\n", status.is_locked));
     if !status.is_locked {
         return text;
     }
@@ -148,7 +154,8 @@ pub(super) fn status_text(status: &Status) -> String {
 }
 
 /// Who is in the way, in lines that are indented, below one that says of what.
-pub(super) fn holder_text(path: &Path, status: &Status, obstacle: Option<Obstacle>) -> String {
+pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
+    let status = &busy.status;
     let mut text = String::new();
     let mut line = |key: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -159,17 +166,24 @@ pub(super) fn holder_text(path: &Path, status: &Status, obstacle: Option<Obstacl
     line("Path", Some(shown_path(path)));
     line("Tag", status.tag.as_deref().map(shown));
     line("Age", status.age.map(|age| format!("{age}s")));
-    let note = match obstacle {
-        Some(Obstacle::NotAFile) => Some("not a regular file"),
-        Some(Obstacle::Unreadable) => Some("this user may not read the file"),
-        Some(Obstacle::NotRemovable) => Some("stale, but this user may not remove the file"),
-        Some(Obstacle::NoLocks) => Some("stale, but the file system knows no locks on files"),
-        Some(Obstacle::Contended) => Some("somebody else reached for it at the same time"),
-        _ if !status.is_readable && status.is_locked => Some(UNREADABLE),
-        _ => None,
-    };
+    let is_unknown = status.alive == Alive::Unknown;
+    let note = note(busy.obstacle)
+        .or((!status.is_readable).then_some(UNREADABLE))
+        .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
     text
+}
+
+/// What is in the way if it is not just that somebody holds the lock.
+fn note(obstacle: Obstacle) -> Option<&'static str> {
+    match obstacle {
+        Obstacle::NotStale | Obstacle::Locked => None,
+        Obstacle::NotAFile => Some("not a regular file"),
+        Obstacle::Unreadable => Some("this user may not read the file"),
+        Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
+        Obstacle::NoLocks => Some("stale, but the file system knows no locks on files"),
+        Obstacle::Contended => Some("somebody else reached for it at the same time"),
+    }
 }
 
 pub(super) fn shown_path(path: &Path) -> String {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::escape::Plain;
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
+    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
     SemaphoreOptions, Status, Terms,
 };
 
@@ -164,6 +164,7 @@ fn try_acquire(semaphore: &Semaphore, request: &Request) -> u8 {
     announce("Trying to acquire lock", semaphore, request);
     match semaphore.try_acquire_detached(&info(request)) {
         Ok(Ok(())) => granted(semaphore, request),
+        Ok(Err(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
         Ok(Err(busy)) => {
             let status = &busy.status;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
@@ -180,8 +181,9 @@ fn acquire(semaphore: &Semaphore, request: &Request) -> u8 {
     let patience = Patience::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
     match acquire_any_detached(slots, &info(request), &patience) {
-        Ok(_) => granted(semaphore, request),
-        Err(SemaphoreError::Timeout) => {
+        Ok(Ok(_)) => granted(semaphore, request),
+        Ok(Err((_, busy))) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Err(_)) => {
             let waited = request.timeout.unwrap_or_default().as_millis();
             let message = format!("Timeout waiting for lock after {waited}ms");
             fail(&failed("TIMEOUT", &message), request)
@@ -224,9 +226,8 @@ fn release(semaphore: &Semaphore, request: &Request) -> u8 {
             print_out(&shown(&object, request), DONE)
         }
         Ok(Err(busy)) => {
-            if let Some(cause) = impediment(busy.obstacle) {
-                let failure = failed("IO_ERROR", "IO error").with("cause", cause);
-                return fail(&failure, request);
+            if impediment(busy.obstacle).is_some() {
+                return refused(busy.obstacle, request);
             }
             let holder = busy
                 .status
@@ -298,6 +299,11 @@ fn failed(kind: &str, message: &str) -> Object {
         .with("status", "failed")
         .with("type", kind)
         .with("message", message)
+}
+
+fn refused(obstacle: Obstacle, request: &Request) -> u8 {
+    let failure = failed("IO_ERROR", "IO error").with_any("cause", impediment(obstacle));
+    fail(&failure, request)
 }
 
 fn io_error(error: &SemaphoreError, request: &Request) -> u8 {

@@ -189,7 +189,7 @@ fn a_successors_file_is_left_alone() {
 fn a_lock_left_to_somebody_is_released_by_somebody() {
     everywhere(|path, lacks| {
         let semaphore = lacking(path, lacks, HOUR);
-        let info = LockInfo::new().with_tag("a");
+        let info = LockInfo::with_tag("a");
         assert!(semaphore
             .try_acquire_detached(&info)
             .expect("an attempt")
@@ -339,7 +339,6 @@ fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
 fn where_nothing_tells_of_changes_a_waiter_looks_again() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("polled.lock");
-    let blind = Watch::none();
     let semaphore = Semaphore::with_defaults(&path).expect("a lock path");
     let guard = semaphore.try_acquire().expect("a free lock");
     let (sender, receiver) = mpsc::channel();
@@ -348,15 +347,13 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
             let patience = Patience::new(Some(Duration::from_secs(20)), None);
             // What acquire does, blindfolded.
+            let blind = Watch::none();
             let mut looks = 0;
-            loop {
-                let status = waiter.status().expect("a status");
-                if !status.is_locked {
-                    break;
-                }
+            while let Some(busy) = waiter.look().expect("a look") {
+                assert!(!patience.is_over(), "no timeout");
                 looks += 1;
-                rest(std::slice::from_ref(&waiter), &[status], &blind, &patience)
-                    .expect("no timeout");
+                let waiters = std::slice::from_ref(&waiter);
+                rest(waiters, &[busy], None, &blind, &patience).expect("a rest");
             }
             sender.send(looks).expect("a listener");
         });
@@ -426,14 +423,16 @@ fn any_of_several_locks_will_do() {
         let patience = Patience::new(Some(Duration::from_millis(timeout)), None);
         acquire_any(&slots, &LockInfo::new(), &patience)
     };
-    let mut held: Vec<_> = (0..3).map(|_| take(0).expect("a free slot")).collect();
+    let took = |timeout| take(timeout).expect("an attempt").expect("a free slot");
+    let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
     assert_eq!(
         held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
         [0, 1, 2]
     );
-    assert!(matches!(take(50), Err(SemaphoreError::Timeout)));
+    let (at, busy) = take(50).expect("an attempt").expect_err("no free slot");
+    assert_eq!((at, busy.obstacle), (0, Obstacle::Locked));
     drop(held.remove(1));
-    assert_eq!(take(5000).expect("a free slot").0, 1);
+    assert_eq!(took(5000).0, 1);
     let patience = Patience::new(None, None);
     assert!(acquire_any(&[], &LockInfo::new(), &patience).is_err());
 }
@@ -448,14 +447,15 @@ fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
         ..Lacks::default()
     };
     let semaphore = lacking(&path, poor, HOUR);
-    let status = semaphore.status().expect("a status");
-    assert!(status.is_stale);
+    let busy = semaphore.look().expect("a look").expect("a lock");
+    assert!(busy.status.is_stale);
     let began = Instant::now();
     let patience = Patience::new(None, None);
     let watch = Watch::none();
     rest(
         std::slice::from_ref(&semaphore),
-        &[status],
+        &[busy],
+        None,
         &watch,
         &patience,
     )
