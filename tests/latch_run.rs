@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -538,6 +538,87 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
     thread::sleep(ends_at - over);
     drop(standstill);
     eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
+}
+
+/// A frozen group of the first version of cgroups, with one process in it; thawed and removed when dropped.
+struct Freezer(PathBuf);
+
+impl Freezer {
+    /// `None` where the system lets us make no such group.
+    fn with(pid: Pid) -> Option<Freezer> {
+        let name = format!("latchd-test-{}", std::process::id());
+        let path = Path::new("/sys/fs/cgroup/freezer").join(name);
+        let made = fs::create_dir(&path);
+        let freezer = Freezer(path);
+        let number = pid.as_raw_nonzero().to_string();
+        let frozen = made
+            .and_then(|()| fs::write(freezer.0.join("cgroup.procs"), number))
+            .and_then(|()| fs::write(freezer.0.join("freezer.state"), "FROZEN"));
+        if let Err(error) = frozen {
+            // Not by a macro, whose output is captured: this shall be seen.
+            let refusal = format!("NOT TESTED in a freezer: {error}\n");
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), refusal.as_bytes());
+            return None;
+        }
+        Some(freezer)
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        // The process is gone when the group is removed, or goes to the root group.
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        let parent = self.0.with_file_name("cgroup.procs");
+        for number in lines_of(&self.0.join("cgroup.procs")) {
+            let _ = fs::write(&parent, number);
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_stop_beyond_the_lease_ends_the_command_within_a_second() {
+    stand_still_beyond_the_lease(|child| {
+        signal(child, Signal::STOP);
+        Some(Box::new(move || signal(child, Signal::CONT)))
+    });
+}
+
+#[test]
+fn a_freeze_beyond_the_lease_ends_the_command_within_a_second() {
+    stand_still_beyond_the_lease(|child| {
+        let freezer = Freezer::with(Pid::from_child(child))?;
+        Some(Box::new(move || drop(freezer)))
+    });
+}
+
+/// `stop` stops latch, but not its command, and gives what makes it go on, unless it cannot.
+fn stand_still_beyond_the_lease(
+    stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOnce() + 'a>>,
+) {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let log = directory.path().join("log");
+    let script = format!(
+        "trap 'echo TERM > {}; exit 0' TERM; eval \"$READY\"; while :; do sleep 0.02; done",
+        log.display()
+    );
+    let options = ["--lease", "7", "--kill-after", "1"];
+    let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
+    let Some(go_on) = stop(&child) else { return };
+    daemon.connect().acquire("k", 10);
+    thread::sleep(Duration::from_millis(100));
+    assert!(!log.exists());
+    let went_on_at = Instant::now();
+    go_on();
+    eventually(PATIENCE, "the command was told", || {
+        lines_of(&log) == ["TERM"]
+    });
+    let told_after = went_on_at.elapsed();
+    assert_eq!(wait(&mut child), Some(70));
+    assert!(is_gone(command));
+    println!("told after {told_after:?}");
+    assert!(told_after < Duration::from_secs(1), "{told_after:?}");
 }
 
 #[test]

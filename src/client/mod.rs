@@ -30,22 +30,23 @@
 //! # Time
 //!
 //! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the server
-//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. Time is measured
-//! by the clock that stands still while the host is suspended; a holder that may have been suspended
-//! asks [`Guard::renew`].
+//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are measured by
+//! the clock that also counts the time for which the host is suspended.
 
 mod address;
 mod connection;
 mod error;
 mod guard;
+mod moment;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use address::Address;
 pub(crate) use connection::check_key;
 pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
 pub use error::Error;
 pub use guard::{Guard, Loss};
+use moment::Moment;
 
 /// One server, or several among which the keys are divided.
 ///
@@ -224,7 +225,7 @@ impl<'a> Lock<'a> {
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<Place, Error> {
         let mut connection = self.connect()?;
-        let sent_at = Instant::now();
+        let sent_at = Moment::now();
         let granted = match connection.enqueue(self.key, self.terms)? {
             Enqueued::Queued => None,
             Enqueued::Acquired(grant) => Some((grant, sent_at)),
@@ -245,7 +246,7 @@ impl<'a> Lock<'a> {
 
     fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
         let mut connection = self.connect()?;
-        let asked_at = Instant::now();
+        let asked_at = Moment::now();
         let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
             return Ok(None);
         };
@@ -282,7 +283,7 @@ pub struct Place {
     connection: Connection,
     key: String,
     terms: Terms,
-    granted: Option<(Grant, Instant)>,
+    granted: Option<(Grant, Moment)>,
 }
 
 impl Place {
@@ -301,7 +302,7 @@ impl Place {
     /// refusal, or what can go wrong with a reply.
     pub fn wait(mut self, patience: Patience) -> Result<Option<Guard>, Error> {
         // The server starts the lease anew at the wait, also if the grant came before.
-        let asked_at = Instant::now();
+        let asked_at = Moment::now();
         match self.connection.wait(&self.key, self.terms, patience)? {
             None => Ok(None),
             Some(grant) => {
@@ -321,7 +322,7 @@ fn take_charge(
     key: &str,
     terms: Terms,
     mut grant: Grant,
-    asked_at: Instant,
+    asked_at: Moment,
 ) -> Result<Guard, Error> {
     // Renewals ask for the lease that was granted, not for the server's default.
     let terms = Terms {
@@ -330,7 +331,7 @@ fn take_charge(
     };
     let mut counted_from = asked_at;
     if asked_at.elapsed() >= grant.lease / 4 {
-        counted_from = Instant::now();
+        counted_from = Moment::now();
         match connection.renew(key, terms, grant.token) {
             Ok(lease) => grant.lease = lease,
             Err(Error::Refused) => return Err(Error::LeaseExpired),
