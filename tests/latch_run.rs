@@ -621,6 +621,49 @@ fn stand_still_beyond_the_lease(
     assert!(told_after < Duration::from_secs(1), "{told_after:?}");
 }
 
+/// The exit status and what was said of a latch whose streams are pipes.
+fn ended(child: &mut Latch) -> (Option<i32>, String) {
+    let status = wait(child);
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("piped");
+    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+    (status, said)
+}
+
+#[test]
+fn a_lock_lost_before_the_command_ended_is_told() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "eval \"$READY\"; sleep 0.5";
+    let options = ["--lease", "2", "--kill-after", "1"];
+    let arguments = [&["run", "k"][..], &options, &["--", "sh", "-c", script]].concat();
+    let mut command = latch(&daemon, &arguments);
+    command.stderr(Stdio::piped());
+    let (mut child, _) = ready(command, &directory);
+    signal(&child, Signal::STOP);
+    let mut other = daemon.connect();
+    let grant = other.acquire("k", 10);
+    assert_eq!(other.request("r", "k", &grant.token), "ok");
+    signal(&child, Signal::CONT);
+    let (status, said) = ended(&mut child);
+    assert_eq!(status, Some(70), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("k: the lock was lost"), "{said}");
+}
+
+#[test]
+fn a_release_that_the_server_refuses_is_told() {
+    let daemon = Daemon::start(&[]);
+    let script = format!("{PROGRAM} release k $LATCH_TOKEN; exit 4");
+    let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(70), "{said}");
+    assert_eq!(
+        said,
+        "latch: k: the lock was lost: the server refused the request\n"
+    );
+}
+
 #[test]
 fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
     thread::scope(|scope| {

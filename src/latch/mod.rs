@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::arguments::{self, Parsed};
 use crate::client::{
-    check_key, Client, Connection, Error, Guard, Lock, Patience, Settings, Terms, Token,
+    check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
 };
 use crate::escape::{escaped_json, reason, Escaped};
 use crate::run::{self, Ended, Job, Orphan, SignalWatch};
@@ -205,18 +205,15 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
         orphan: Orphan::Ends,
     };
     match run::run(&job, &signals, &lost, || guard.renew()) {
-        Ok(Ended::Exited(status)) => {
-            give_back(guard);
-            Ok(u8::try_from(status).unwrap_or(u8::MAX))
-        }
+        Ok(Ended::Exited(status)) => match give_back(guard) {
+            Ok(()) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),
+            Err(why) => Err(lost_lock(&options.key, &why)),
+        },
         Ok(Ended::Lost) => {
             let why = guard
                 .loss()
-                .map_or_else(String::new, |loss| format!(": {loss}"));
-            Err(Failure::new(
-                LOST,
-                format_args!("{}: the lock was lost{why}", shown(&options.key)),
-            ))
+                .map_or_else(String::new, |loss| loss.to_string());
+            Err(lost_lock(&options.key, &why))
         }
         Err(error) => Err(Failure::new(
             SYSTEM_ERROR,
@@ -225,18 +222,37 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     }
 }
 
-/// Releases, but does not wait long for a server that does not answer: nothing is left to protect, and
-/// to exit is to release as well.
-fn give_back(guard: Guard) {
+/// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a server
+/// that does not answer while the lease runs: to exit is to release as well.
+fn give_back(guard: Guard) -> Result<(), String> {
+    if let Some(loss) = guard.loss() {
+        return Err(loss.to_string());
+    }
+    let was_held = guard.is_held();
     let (sender, released) = bounded(1);
     let releasing = thread::Builder::new()
         .name("releasing".into())
         .spawn(move || {
             let _ = sender.send(guard.release());
         });
-    if releasing.is_ok() {
-        let _ = released.recv_timeout(RELEASE_PATIENCE);
+    let released = match releasing {
+        Ok(_) => released.recv_timeout(RELEASE_PATIENCE),
+        Err(_) => return Ok(()),
+    };
+    match released {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error @ (Error::Refused | Error::Closed))) => Err(error.to_string()),
+        _ if was_held => Ok(()),
+        _ => Err(Loss::Deadline.to_string()),
     }
+}
+
+fn lost_lock(key: &str, why: &str) -> Failure {
+    let because = if why.is_empty() { "" } else { ": " };
+    Failure::new(
+        LOST,
+        format_args!("{}: the lock was lost{because}{why}", shown(key)),
+    )
 }
 
 fn wait(options: &options::Wait) -> Outcome {
