@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -306,34 +306,46 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
 }
 
 #[test]
-fn whatever_signal_ends_latch_nothing_of_the_group_is_left() {
+fn latch_dies_of_the_signal_that_ended_its_command() {
     let daemon = Daemon::start(&[]);
-    for sent in [
-        "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ", "IO", "PWR", "ABRT", "SYS", "40", "SEGV", "BUS",
-        "ILL", "FPE", "STKFLT",
-    ] {
+    for (sent, name) in SIGNALS {
         let directory = directory();
-        let left = directory.path().join("left");
-        let script = format!(
-            "sleep 60 & echo $! > {}; eval \"$READY\"; wait",
-            left.display()
-        );
-        let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
-        let left = number_in(&left).expect("it was written before");
-        let stray = Stray(left);
-        let kill = format!("kill -{sent} {}", child.id());
-        assert!(output(Command::new("bash").args(["-c", &kill]))
-            .status
-            .success());
-        let status = wait(&mut child);
-        assert!(
-            status.is_some_and(|status| status > 128),
-            "{sent}: {status:?}"
-        );
-        assert!(is_gone(left), "{sent}");
-        std::mem::forget(stray);
-        assert!(!is_held(&daemon, "k"), "{sent}");
+        let script = "eval \"$READY\"; exec sleep 60";
+        let latch = format!("ulimit -c unlimited; exec {PROGRAM} run k -- sh -c '{script}'");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &latch])
+            .env("LATCH_SERVER", daemon.addr().to_string())
+            .current_dir(directory.path());
+        let (mut child, _) = ready(command, &directory);
+        signal(&child, sent);
+        wait(&mut child);
+        let status = child.wait().expect("it has ended");
+        assert_eq!(status.signal(), Some(sent.as_raw()), "{name}");
+        assert!(!status.core_dumped(), "{name}");
+        assert!(!is_held(&daemon, "k"), "{name}");
     }
+}
+
+#[test]
+fn latch_dies_at_once_of_a_signal_while_it_waits() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let mut slowest = Duration::ZERO;
+    for (sent, name) in SIGNALS {
+        let mut child = Latch::start(&mut latch(&daemon, &["run", "k", "--", "true"]));
+        daemon.wait_for_waiters("k", 1);
+        let sent_at = Instant::now();
+        signal(&child, sent);
+        wait(&mut child);
+        slowest = slowest.max(sent_at.elapsed());
+        let status = child.wait().expect("it has ended");
+        assert_eq!(status.signal(), Some(sent.as_raw()), "{name}");
+        daemon.wait_for_waiters("k", 0);
+    }
+    println!("the slowest of them died after {slowest:?}");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
 #[test]

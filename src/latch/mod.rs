@@ -22,7 +22,7 @@ use crate::client::{
     check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
 };
 use crate::escape::{escaped_json, reason, Escaped};
-use crate::run::{self, Ended, Job, Orphan, SignalWatch};
+use crate::run::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
@@ -142,21 +142,17 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let client = client(options.reach())?;
-    let signals = SignalWatch::new().map_err(|error| {
-        Failure::new(
-            SYSTEM_ERROR,
-            format_args!("cannot catch signals: {}", reason(&error)),
-        )
-    })?;
+    let mut signals = SignalWatch::new().map_err(|error| no_signals(&error))?;
 
     let server = client.server_of(&options.key).to_string();
     // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
-    let (sender, granted) = bounded(1);
-    let (key, timeout, lease, limit) = (
+    let granted = Event::new().map_err(|error| no_signals(&error))?;
+    let (key, timeout, lease, limit, done) = (
         options.key.clone(),
         options.timeout,
         options.lease,
         options.limit,
+        granted.clone(),
     );
     let waiting = thread::Builder::new()
         .name("waiting".into())
@@ -167,32 +163,64 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
                 Some(0) => lock.try_acquire(),
                 Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
             };
-            let _ = sender.send(guard);
+            done.set();
+            guard
         });
-    waiting.map_err(|error| {
+    let waiting = waiting.map_err(|error| {
         Failure::new(
             SYSTEM_ERROR,
             format_args!("cannot start a thread: {}", reason(&error)),
         )
     })?;
-    let guard = match signals.wait_for(&granted) {
-        Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
-        Ok(Err(error @ (Error::Unreachable(_) | Error::AuthFailed))) => {
+    if let Err(killed) = signals.wait_for(&granted) {
+        return Ok(killed.follow());
+    }
+    let guard = match waiting.join().expect("the thread does not panic") {
+        Err(error @ (Error::Unreachable(_) | Error::AuthFailed)) => {
             return Err(failure(&server, &error));
         }
-        Ok(Err(error)) => return Err(failure(&options.key, &error)),
-        Ok(Ok(None)) if busy_ok => return Ok(0),
-        Ok(Ok(None)) => {
+        Err(error) => return Err(failure(&options.key, &error)),
+        Ok(None) if busy_ok => return Ok(0),
+        Ok(None) => {
             let message = format!("{}: somebody else has it", shown(&options.key));
             return Err(Failure::new(options.busy_status, message));
         }
-        Ok(Ok(Some(guard))) => guard,
+        Ok(Some(guard)) => guard,
     };
+    run_under(guard, options, command, &mut signals)
+}
 
-    let (sender, lost) = bounded(1);
-    guard.on_lost(move |_| {
-        let _ = sender.send(());
-    });
+fn no_signals(error: &io::Error) -> Failure {
+    Failure::new(
+        SYSTEM_ERROR,
+        format_args!("cannot catch signals: {}", reason(error)),
+    )
+}
+
+/// Runs the command while the guard holds the lock, and gives it back.
+fn run_under(
+    guard: Guard,
+    options: &options::Run,
+    command: &[OsString],
+    signals: &mut SignalWatch,
+) -> Outcome {
+    let lost = Event::new().map_err(|error| no_signals(&error))?;
+    let confirmed = Event::new().map_err(|error| no_signals(&error))?;
+    let told = lost.clone();
+    guard.on_lost(move |_| told.set());
+    let look = || {
+        let confirmed = confirmed.clone();
+        guard.renew_and(move |is_held| {
+            if is_held {
+                confirmed.set();
+            }
+        });
+    };
+    let held = HeldLock {
+        lost: &lost,
+        confirmed: &confirmed,
+        look: &look,
+    };
     let job = Job {
         command,
         environment: &[
@@ -204,22 +232,24 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
         inherited: None,
         orphan: Orphan::Ends,
     };
-    match run::run(&job, &signals, &lost, || guard.renew()) {
-        Ok(Ended::Exited(status)) => match give_back(guard) {
-            Ok(()) => Ok(u8::try_from(status).unwrap_or(u8::MAX)),
-            Err(why) => Err(lost_lock(&options.key, &why)),
-        },
-        Ok(Ended::Lost) => {
-            let why = guard
-                .loss()
-                .map_or_else(String::new, |loss| loss.to_string());
-            Err(lost_lock(&options.key, &why))
-        }
-        Err(error) => Err(Failure::new(
+    let ended = run::run(&job, signals, &held).map_err(|error| {
+        Failure::new(
             SYSTEM_ERROR,
             format_args!("cannot start a process: {}", reason(&error)),
-        )),
+        )
+    })?;
+    if ended == Ended::Lost {
+        let why = guard
+            .loss()
+            .map_or_else(String::new, |loss| loss.to_string());
+        return Err(lost_lock(&options.key, &why));
     }
+    give_back(guard).map_err(|why| lost_lock(&options.key, &why))?;
+    Ok(match ended {
+        Ended::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
+        Ended::Killed(killed) => killed.follow(),
+        Ended::Lost => LOST,
+    })
 }
 
 /// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a server
