@@ -1,16 +1,16 @@
 //! Runs a command under a lock: process group, terminal, signals, exit status, and what happens when
 //! the lock is lost.
 //!
-//! The command is a process group of its own, and has the terminal if we had it. It is started through a
-//! second instance of this program ([`stage`]), which arranges for what a parent cannot arrange without
-//! unsafe code: that the command gets SIGTERM should we die without a word, where that is wanted, and
-//! that it has the terminal before it runs.
+//! The command is a process group of its own, and has the terminal if we had it: at once, or in a
+//! pipeline when it asks for it. It is started through a second instance of this program ([`stage`]),
+//! which arranges for what a parent cannot arrange without unsafe code: that the command gets SIGTERM
+//! should we die without a word, where that is wanted, and that it has the terminal before it runs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::unistd;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{fstat, FileType};
 use rustix::io::Errno;
 use rustix::process::{
     getpgrp, getpid, getppid, kill_process, kill_process_group, set_child_subreaper,
@@ -304,11 +305,14 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     // What the command leaves behind in its group becomes our child, so that we learn of its end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
-    let has_terminal = terminal.as_ref().is_some_and(Terminal::is_ours);
+    let lending = Lending::by_the_streams();
+    let has_terminal =
+        lending == Lending::Unasked && terminal.as_ref().is_some_and(Terminal::is_ours);
     let leader = start(job, has_terminal)?;
     let mut group = Group {
         leader,
         terminal,
+        lending,
         lock,
         kill_after: job.kill_after,
         status: None,
@@ -451,11 +455,38 @@ impl Terminal {
     }
 }
 
+/// When the command gets the terminal, if we have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lending {
+    /// Before it runs.
+    Unasked,
+    /// Once it has stopped for want of it.
+    OnDemand,
+}
+
+impl Lending {
+    /// In a pipeline another program may read the terminal: a pager behind the command, for instance.
+    /// That would stop, and the whole job with it, if the command had the terminal.
+    fn by_the_streams() -> Lending {
+        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+        let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
+            .into_iter()
+            .filter_map(|stream| fstat(stream).ok())
+            .map(|stat| FileType::from_raw_mode(stat.st_mode))
+            .any(|kind| matches!(kind, FileType::Fifo | FileType::Socket));
+        match is_in_a_pipeline {
+            true => Lending::OnDemand,
+            false => Lending::Unasked,
+        }
+    }
+}
+
 /// The command's process group, while any of it is left.
 struct Group<'a> {
     /// The command itself; also the group's number.
     leader: Pid,
     terminal: Option<Terminal>,
+    lending: Lending,
     lock: &'a HeldLock<'a>,
     kill_after: Duration,
     /// How the command ended.
@@ -533,7 +564,9 @@ impl Group<'_> {
     fn resume(&mut self) {
         if self.is_resuming && self.kill_at.is_none() {
             self.is_resuming = false;
-            self.lend_terminal();
+            if self.lending == Lending::Unasked {
+                self.lend_terminal();
+            }
             self.signal(Signal::CONT);
         }
     }

@@ -267,6 +267,31 @@ fn ctrl_c_at_fg_is_heard_although_the_server_is_silent() {
 }
 
 #[test]
+fn the_rest_of_a_pipeline_can_read_the_terminal() {
+    at_each_shell(|daemon, mut terminal| {
+        // As a pager does, after the command has started.
+        let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
+        for pipeline in [
+            format!("$LATCH run k -- sh -c 'echo x; sleep 2' | sh -c '{reader}'"),
+            format!("sh -c '{reader}' | $LATCH run k -- cat"),
+        ] {
+            terminal.enter(&pipeline);
+            eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+            terminal.enter("hello");
+            terminal.expect("got:hello");
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+        }
+        terminal.enter("$LATCH run k -- sleep 60 | cat");
+        eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        free(daemon);
+    });
+}
+
+#[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
