@@ -677,6 +677,60 @@ fn a_release_that_the_server_refuses_is_told() {
 }
 
 #[test]
+fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let log = directory.path().join("log");
+    let script = format!(
+        "trap 'echo TERM >> {}' TERM; eval \"$READY\"; while :; do sleep 0.02; done",
+        log.display()
+    );
+    let options = ["--lease", "6", "--kill-after", "3"];
+    let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
+    let mut client = daemon.connect();
+    let mut ends_at = Instant::now();
+    eventually(PATIENCE, "it has just been renewed", || {
+        let asked_at = Instant::now();
+        let left = client.stats()["locks"][0]["lease_expires_in_s"].as_f64();
+        let left = left.expect("a number");
+        ends_at = asked_at + Duration::from_secs_f64(left);
+        left > 5.8
+    });
+    let standstill = Standstill::of(&daemon);
+    let status = wait(&mut child);
+    let over = Instant::now();
+    assert_eq!(status, Some(70));
+    assert!(is_gone(command));
+    assert_eq!(lines_of(&log), ["TERM"]);
+    assert!(over < ends_at, "{:?} too late", over - ends_at);
+    drop(standstill);
+}
+
+#[test]
+fn a_lease_too_short_for_kill_after_is_told_at_the_start() {
+    let daemon = Daemon::start(&[]);
+    for (options, expected) in [
+        (
+            ["--lease", "19"],
+            "latch: k: the lease of 19 s is less than twice --kill-after, 10 s: \
+                             a command that ignores SIGTERM may outlast it\n",
+        ),
+        (["--lease", "20"], ""),
+        (["--kill-after", "16"], ""),
+        (
+            ["--kill-after", "17"],
+            "latch: k: the lease of 33 s is less than twice --kill-after, 17 s: \
+                                  a command that ignores SIGTERM may outlast it\n",
+        ),
+    ] {
+        let arguments = [&["run", "k"][..], &options, &["--", "echo", "done"]].concat();
+        let output = run(&daemon, &arguments);
+        assert_eq!(output.status.code(), Some(0));
+        assert_eq!(text(&output.stderr), expected, "{options:?}");
+    }
+}
+
+#[test]
 fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
     thread::scope(|scope| {
         for stop in ["STOP", "TSTP"] {

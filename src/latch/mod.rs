@@ -94,9 +94,14 @@ pub fn main() -> ExitCode {
 
 fn fail(failure: Failure) -> ExitCode {
     if let Some(message) = failure.message {
-        let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+        complain(message);
     }
     ExitCode::from(failure.status)
+}
+
+/// Where nobody can hear that, the exit status still says it.
+fn complain(message: impl Display) {
+    let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
 }
 
 /// Prints, and says nothing if nobody reads it any more.
@@ -208,6 +213,18 @@ fn run_under(
     let confirmed = Event::new().map_err(|error| no_signals(&error))?;
     let told = lost.clone();
     guard.on_lost(move |_| told.set());
+    let kill_after = Duration::from_secs(options.kill_after);
+    let told = lost.clone();
+    // A command that ignores SIGTERM is killed before the lock can be another's.
+    if !guard.on_silence(kill_after, move || told.set()) {
+        complain(format_args!(
+            "{}: the lease of {} s is less than twice --kill-after, {} s: a command that ignores \
+             SIGTERM may outlast it",
+            shown(&options.key),
+            guard.lease().as_secs(),
+            options.kill_after
+        ));
+    }
     let look = || {
         let confirmed = confirmed.clone();
         guard.renew_and(move |is_held| {
@@ -228,7 +245,7 @@ fn run_under(
             ("LATCH_TOKEN", guard.token().to_string().into()),
             ("LATCH_FENCE", guard.token().fence().to_string().into()),
         ],
-        kill_after: Duration::from_secs(options.kill_after),
+        kill_after,
         inherited: None,
         orphan: Orphan::Ends,
     };
@@ -239,9 +256,9 @@ fn run_under(
         )
     })?;
     if ended == Ended::Lost {
-        let why = guard
-            .loss()
-            .map_or_else(String::new, |loss| loss.to_string());
+        // A server that is silent is told of before the lock counts as lost.
+        let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
+        let _ = give_back(guard);
         return Err(lost_lock(&options.key, &why));
     }
     give_back(guard).map_err(|why| lost_lock(&options.key, &why))?;
@@ -278,10 +295,9 @@ fn give_back(guard: Guard) -> Result<(), String> {
 }
 
 fn lost_lock(key: &str, why: &str) -> Failure {
-    let because = if why.is_empty() { "" } else { ": " };
     Failure::new(
         LOST,
-        format_args!("{}: the lock was lost{because}{why}", shown(key)),
+        format_args!("{}: the lock was lost: {why}", shown(key)),
     )
 }
 
