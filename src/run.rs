@@ -341,6 +341,18 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     }
 }
 
+/// Looks whether a command can be started at all, before anybody waits for its lock.
+///
+/// # Errors
+///
+/// If the program has no second instance to start, since /proc is not mounted.
+pub fn check_proc() -> Result<(), String> {
+    match fs::metadata(THIS_PROGRAM) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::escape::reason(&error))),
+    }
+}
+
 fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
     let mut stage = Command::new(THIS_PROGRAM);
     let parent = match job.orphan {

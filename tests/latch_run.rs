@@ -18,7 +18,7 @@ use support::latch::{
     text, wait, Latch, PROGRAM,
 };
 use support::limited::{copy_program, program_for_all};
-use support::{eventually, installed, Daemon, Signal, PATIENCE};
+use support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
 
 /// The signals that end a wait and are passed on, with their names in the shell.
 const SIGNALS: [(Signal, &str); 6] = [
@@ -1006,27 +1006,85 @@ fn it_works_as_cron_would_start_it() {
 
 /// `latch` as process 1 of a namespace of its own; `None` where the system makes none for us.
 fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Command> {
+    let mut command = process_1(daemon, "as process 1", &[])?;
+    command
+        .args([PROGRAM, "run", "k"])
+        .args(options)
+        .args(["--", "sh", "-c", script]);
+    Some(command)
+}
+
+/// The beginning of a command line for namespaces of its own, with `more` flags; `None` where the system
+/// makes none for us.
+fn process_1(daemon: &Daemon, what: &str, more: &[&str]) -> Option<Command> {
     let unshare = installed("unshare", "util-linux");
     let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
+    flags.extend(more);
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
     }
     let probe = output(Command::new(&unshare).args(&flags).arg("true"));
     if !probe.status.success() {
         // Not by a macro, whose output is captured: this shall be seen.
-        let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));
+        let refusal = format!("NOT TESTED {what}: {}", text(&probe.stderr));
         let _ = std::io::Write::write_all(&mut std::io::stderr(), refusal.as_bytes());
         return None;
     }
     let mut command = Command::new(unshare);
     command
         .args(flags)
-        .args([PROGRAM, "run", "k"])
-        .args(options)
-        .args(["--", "sh", "-c", script])
         .env("LATCH_SERVER", daemon.addr().to_string())
         .stdin(Stdio::null());
     Some(command)
+}
+
+/// The process that `unshare` has started.
+fn init_of(unshare: &Latch) -> Pid {
+    let number = unshare.id();
+    let children = format!("/proc/{number}/task/{number}/children");
+    number_in(Path::new(&children)).expect("its only child")
+}
+
+#[test]
+fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let directory = directory();
+    let go_on = directory.path().join("go-on");
+    // The child of a shell that makes way for latch.
+    let orphan = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
+    let script = format!("{orphan} & exec {PROGRAM} run k -- sh -c 'exit 7'");
+    let Some(mut command) = process_1(&daemon, "as process 1", &[]) else {
+        return;
+    };
+    let mut unshare = Latch::start(command.args(["sh", "-c", &script]));
+    daemon.wait_for_waiters("k", 1);
+    let init = init_of(&unshare).as_raw_nonzero().get().unsigned_abs();
+    assert_eq!(children_of(init).len(), 1, "the orphan");
+    fs::write(&go_on, "").expect("written");
+    eventually(PATIENCE, "the orphan is reaped", || {
+        children_of(init).is_empty()
+    });
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(wait(&mut unshare), Some(7));
+}
+
+#[test]
+fn without_proc_it_says_so_before_it_waits_for_the_lock() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let script = format!("mount -t tmpfs none /proc && exec {PROGRAM} run k -- true");
+    let Some(mut command) = process_1(&daemon, "without /proc", &["--mount"]) else {
+        return;
+    };
+    let output = output(command.args(["sh", "-c", &script]));
+    assert_eq!(output.status.code(), Some(71));
+    assert_eq!(
+        text(&output.stderr),
+        "latch: cannot start a process: /proc/self/exe: no such file or directory\n"
+    );
 }
 
 #[test]
@@ -1064,10 +1122,7 @@ fn as_process_1_it_hears_signals_and_cannot_be_stopped() {
             return;
         };
         let (mut unshare, _) = ready(command, &directory);
-        let number = unshare.id();
-        let children = format!("/proc/{number}/task/{number}/children");
-        let init = number_in(Path::new(&children)).expect("its only child");
-        kill_process(init, sent).expect("it runs");
+        kill_process(init_of(&unshare), sent).expect("it runs");
         assert_eq!(wait(&mut unshare), Some(128 + sent.as_raw()), "{name}");
     }
     for stop in ["STOP", "TSTP"] {

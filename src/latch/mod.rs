@@ -147,6 +147,7 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let client = client(options.reach())?;
+    run::check_proc().map_err(no_process)?;
     let mut signals = SignalWatch::new().map_err(|error| no_signals(&error))?;
 
     let server = client.server_of(&options.key).to_string();
@@ -202,6 +203,10 @@ fn no_signals(error: &io::Error) -> Failure {
     )
 }
 
+fn no_process(why: impl Display) -> Failure {
+    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
+}
+
 /// Runs the command while the guard holds the lock, and gives it back.
 fn run_under(
     guard: Guard,
@@ -249,12 +254,7 @@ fn run_under(
         inherited: None,
         orphan: Orphan::Ends,
     };
-    let ended = run::run(&job, signals, &held).map_err(|error| {
-        Failure::new(
-            SYSTEM_ERROR,
-            format_args!("cannot start a process: {}", reason(&error)),
-        )
-    })?;
+    let ended = run::run(&job, signals, &held).map_err(|error| no_process(reason(&error)))?;
     if ended == Ended::Lost {
         // A server that is silent is told of before the lock counts as lost.
         let why = guard.loss().unwrap_or(Loss::Deadline).to_string();

@@ -18,6 +18,7 @@ use super::{slots, tell_timeout, Failure, Outcome, ALREADY_HELD, SYSTEM_ERROR, T
 /// Waits for the lock, runs the command, gives the lock back, and exits as the command did.
 pub(super) fn run(request: &Request) -> Outcome {
     let options = &request.options;
+    run::check_proc().map_err(|why| Failure::new(format_args!("cannot start a process: {why}")))?;
     let no_signals = |error: io::Error| failure("cannot catch signals", &error);
     let mut signals = SignalWatch::new().map_err(no_signals)?;
     let lost = Event::new().map_err(no_signals)?;
