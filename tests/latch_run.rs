@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{kill_process, Pid};
 use support::latch::{
     fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
-    text, wait, Latch, PROGRAM,
+    text, wait_as_shell, Latch, PROGRAM,
 };
 use support::limited::{copy_program, program_for_all};
 use support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
@@ -108,7 +108,10 @@ fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
         let full = fs::File::options().write(true).open("/dev/full");
         let mut unheard = latch(&daemon, &["run", "k", "--", command]);
         unheard.stderr(full.expect("every Linux has it"));
-        assert_eq!(wait(&mut Latch::start(&mut unheard)), Some(expected));
+        assert_eq!(
+            wait_as_shell(&mut Latch::start(&mut unheard)),
+            Some(expected)
+        );
     }
     assert!(!is_held(&daemon, "k"));
 }
@@ -191,7 +194,7 @@ fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
     // A lock that is lost ends the command, and says so by the status.
     eventually(PATIENCE, "it is given back", || !is_held(&daemon, "k"));
     assert!(began.elapsed() > Duration::from_secs(4));
-    assert_eq!(wait(&mut child), Some(0));
+    assert_eq!(wait_as_shell(&mut child), Some(0));
 }
 
 #[test]
@@ -230,7 +233,7 @@ fn every_signal_ends_a_wait_and_leaves_the_queue() {
         daemon.wait_for_waiters("k", 2);
         signal(&child, sent);
         assert_eq!(
-            wait(&mut child),
+            wait_as_shell(&mut child),
             Some(128 + sent.as_raw()),
             "{name} while it waits"
         );
@@ -251,7 +254,11 @@ fn every_signal_reaches_the_command_and_ends_it() {
         let script = "eval \"$READY\"; exec sleep 60";
         let (mut child, command) = started(&daemon, "k", &directory, &[], script);
         signal(&child, sent);
-        assert_eq!(wait(&mut child), Some(128 + sent.as_raw()), "{name}");
+        assert_eq!(
+            wait_as_shell(&mut child),
+            Some(128 + sent.as_raw()),
+            "{name}"
+        );
         assert!(is_gone(command));
         eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
     }
@@ -272,7 +279,7 @@ fn every_signal_reaches_the_whole_group_once_and_who_traps_it_decides() {
             format!("trap 'echo outer >> {log_path}' {name}; sh -c '{inner}'; sleep 0.1; exit 5");
         let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
         signal(&child, sent);
-        assert_eq!(wait(&mut child), Some(5), "{name}");
+        assert_eq!(wait_as_shell(&mut child), Some(5), "{name}");
         let mut lines = lines_of(&log);
         lines.sort();
         assert_eq!(lines, ["inner", "outer"], "{name}");
@@ -299,7 +306,7 @@ fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
             lines_of(&log) == ["TERM"]
         });
         signal(&child, sent);
-        assert_eq!(wait(&mut child), Some(70), "{name}");
+        assert_eq!(wait_as_shell(&mut child), Some(70), "{name}");
         assert_eq!(lines_of(&log), ["TERM", name]);
         assert!(is_gone(command));
     }
@@ -319,7 +326,7 @@ fn latch_dies_of_the_signal_that_ended_its_command() {
             .current_dir(directory.path());
         let (mut child, _) = ready(command, &directory);
         signal(&child, sent);
-        wait(&mut child);
+        wait_as_shell(&mut child);
         let status = child.wait().expect("it has ended");
         assert_eq!(status.signal(), Some(sent.as_raw()), "{name}");
         assert!(!status.core_dumped(), "{name}");
@@ -338,7 +345,7 @@ fn latch_dies_at_once_of_a_signal_while_it_waits() {
         daemon.wait_for_waiters("k", 1);
         let sent_at = Instant::now();
         signal(&child, sent);
-        wait(&mut child);
+        wait_as_shell(&mut child);
         slowest = slowest.max(sent_at.elapsed());
         let status = child.wait().expect("it has ended");
         assert_eq!(status.signal(), Some(sent.as_raw()), "{name}");
@@ -366,7 +373,7 @@ fn what_latch_was_told_to_ignore_the_command_ignores_too() {
     thread::sleep(Duration::from_millis(200));
     assert_eq!(child.try_wait().expect("a child"), None);
     signal(&child, Signal::TERM);
-    assert_eq!(wait(&mut child), Some(143));
+    assert_eq!(wait_as_shell(&mut child), Some(143));
 }
 
 #[test]
@@ -381,7 +388,7 @@ fn signals_that_were_blocked_when_latch_was_started_are_heard_all_the_same() {
     };
     let mut ends = Latch::start(&mut blocked(&["true"]));
     assert_eq!(
-        wait(&mut ends),
+        wait_as_shell(&mut ends),
         Some(0),
         "the end of a command is a signal, too"
     );
@@ -389,7 +396,7 @@ fn signals_that_were_blocked_when_latch_was_started_are_heard_all_the_same() {
     let told_to_end = ["sh", "-c", "eval \"$READY\"; exec sleep 60"];
     let (mut child, _) = ready(blocked(&told_to_end), &directory);
     signal(&child, Signal::TERM);
-    assert_eq!(wait(&mut child), Some(143));
+    assert_eq!(wait_as_shell(&mut child), Some(143));
 }
 
 #[test]
@@ -406,7 +413,7 @@ fn a_wait_can_be_stopped_and_continued() {
     signal(&child, Signal::CONT);
     eventually(PATIENCE, "latch goes on", || !has_stopped(pid));
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
-    assert_eq!(wait(&mut child), Some(0));
+    assert_eq!(wait_as_shell(&mut child), Some(0));
 }
 
 #[test]
@@ -429,7 +436,7 @@ fn kill_9_of_latch_tells_its_command_to_end_and_the_next_has_the_lock_at_once() 
         signal(&child, Signal::KILL);
         assert!(next.line().starts_with("ok "));
         slowest = slowest.max(killed_at.elapsed());
-        wait(&mut child);
+        wait_as_shell(&mut child);
         eventually(PATIENCE, "the command was told", || {
             lines_of(&told) == ["TERM"]
         });
@@ -455,7 +462,7 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
         let (mut child, command) =
             started(&daemon, "k", &directory, &["--kill-after", "1"], script);
         drop(daemon);
-        assert_eq!(wait(&mut child), Some(70), "{script}");
+        assert_eq!(wait_as_shell(&mut child), Some(70), "{script}");
         assert!(is_gone(command), "{script}");
     }
 }
@@ -472,7 +479,7 @@ fn a_command_that_was_told_to_end_cannot_sleep_over_it() {
     command.process_group(0);
     let (mut child, command) = ready(command, &directory);
     drop(daemon);
-    assert_eq!(wait(&mut child), Some(70));
+    assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
 }
 
@@ -501,7 +508,7 @@ fn no_time_to_end_is_too_short_or_too_long() {
         let options = ["--kill-after", kill_after];
         let (mut child, command) = started(&daemon, "k", &directory, &options, script);
         drop(daemon);
-        assert_eq!(wait(&mut child), Some(70), "{kill_after}");
+        assert_eq!(wait_as_shell(&mut child), Some(70), "{kill_after}");
         assert!(is_gone(command));
     }
 }
@@ -519,7 +526,7 @@ fn a_server_that_stands_still_does_not_keep_latch_once_the_command_has_ended() {
     let _standstill = Standstill::of(&daemon);
     fs::write(&go_on, "").expect("written");
     let ended_at = Instant::now();
-    assert_eq!(wait(&mut child), Some(4));
+    assert_eq!(wait_as_shell(&mut child), Some(4));
     // A reply may take ten seconds; this one never comes.
     assert!(ended_at.elapsed() < Duration::from_secs(9));
 }
@@ -541,7 +548,7 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
         left > 3.8
     });
     let standstill = Standstill::of(&daemon);
-    let status = wait(&mut child);
+    let status = wait_as_shell(&mut child);
     let over = Instant::now();
     assert_eq!(status, Some(70));
     assert!(is_gone(command));
@@ -627,7 +634,7 @@ fn stand_still_beyond_the_lease(
         lines_of(&log) == ["TERM"]
     });
     let told_after = went_on_at.elapsed();
-    assert_eq!(wait(&mut child), Some(70));
+    assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
     println!("told after {told_after:?}");
     assert!(told_after < Duration::from_secs(1), "{told_after:?}");
@@ -635,7 +642,7 @@ fn stand_still_beyond_the_lease(
 
 /// The exit status and what was said of a latch whose streams are pipes.
 fn ended(child: &mut Latch) -> (Option<i32>, String) {
-    let status = wait(child);
+    let status = wait_as_shell(child);
     let mut said = String::new();
     let mut stderr = child.stderr.take().expect("piped");
     std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
@@ -697,7 +704,7 @@ fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
         left > 5.8
     });
     let standstill = Standstill::of(&daemon);
-    let status = wait(&mut child);
+    let status = wait_as_shell(&mut child);
     let over = Instant::now();
     assert_eq!(status, Some(70));
     assert!(is_gone(command));
@@ -760,7 +767,11 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
     thread::sleep(pause);
     assert!(has_stopped(command));
     signal(&child, Signal::CONT);
-    assert_eq!(wait(&mut child), Some(expected), "{stop} for {pause:?}");
+    assert_eq!(
+        wait_as_shell(&mut child),
+        Some(expected),
+        "{stop} for {pause:?}"
+    );
     assert!(is_gone(command));
     assert_eq!(lines_of(&log), [said], "{stop} for {pause:?}");
 }
@@ -802,7 +813,7 @@ fn fifty_at_once_take_turns_in_the_order_of_their_arrival() {
         .collect();
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
     for child in &mut children {
-        assert_eq!(wait(child), Some(0));
+        assert_eq!(wait_as_shell(child), Some(0));
     }
     let expected: Vec<String> = (0..50)
         .flat_map(|number| [format!("in {number}"), format!("out {number}")])
@@ -826,7 +837,7 @@ fn a_new_version_of_the_program_does_not_disturb_one_that_waits() {
     daemon.wait_for_waiters("k", 1);
     fs::remove_file(&program).expect("the old version");
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
-    assert_eq!(wait(&mut child), Some(4));
+    assert_eq!(wait_as_shell(&mut child), Some(4));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -863,7 +874,7 @@ fn what_leaves_the_group_is_neither_waited_for_nor_killed() {
         &daemon,
         &["run", "k", "--", "sh", "-c", &script],
     ));
-    assert_eq!(wait(&mut child), Some(4));
+    assert_eq!(wait_as_shell(&mut child), Some(4));
     let stray = Stray(number_in(&file).expect("written"));
     assert!(!is_held(&daemon, "k"));
     thread::sleep(Duration::from_millis(100));
@@ -892,7 +903,7 @@ time.sleep(60)";
             .arg(installed("python3", "python3"))
             .args([stray, path]),
     );
-    let ended = wait(&mut child);
+    let ended = wait_as_shell(&mut child);
     let _stray = Stray(number_in(&file).expect("written"));
     assert_eq!(ended, Some(4));
 }
@@ -1067,7 +1078,7 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
         children_of(init).is_empty()
     });
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
-    assert_eq!(wait(&mut unshare), Some(7));
+    assert_eq!(wait_as_shell(&mut unshare), Some(7));
 }
 
 #[test]
@@ -1123,7 +1134,11 @@ fn as_process_1_it_hears_signals_and_cannot_be_stopped() {
         };
         let (mut unshare, _) = ready(command, &directory);
         kill_process(init_of(&unshare), sent).expect("it runs");
-        assert_eq!(wait(&mut unshare), Some(128 + sent.as_raw()), "{name}");
+        assert_eq!(
+            wait_as_shell(&mut unshare),
+            Some(128 + sent.as_raw()),
+            "{name}"
+        );
     }
     for stop in ["STOP", "TSTP"] {
         let script = format!("kill -{stop} $$; exit 6");

@@ -108,12 +108,21 @@ fn all_of(stream: Option<impl Read>) -> Vec<u8> {
     content
 }
 
-/// The exit status of a child as a shell has it, in bounded time: 128 + N if signal N ended it.
+/// The exit status of a child, in bounded time; `None` if a signal ended it.
 pub fn wait(child: &mut Child) -> Option<i32> {
+    wait_for(child).code()
+}
+
+/// The exit status of a child as a shell has it, in bounded time.
+pub fn wait_as_shell(child: &mut Child) -> Option<i32> {
+    shell_status(wait_for(child))
+}
+
+fn wait_for(child: &mut Child) -> ExitStatus {
     let deadline = Deadline::after(PATIENCE);
     loop {
         if let Some(status) = child.try_wait().expect("a child") {
-            return shell_status(status);
+            return status;
         }
         if deadline.is_over() {
             let _ = child.kill();
