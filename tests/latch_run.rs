@@ -640,6 +640,25 @@ fn stand_still_beyond_the_lease(
     assert!(told_after < Duration::from_secs(1), "{told_after:?}");
 }
 
+#[test]
+fn after_a_stop_latch_looks_at_once_whether_it_holds_the_lock() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let token = directory.path().join("token");
+    let script = format!(
+        "echo $LATCH_TOKEN > {}; eval \"$READY\"; exec sleep 60",
+        token.display()
+    );
+    let (mut child, command) = started(&daemon, "k", &directory, &["--lease", "600"], &script);
+    signal(&child, Signal::STOP);
+    let token = &lines_of(&token)[0];
+    assert_eq!(daemon.connect().request("r", "k", token), "ok");
+    signal(&child, Signal::CONT);
+    // The next renewal is due in some minutes.
+    assert_eq!(wait_as_shell(&mut child), Some(70));
+    assert!(is_gone(command));
+}
+
 /// The exit status and what was said of a latch whose streams are pipes.
 fn ended(child: &mut Latch) -> (Option<i32>, String) {
     let status = wait_as_shell(child);
@@ -692,7 +711,7 @@ fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
         "trap 'echo TERM >> {}' TERM; eval \"$READY\"; while :; do sleep 0.02; done",
         log.display()
     );
-    let options = ["--lease", "6", "--kill-after", "3"];
+    let options = ["--lease", "8", "--kill-after", "3"];
     let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
     let mut client = daemon.connect();
     let mut ends_at = Instant::now();
@@ -701,7 +720,7 @@ fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
         let left = client.stats()["locks"][0]["lease_expires_in_s"].as_f64();
         let left = left.expect("a number");
         ends_at = asked_at + Duration::from_secs_f64(left);
-        left > 5.8
+        left > 7.8
     });
     let standstill = Standstill::of(&daemon);
     let status = wait_as_shell(&mut child);
