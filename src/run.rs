@@ -2,9 +2,10 @@
 //! the lock is lost.
 //!
 //! The command is a process group of its own, and has the terminal if we had it: at once, or in a
-//! pipeline when it asks for it. It is started through a second instance of this program ([`stage`]),
-//! which arranges for what a parent cannot arrange without unsafe code: that the command gets SIGTERM
-//! should we die without a word, where that is wanted, and that it has the terminal before it runs.
+//! pipeline when it asks for it. It is started through a second instance of this program
+//! ([`stage`]), which arranges for what a parent cannot arrange without unsafe code: that the
+//! command gets SIGTERM should we die without a word, where that is wanted, and that it has the
+//! terminal before it runs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -116,8 +117,8 @@ impl SignalWatch {
         Ok(SignalWatch { delivery })
     }
 
-    /// Blocks until `event` is set, or until a signal says to give up. Reaps meanwhile what process 1 has
-    /// to reap.
+    /// Blocks until `event` is set, or until a signal says to give up. Reaps meanwhile what process
+    /// 1 has to reap.
     ///
     /// # Errors
     ///
@@ -145,8 +146,8 @@ impl SignalWatch {
         }
     }
 
-    /// Sleeps until one of the events is set, until an instant, or until a signal comes, and gives the
-    /// signals that have come.
+    /// Sleeps until one of the events is set, until an instant, or until a signal comes, and gives
+    /// the signals that have come.
     fn next(&mut self, events: &[&Event], until: Option<Instant>) -> Vec<i32> {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -178,9 +179,9 @@ enum Keyboard {
 }
 
 impl Killed {
-    /// Ends this process by the same signal, if it is one that is passed on: a shell that ran it can tell
-    /// that from an exit, and ends its loop or its script after Ctrl-C. To be called after all else is
-    /// done. Gives the exit status that says the same where the process goes on.
+    /// Ends this process by the same signal, if it is one that is passed on: a shell that ran it
+    /// can tell that from an exit, and ends its loop or its script after Ctrl-C. To be called after
+    /// all else is done. Gives the exit status that says the same where the process goes on.
     pub fn follow(self) -> u8 {
         let typed = [(SIGINT, Signal::INT), (SIGQUIT, Signal::QUIT)];
         let typed = typed.iter().find(|(number, _)| *number == self.signal);
@@ -477,8 +478,8 @@ enum Lending {
 }
 
 impl Lending {
-    /// In a pipeline another program may read the terminal: a pager behind the command, for instance.
-    /// That would stop, and the whole job with it, if the command had the terminal.
+    /// In a pipeline another program may read the terminal: a pager behind the command, for
+    /// instance. That would stop, and the whole job with it, if the command had the terminal.
     fn by_the_streams() -> Lending {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
@@ -562,8 +563,8 @@ impl Group<'_> {
         self.stop_and_look(is_job_control);
     }
 
-    /// Stops us, and looks whether the lock is still held when somebody has continued us, who knows how
-    /// much later.
+    /// Stops us, and looks whether the lock is still held when somebody has continued us, who knows
+    /// how much later.
     fn stop_and_look(&mut self, is_job_control: bool) {
         // What was found before the stop says nothing about the time after it.
         self.lock.confirmed.take();

@@ -559,7 +559,8 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
     eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
 }
 
-/// A frozen group of the first version of cgroups, with one process in it; thawed and removed when dropped.
+/// A frozen group of the first version of cgroups, with one process in it; thawed and removed when
+/// dropped.
 struct Freezer(PathBuf);
 
 impl Freezer {
@@ -1044,8 +1045,8 @@ fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Comma
     Some(command)
 }
 
-/// The beginning of a command line for namespaces of its own, with `more` flags; `None` where the system
-/// makes none for us.
+/// The beginning of a command line for namespaces of its own, with `more` flags; `None` where the
+/// system makes none for us.
 fn process_1(daemon: &Daemon, what: &str, more: &[&str]) -> Option<Command> {
     let unshare = installed("unshare", "util-linux");
     let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];

@@ -329,8 +329,8 @@ impl Connection {
         self.unless_closed(sent)
     }
 
-    /// What the server says to a renewal that was sent, as far as it has come: `None` if not all of it
-    /// has. To be asked when the socket is readable.
+    /// What the server says to a renewal that was sent, as far as it has come: `None` if not all of
+    /// it has. To be asked when the socket is readable.
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let read = self.read_within(Duration::ZERO);
         let line = read.and_then(|()| self.take_line(0));

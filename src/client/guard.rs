@@ -212,9 +212,10 @@ impl Guard {
         }
     }
 
-    /// Has `callback` called once, on the keeper's thread, when the server leaves a renewal unanswered
-    /// and `lead` is all that is left until the lock counts as lost: what the lock protects can be
-    /// brought to an end in that time. It replaces an earlier callback. Does not block.
+    /// Has `callback` called once, on the keeper's thread, when the server leaves a renewal
+    /// unanswered and `lead` is all that is left until the lock counts as lost: what the lock
+    /// protects can be brought to an end in that time. It replaces an earlier callback. Does not
+    /// block.
     ///
     /// The lease is renewed sooner from now on, at half of the time that the server has until then.
     /// Gives false, and calls nothing, if `lead` is more than half of the lease.
@@ -241,8 +242,8 @@ impl Guard {
         answered.recv().unwrap_or(false) && self.is_held()
     }
 
-    /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still ours;
-    /// it is dropped uncalled if the lock is lost. Does not block.
+    /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
+    /// ours; it is dropped uncalled if the lock is lost. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
         self.give(Order::Renew(Box::new(answer)));
     }
@@ -269,7 +270,7 @@ impl Guard {
         self.ring();
     }
 
-    /// Has the keeper look around.
+    /// Wakes the keeper.
     fn ring(&self) {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -316,11 +317,11 @@ struct Keeper {
     counted_from: Moment,
     /// When the renewal was sent that is not answered yet.
     sent_at: Option<Moment>,
-    /// Whoever wants to know of the next renewal.
+    /// Called with the outcome of the next renewal.
     asking: Vec<Answer>,
-    /// Whoever wants to know of the one that was sent.
+    /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
-    /// Whoever waits for the release.
+    /// Gets the outcome of the release that was ordered.
     releasing: Option<Sender<Result<(), Error>>>,
     shared: Arc<Shared>,
     inbox: Receiver<Order>,
@@ -486,15 +487,15 @@ fn margin_of(lease: Duration) -> Duration {
     MAX_MARGIN.min(lease / 4)
 }
 
-/// Whether a lease leaves the server enough time for its answers if its silence is told so long before
-/// the deadline.
+/// Whether a lease leaves the server enough time for its answers if its silence is told so long
+/// before the deadline.
 fn fits(lead: Duration, lease: Duration) -> bool {
     lead <= lease / 2
 }
 
 /// How long after one renewal the next is due: with some jitter, taken from the token, so that a
-/// thousand clients that started together do not renew together. Half of the time that is left until
-/// silence is told is for the answer.
+/// thousand clients that started together do not renew together. Half of the time that is left
+/// until silence is told is for the answer.
 fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
     let mut base = if lease <= SHORT_LEASE {
         lease / 3

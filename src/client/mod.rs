@@ -30,8 +30,8 @@
 //! # Time
 //!
 //! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the server
-//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are measured by
-//! the clock that also counts the time for which the host is suspended.
+//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are measured
+//! by the clock that also counts the time for which the host is suspended.
 
 mod address;
 mod connection;

@@ -1,5 +1,5 @@
-//! Points in time by a clock that goes on while this process is stopped and while the host is suspended:
-//! a lease does not stand still then, either.
+//! Points in time by a clock that goes on while this process is stopped and while the host is
+//! suspended: a lease does not stand still then, either.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -54,8 +54,8 @@ impl Sub<Duration> for Moment {
 
 /// A descriptor that can be polled for a moment.
 ///
-/// The timeout of a poll will not do: after this process was stopped, it goes on with the time that was
-/// left before.
+/// The timeout of a poll will not do: after this process was stopped, it goes on with the time that
+/// was left before.
 #[derive(Debug)]
 pub(super) struct Alarm(OwnedFd);
 
@@ -65,8 +65,8 @@ impl Alarm {
         Ok(Alarm(timerfd_create(TimerfdClockId::Boottime, flags)?))
     }
 
-    /// Makes the descriptor readable at `moment`, or within a year if that is later. It is not readable
-    /// before, whatever it was set to.
+    /// Makes the descriptor readable at `moment`, or within a year if that is later. It is not
+    /// readable before, whatever it was set to.
     pub(super) fn set(&self, moment: Moment) {
         let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
         let zero = Timespec {

@@ -269,8 +269,8 @@ fn run_under(
     })
 }
 
-/// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a server
-/// that does not answer while the lease runs: to exit is to release as well.
+/// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a
+/// server that does not answer while the lease runs: to exit is to release as well.
 fn give_back(guard: Guard) -> Result<(), String> {
     if let Some(loss) = guard.loss() {
         return Err(loss.to_string());
