@@ -31,7 +31,7 @@ else
 fi
 END
 
-latch run store --lease 1 -- sh -c '
+latch run store --lease 1 --kill-after 0 -- sh -c '
     touch "$dir/started"
     until [ -e "$dir/awake" ]; do sleep 0.1; done
     sh "$dir/write" slow

@@ -1,35 +1,41 @@
 //! Runs a command under a lock: process group, terminal, signals, exit status, and what happens when
 //! the lock is lost.
 //!
-//! The command is a process group of its own, and has the terminal if we had it. It is started through a
-//! second instance of this program ([`stage`]), which arranges for what a parent cannot arrange without
-//! unsafe code: that the command gets SIGTERM should we die without a word, where that is wanted, and
-//! that it has the terminal before it runs.
+//! The command is a process group of its own, and has the terminal if we had it: at once, or in a
+//! pipeline when it asks for it. It is started through a second instance of this program
+//! ([`stage`]), which arranges for what a parent cannot arrange without unsafe code: that the
+//! command gets SIGTERM should we die without a word, where that is wanted, and that it has the
+//! terminal before it runs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{at, never, select, unbounded, Receiver};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::unistd;
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{fstat, FileType};
 use rustix::io::Errno;
 use rustix::process::{
     getpgrp, getpid, getppid, kill_process, kill_process_group, set_child_subreaper,
-    set_parent_process_death_signal, test_kill_process_group, wait, Pid, Signal, WaitOptions,
+    set_dumpable_behavior, set_parent_process_death_signal, test_kill_process_group, wait,
+    DumpableBehavior, Pid, Signal, WaitOptions,
 };
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use signal_hook::consts::signal::{
-    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM,
-    SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
 };
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+use signal_hook::low_level::emulate_default_handler;
 
 /// The argument by which a program knows that it is to be the [`stage`].
 const STAGE: &str = "--exec-stage";
@@ -51,42 +57,8 @@ const SYSTEM_ERROR: i32 = 71;
 /// The signals that are passed on to the command, and that end a wait for the lock.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
-/// The other signals that would end us and are not a fault of our own: the command would be left behind.
-const ALSO_FATAL: [i32; 10] = [
-    SIGABRT,
-    SIGALRM,
-    SIGIO,
-    SIGPROF,
-    NixSignal::SIGPWR as i32,
-    SIGSYS,
-    SIGTRAP,
-    SIGVTALRM,
-    SIGXCPU,
-    SIGXFSZ,
-];
-
-/// So would the real-time signals. Before them are those of the C library, two or three, which it will not
-/// have caught.
-fn real_time() -> std::ops::RangeInclusive<i32> {
-    nix::libc::SIGRTMIN()..=64
-}
-
-/// The signals of a fault, which somebody may send, too. No handler can return from a fault of our own. So
-/// they are blocked, and a thread waits for them: it gets what was sent, and a fault ends us as ever.
-const FAULTS: &[NixSignal] = &[
-    NixSignal::SIGBUS,
-    NixSignal::SIGFPE,
-    NixSignal::SIGILL,
-    NixSignal::SIGSEGV,
-    #[cfg(not(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")))]
-    NixSignal::SIGSTKFLT,
-];
-
-fn ends_us(signal: i32) -> bool {
-    ALSO_FATAL.contains(&signal)
-        || real_time().contains(&signal)
-        || FAULTS.iter().any(|fault| *fault as i32 == signal)
-}
+/// Those of them that ask for the end.
+const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
 /// More than anybody waits, and less than an `Instant` can bear.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -94,9 +66,32 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// How often we look whether a process group is empty that is not ours to wait for.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
+/// Something that one thread tells another, which polls for it.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<OwnedFd>);
+
+impl Event {
+    /// Not set yet.
+    pub fn new() -> io::Result<Event> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Event(Arc::new(eventfd(0, flags)?)))
+    }
+
+    /// Sets it, until it is taken.
+    pub fn set(&self) {
+        // Fails only where the counter is full, and then it is set.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Whether it was set since it was last asked.
+    pub fn take(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
 /// The signals that have come. To be made before any other thread, on the main thread.
 pub struct SignalWatch {
-    signals: Receiver<i32>,
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
 }
 
 impl SignalWatch {
@@ -104,79 +99,106 @@ impl SignalWatch {
     ///
     /// # Errors
     ///
-    /// If the system will not let us, or no thread can be had.
+    /// If the system will not let us.
     pub fn new() -> io::Result<SignalWatch> {
-        let ignored = ignored_signals();
-        let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
-        let faults: SigSet = FAULTS
-            .iter()
-            .copied()
-            .filter(|fault| !is_ignored(*fault as i32))
-            .collect();
         // We take the terminal back while we are in the background. Blocked, SIGTTOU does not stop us.
         // What was blocked when we were started is not any more: the end of the command is a signal, too.
         // All threads to come inherit the mask, and the stage takes it off again.
-        let mut blocked = faults;
-        blocked.add(NixSignal::SIGTTOU);
-        blocked.thread_set_mask()?;
+        SigSet::from(NixSignal::SIGTTOU).thread_set_mask()?;
+        let ignored = ignored_signals();
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
-        caught.extend(ALSO_FATAL.into_iter().chain(real_time()));
         // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
         // would not if we caught it.
-        caught.retain(|signal| !is_ignored(*signal));
+        caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
         caught.extend([SIGCHLD, SIGCONT]);
-        let mut signals = Signals::new(caught)?;
-        let (sender, receiver) = unbounded();
-        let also_sender = sender.clone();
-        spawn("faults", move || {
-            while let Ok(fault) = faults.wait() {
-                if also_sender.send(fault as i32).is_err() {
-                    return;
-                }
-            }
-        })?;
-        spawn("signals", move || {
-            for signal in signals.forever() {
-                if sender.send(signal).is_err() {
-                    return;
-                }
-            }
-        })?;
-        Ok(SignalWatch { signals: receiver })
+        let (read, write) = UnixStream::pair()?;
+        let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, caught)?;
+        Ok(SignalWatch { delivery })
     }
 
-    /// Blocks until `event` has something, or until a signal says to give up.
+    /// Blocks until `event` is set, or until a signal says to give up. Reaps meanwhile what process
+    /// 1 has to reap.
     ///
     /// # Errors
     ///
     /// The signal.
-    pub fn wait_for<T>(&self, event: &Receiver<T>) -> Result<T, i32> {
+    pub fn wait_for(&mut self, event: &Event) -> Result<(), Killed> {
         loop {
-            select! {
-                recv(event) -> value => match value {
-                    Ok(value) => return Ok(value),
-                    Err(_) => panic!("the event's other end is gone"),
-                },
-                recv(self.signals) -> signal => match signal {
-                    Ok(signal) if PASSED_ON.contains(&signal) || ends_us(signal) => return Err(signal),
-                    Ok(SIGTSTP) if somebody_can_continue_us() => {
+            while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+            for signal in self.next(&[event], None) {
+                match signal {
+                    SIGTSTP if somebody_can_continue_us() => {
                         let _ = kill_process(getpid(), Signal::STOP);
                     }
+                    signal if PASSED_ON.contains(&signal) => {
+                        return Err(Killed {
+                            signal,
+                            keyboard: Keyboard::Ours,
+                        });
+                    }
                     _ => {}
-                },
+                }
+            }
+            if event.take() {
+                return Ok(());
             }
         }
     }
+
+    /// Sleeps until one of the events is set, until an instant, or until a signal comes, and gives
+    /// the signals that have come.
+    fn next(&mut self, events: &[&Event], until: Option<Instant>) -> Vec<i32> {
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let events = events.iter().map(|event| &*event.0);
+        let mut watched: Vec<PollFd<'_>> = events
+            .map(|event| PollFd::new(event, PollFlags::IN))
+            .collect();
+        watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
+        // An interrupted poll is one that a signal has ended.
+        let _ = poll(&mut watched, timeout.as_ref());
+        self.delivery.pending().collect()
+    }
 }
 
-/// Starts a thread that does next to nothing.
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new()
-        .name(name.into())
-        .stack_size(64 * 1024)
-        .spawn(work)?;
-    Ok(())
+/// The end of the command, or of the wait for its lock, by a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Killed {
+    signal: i32,
+    keyboard: Keyboard,
+}
+
+/// To whom the terminal belonged when a signal came that may have been typed there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keyboard {
+    /// To our process group, which has seen what we have seen.
+    Ours,
+    /// To the command's, and ours has not seen the key.
+    Lent,
+}
+
+impl Killed {
+    /// Ends this process by the same signal, if it is one that is passed on: a shell that ran it
+    /// can tell that from an exit, and ends its loop or its script after Ctrl-C. To be called after
+    /// all else is done. Gives the exit status that says the same where the process goes on.
+    pub fn follow(self) -> u8 {
+        let typed = [(SIGINT, Signal::INT), (SIGQUIT, Signal::QUIT)];
+        let typed = typed.iter().find(|(number, _)| *number == self.signal);
+        if let (Some((_, signal)), Keyboard::Lent, Some(group)) =
+            (typed, self.keyboard, our_group())
+        {
+            // The script that we are in, or the rest of our pipeline.
+            let _ = kill_process_group(group, *signal);
+        }
+        // No signal that process 1 sends itself ends it.
+        if PASSED_ON.contains(&self.signal) && getpid() != Pid::INIT {
+            // If there is a core to be seen, it is the command's.
+            let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+            let _ = emulate_default_handler(self.signal);
+        }
+        u8::try_from(128 + self.signal).unwrap_or(u8::MAX)
+    }
 }
 
 /// The signals that we ignored when we started: bit N - 1 stands for signal N. None if /proc cannot tell.
@@ -256,62 +278,79 @@ pub enum Orphan {
 /// How a command under a lock has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this exit status; 128 + N if a signal N killed it.
+    /// By itself, with this exit status.
     Exited(i32),
+    /// By a signal.
+    Killed(Killed),
     /// By us, since the lock was lost.
     Lost,
 }
 
+/// The lock that a command runs under, as far as the loop that waits for the command has to know.
+pub struct HeldLock<'a> {
+    /// Set when it is lost.
+    pub lost: &'a Event,
+    /// Set when it was found to be held after a look.
+    pub confirmed: &'a Event,
+    /// Looks whether it is still held, without blocking. One of the events is set then, or later.
+    pub look: &'a dyn Fn(),
+}
+
 /// Runs the job to its end, and sees to it that no process of its group outlives that. To be called on
-/// the main thread. `lost` says when the lock is lost; `still_held` asks the server after we were stopped.
+/// the main thread.
 ///
 /// # Errors
 ///
 /// If the job could not be started.
-pub fn run(
-    job: &Job<'_>,
-    signals: &SignalWatch,
-    lost: &Receiver<()>,
-    still_held: impl Fn() -> bool,
-) -> io::Result<Ended> {
+pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<Ended> {
     // What the command leaves behind in its group becomes our child, so that we learn of its end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
-    let has_terminal = terminal.as_ref().is_some_and(Terminal::is_ours);
+    let lending = Lending::by_the_streams();
+    let has_terminal =
+        lending == Lending::Unasked && terminal.as_ref().is_some_and(Terminal::is_ours);
     let leader = start(job, has_terminal)?;
     let mut group = Group {
         leader,
         terminal,
+        lending,
+        lock,
         kill_after: job.kill_after,
         status: None,
+        keyboard: Keyboard::Ours,
+        passed_on: None,
+        is_resuming: false,
         is_lost: false,
-        ended_by: None,
         kill_at: None,
         is_killed: false,
     };
-    let mut lost = Some(lost);
     loop {
-        group.reap(&still_held);
+        group.reap();
         if let Some(ended) = group.ended() {
             return Ok(ended);
         }
-        let wake_at = group.next_look().map_or_else(never, at);
-        let no_loss = never();
-        select! {
-            recv(signals.signals) -> signal => match signal {
-                Ok(signal) if PASSED_ON.contains(&signal) || signal == SIGTSTP => group.pass_on(signal),
-                Ok(signal) if ends_us(signal) => {
-                    group.ended_by.get_or_insert(signal);
-                    group.end_it();
-                }
-                _ => {}
-            },
-            recv(lost.unwrap_or(&no_loss)) -> _ => {
-                lost = None;
-                group.lose();
-            }
-            recv(wake_at) -> _ => group.kill_if_due(),
+        for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
+            group.hear(signal);
         }
+        if lock.lost.take() {
+            group.lose();
+        }
+        if lock.confirmed.take() {
+            group.resume();
+        }
+        group.kill_if_due();
+    }
+}
+
+/// Looks whether a command can be started at all, before anybody waits for its lock.
+///
+/// # Errors
+///
+/// If the program has no second instance to start, since /proc is not mounted.
+pub fn check_proc() -> Result<(), String> {
+    match fs::metadata(THIS_PROGRAM) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::escape::reason(&error))),
     }
 }
 
@@ -429,35 +468,70 @@ impl Terminal {
     }
 }
 
+/// When the command gets the terminal, if we have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lending {
+    /// Before it runs.
+    Unasked,
+    /// Once it has stopped for want of it.
+    OnDemand,
+}
+
+impl Lending {
+    /// In a pipeline another program may read the terminal: a pager behind the command, for
+    /// instance. That would stop, and the whole job with it, if the command had the terminal.
+    fn by_the_streams() -> Lending {
+        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+        let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
+            .into_iter()
+            .filter_map(|stream| fstat(stream).ok())
+            .map(|stat| FileType::from_raw_mode(stat.st_mode))
+            .any(|kind| matches!(kind, FileType::Fifo | FileType::Socket));
+        match is_in_a_pipeline {
+            true => Lending::OnDemand,
+            false => Lending::Unasked,
+        }
+    }
+}
+
 /// The command's process group, while any of it is left.
-struct Group {
+struct Group<'a> {
     /// The command itself; also the group's number.
     leader: Pid,
     terminal: Option<Terminal>,
+    lending: Lending,
+    lock: &'a HeldLock<'a>,
     kill_after: Duration,
     /// How the command ended.
     status: Option<ExitStatus>,
+    /// Whose the terminal was when it ended.
+    keyboard: Keyboard,
+    /// The signal that was passed on last.
+    passed_on: Option<i32>,
+    /// Whether it is stopped and we are not, since we look whether the lock is still held.
+    is_resuming: bool,
     is_lost: bool,
-    /// The signal that ended us, but for the command that has to end first.
-    ended_by: Option<i32>,
     /// When patience is over, once the group was told to end.
     kill_at: Option<Instant>,
     is_killed: bool,
 }
 
-impl Group {
+impl Group<'_> {
     /// Takes note of every child that has ended or stopped. As a subreaper, and as process 1, we have
     /// children that we did not start.
-    fn reap(&mut self, still_held: &impl Fn() -> bool) {
+    fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.leader {
                 continue;
             }
             if let Some(stopped_by) = status.stopping_signal() {
-                self.stop_with_it(stopped_by, still_held);
+                self.stop_with_it(stopped_by);
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
                 if let Some(terminal) = &self.terminal {
+                    if terminal.is_of(self.leader) {
+                        self.keyboard = Keyboard::Lent;
+                    }
                     terminal.take_back_from(self.leader);
                 }
             }
@@ -465,7 +539,7 @@ impl Group {
     }
 
     /// The command has stopped: so do we, and when we go on, it does so only if the lock is still ours.
-    fn stop_with_it(&mut self, stopped_by: i32, still_held: &impl Fn() -> bool) {
+    fn stop_with_it(&mut self, stopped_by: i32) {
         if self.kill_at.is_some() {
             // Told to end, it shall not sleep over it.
             self.signal(Signal::CONT);
@@ -486,14 +560,38 @@ impl Group {
             self.signal(Signal::CONT);
             return;
         }
+        self.stop_and_look(is_job_control);
+    }
+
+    /// Stops us, and looks whether the lock is still held when somebody has continued us, who knows
+    /// how much later.
+    fn stop_and_look(&mut self, is_job_control: bool) {
+        // What was found before the stop says nothing about the time after it.
+        self.lock.confirmed.take();
         self.stop_ourselves(is_job_control);
-        // Somebody has continued us, who knows how much later.
-        if !still_held() {
-            self.lose();
-            return;
+        self.is_resuming = true;
+        (self.lock.look)();
+    }
+
+    /// The lock is held: a command that was stopped can go on.
+    fn resume(&mut self) {
+        if self.is_resuming && self.kill_at.is_none() {
+            self.is_resuming = false;
+            if self.lending == Lending::Unasked {
+                self.lend_terminal();
+            }
+            self.signal(Signal::CONT);
         }
-        self.lend_terminal();
-        self.signal(Signal::CONT);
+    }
+
+    fn hear(&mut self, signal: i32) {
+        match signal {
+            // We may have been stopped for longer than the lease.
+            SIGCONT => (self.lock.look)(),
+            SIGTSTP if self.is_resuming && somebody_can_continue_us() => self.stop_and_look(true),
+            SIGCHLD => {}
+            _ => self.pass_on(signal),
+        }
     }
 
     fn stop_ourselves(&self, is_job_control: bool) {
@@ -521,9 +619,14 @@ impl Group {
             .is_some_and(|terminal| terminal.is_ours() && terminal.give_to(self.leader))
     }
 
-    fn pass_on(&self, signal: i32) {
-        if let Some(signal) = Signal::from_named_raw(signal) {
-            self.signal(signal);
+    fn pass_on(&mut self, signal: i32) {
+        self.passed_on = Some(signal);
+        if let Some(named) = Signal::from_named_raw(signal) {
+            self.signal(named);
+        }
+        if self.is_resuming && ENDING.contains(&signal) {
+            // It must not go on with anything else: nobody knows whether the lock is still held.
+            self.end_it();
         }
     }
 
@@ -542,10 +645,10 @@ impl Group {
     }
 
     fn kill_if_due(&mut self) {
-        if self
+        let is_due = self
             .kill_at
-            .is_some_and(|kill_at| kill_at <= Instant::now())
-        {
+            .is_some_and(|kill_at| kill_at <= Instant::now());
+        if is_due && !self.is_killed {
             self.signal(Signal::KILL);
             self.is_killed = true;
         }
@@ -569,25 +672,25 @@ impl Group {
         if self.is_lost {
             return Some(Ended::Lost);
         }
-        if let Some(signal) = self.ended_by {
-            return Some(Ended::Exited(128 + signal));
-        }
-        let code = status
-            .code()
-            .or_else(|| status.signal().map(|signal| 128 + signal));
-        Some(Ended::Exited(code.unwrap_or(SYSTEM_ERROR)))
+        Some(match status.signal() {
+            // What we had and have passed on was not typed.
+            Some(signal) if self.passed_on == Some(signal) => Ended::Killed(Killed {
+                signal,
+                keyboard: Keyboard::Ours,
+            }),
+            Some(signal) => Ended::Killed(Killed {
+                signal,
+                keyboard: self.keyboard,
+            }),
+            None => Ended::Exited(status.code().unwrap_or(SYSTEM_ERROR)),
+        })
     }
 
     /// When to look again without a signal: for the kill, and for the end of what is not our child.
     fn next_look(&self) -> Option<Instant> {
-        let kill_at = self.kill_at?;
-        let soon = Instant::now() + GROUP_POLL;
-        // A kill that is over is no reason not to sleep.
-        Some(if self.is_killed {
-            soon
-        } else {
-            kill_at.min(soon)
-        })
+        let kill_at = self.kill_at.filter(|_| !self.is_killed);
+        let soon = self.status.map(|_| Instant::now() + GROUP_POLL);
+        kill_at.into_iter().chain(soon).min()
     }
 
     fn signal(&self, signal: Signal) {

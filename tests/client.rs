@@ -128,6 +128,34 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended() {
 }
 
 #[test]
+fn a_silent_server_is_told_before_the_lock_counts_as_lost() {
+    let daemon = Daemon::start(&[]);
+    let lease = Duration::from_secs(6);
+    let lock = client(&daemon);
+    let guard = lock.lock("k").lease(lease).acquire().expect("free");
+    let (sender, told) = mpsc::channel();
+    let told_of = |number: u32| {
+        let sender = sender.clone();
+        move || sender.send((number, Instant::now())).expect("a listener")
+    };
+    assert!(!guard.on_silence(Duration::from_millis(3001), told_of(1)));
+    assert!(guard.on_silence(Duration::from_secs(1), told_of(2)));
+    // It would be told after 3.5 seconds.
+    thread::sleep(Duration::from_secs(4));
+    assert!(told.try_recv().is_err(), "the server answers");
+    let (lost, losses) = mpsc::channel();
+    guard.on_lost(move |_| lost.send(Instant::now()).expect("a listener"));
+    daemon.signal(Signal::STOP);
+    let (number, told_at) = told.recv_timeout(PATIENCE).expect("told");
+    let lost_at = losses.recv_timeout(PATIENCE).expect("lost");
+    daemon.signal(Signal::CONT);
+    assert_eq!(number, 2);
+    let lead = lost_at - told_at;
+    assert!(lead > Duration::from_millis(500), "{lead:?}");
+    assert!(told.try_recv().is_err(), "told once");
+}
+
+#[test]
 fn a_token_that_was_released_elsewhere_is_a_loss_at_the_next_renewal() {
     let daemon = Daemon::start(&[]);
     let guard = client(&daemon)

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use support::latch::{is_held, PROGRAM};
-use support::{eventually, installed, stat_of, Daemon, PATIENCE};
+use support::{eventually, installed, stat_of, Daemon, Signal, PATIENCE};
 
 /// Shells with job control, and the Debian package of each.
 const SHELLS: [(&[&str], &str); 2] = [
@@ -197,6 +197,96 @@ fn the_command_reads_the_terminal_and_ctrl_d_and_ctrl_c_are_for_it() {
         terminal.press(CTRL_C);
         terminal.expect(PROMPT);
         terminal.expect_status(130);
+        free(daemon);
+    });
+}
+
+#[test]
+fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
+    at_each_shell(|daemon, mut terminal| {
+        let rounds =
+            format!("for i in 1 2 3; do $LATCH run k -- {SAY}; echo after:$((i * 7)); done");
+        for job in [
+            rounds.clone(),
+            format!("bash -c '{rounds}; echo after:$((7 * 7))'"),
+            format!("dash -c '{rounds}; echo after:$((7 * 7))'"),
+            format!("bash -c '{rounds}; echo after:$((7 * 7))' | cat"),
+        ] {
+            terminal.enter(&job);
+            terminal.enter("one");
+            terminal.expect("got:one");
+            terminal.press(CTRL_D);
+            terminal.expect("after:7");
+            terminal.enter("two");
+            terminal.expect("got:two");
+            let before = terminal.screen().len();
+            terminal.press(CTRL_C);
+            terminal.expect(PROMPT);
+            free(daemon);
+            terminal.say("$?");
+            let screen = terminal.screen();
+            assert!(!screen[before..].contains("after:"), "{job}: {screen}");
+        }
+    });
+}
+
+#[test]
+fn a_signal_from_elsewhere_ends_no_script_around_latch() {
+    at_each_shell(|_, mut terminal| {
+        let script = "$LATCH run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
+                      echo after:$((6 * 7))";
+        terminal.enter(&format!("bash -c '{script}'"));
+        terminal.enter("go on");
+        terminal.expect("after:42");
+        terminal.expect(PROMPT);
+    });
+}
+
+#[test]
+fn ctrl_c_at_fg_is_heard_although_the_server_is_silent() {
+    at_each_shell(|daemon, mut terminal| {
+        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        daemon.signal(Signal::STOP);
+        terminal.enter("fg");
+        terminal.expect("run k");
+        thread::sleep(Duration::from_millis(300)); // dash says what it continues before it does
+        let pressed_at = Instant::now();
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        let heard_after = pressed_at.elapsed();
+        daemon.signal(Signal::CONT);
+        terminal.expect_status(130);
+        println!("heard after {heard_after:?}");
+        assert!(heard_after < Duration::from_secs(6), "{heard_after:?}");
+        free(daemon);
+    });
+}
+
+#[test]
+fn the_rest_of_a_pipeline_can_read_the_terminal() {
+    at_each_shell(|daemon, mut terminal| {
+        // As a pager does, after the command has started.
+        let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
+        for pipeline in [
+            format!("$LATCH run k -- sh -c 'echo x; sleep 2' | sh -c '{reader}'"),
+            format!("sh -c '{reader}' | $LATCH run k -- cat"),
+        ] {
+            terminal.enter(&pipeline);
+            eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+            terminal.enter("hello");
+            terminal.expect("got:hello");
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+        }
+        terminal.enter("$LATCH run k -- sleep 60 | cat");
+        eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
         free(daemon);
     });
 }

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
+use support::latch::shell_status;
 use support::limited::copy_program;
 use support::{eventually, installed, stat_of, PATIENCE};
 
@@ -186,11 +187,11 @@ fn finish(command: &mut Command) -> Output {
     let mut child = command.spawn().expect("it starts");
     let code = wait(&mut child);
     let output = child.wait_with_output().expect("its output");
-    assert_eq!(output.status.code(), code);
+    assert_eq!(shell_status(output.status), code);
     output
 }
 
-/// The exit status of a child, in bounded time.
+/// The exit status of a child as a shell has it, in bounded time.
 fn wait(child: &mut Child) -> Option<i32> {
     wait_for(child, PATIENCE)
 }
@@ -199,7 +200,7 @@ fn wait_for(child: &mut Child, patience: Duration) -> Option<i32> {
     let deadline = Instant::now() + patience;
     loop {
         if let Some(status) = child.try_wait().expect("a child") {
-            return status.code();
+            return shell_status(status);
         }
         if Instant::now() > deadline {
             let _ = child.kill();
@@ -1684,6 +1685,27 @@ fn a_signal_while_waiting_leaves_nothing_behind() {
         let mut child = place.waiting(&["run", "f", "--", "touch", "ran"]);
         signal(&child, sent);
         assert_eq!(wait(&mut child), Some(expected), "{sent:?}");
+        assert_eq!(place.names(), ["f"]);
+    }
+}
+
+#[test]
+fn it_dies_of_the_signal_that_ends_its_wait_or_its_command() {
+    for sent in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::HUP] {
+        let place = Place::new();
+        let (mut child, _) = place.started(&[], "ulimit -c 0; exec sleep 60");
+        signal(&child, sent);
+        wait(&mut child);
+        let status = child.wait().expect("it has ended");
+        assert_eq!(status.signal(), Some(sent.as_raw()), "{sent:?}");
+        place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+        for arguments in [&["run", "f", "--", "true"][..], &["acquire", "f"]] {
+            let mut child = place.waiting(arguments);
+            signal(&child, sent);
+            wait(&mut child);
+            let status = child.wait().expect("it has ended");
+            assert_eq!(status.signal(), Some(sent.as_raw()), "{sent:?}");
+        }
         assert_eq!(place.names(), ["f"]);
     }
 }

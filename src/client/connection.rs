@@ -310,22 +310,42 @@ impl Connection {
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn renew(&mut self, key: &str, terms: Terms, token: Token) -> Result<Duration, Error> {
-        self.renew_within(key, terms, token, self.reply_timeout)
+        self.send_renewal(key, terms, token, self.reply_timeout)?;
+        let reply = self.receive(Some(self.reply_timeout));
+        let reply = self.unless_closed(reply)?;
+        self.renewed(&reply)
     }
 
-    pub(super) fn renew_within(
+    /// Sends what [`Connection::renew`] sends, for at most `within`. The reply is still to come.
+    pub(super) fn send_renewal(
         &mut self,
         key: &str,
         terms: Terms,
         token: Token,
         within: Duration,
-    ) -> Result<Duration, Error> {
+    ) -> Result<(), Error> {
+        check_key(key)?;
         let command = if terms.limit.is_none() { "n" } else { "sn" };
-        let argument = format!("{token}{}", terms.lease_argument()?);
-        let reply = self.request(command, key, &argument, Some(within))?;
+        let request = format!("{command}\n{key}\n{token}{}\n", terms.lease_argument()?);
+        let sent = self.send(request.as_bytes(), Some(within));
+        self.unless_closed(sent)
+    }
+
+    /// What the server says to a renewal that was sent, as far as it has come: `None` if not all of
+    /// it has. To be asked when the socket is readable.
+    pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
+        let read = self.read_within(Duration::ZERO);
+        let line = read.and_then(|()| self.take_line(0));
+        match self.unless_closed(line)? {
+            Some(reply) => self.renewed(&reply).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn renewed(&mut self, reply: &str) -> Result<Duration, Error> {
         match reply.strip_prefix("ok ").and_then(parse_lease) {
             Some(lease) => Ok(lease),
-            None => Err(self.refusal(&reply)),
+            None => Err(self.refusal(reply)),
         }
     }
 
@@ -362,14 +382,21 @@ impl Connection {
         within: Option<Duration>,
     ) -> Result<String, Error> {
         check_key(key)?;
-        let reply = self.exchange(format!("{command}\n{key}\n{argument}\n").as_bytes(), within);
-        if reply.is_err() {
-            self.close();
-        }
-        reply
+        let request = format!("{command}\n{key}\n{argument}\n");
+        let sent = self.send(request.as_bytes(), within);
+        let reply = sent.and_then(|()| self.receive(within));
+        self.unless_closed(reply)
     }
 
-    fn exchange(&mut self, request: &[u8], within: Option<Duration>) -> Result<String, Error> {
+    /// Closes the connection if an exchange has failed.
+    fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if result.is_err() {
+            self.close();
+        }
+        result
+    }
+
+    fn send(&mut self, request: &[u8], within: Option<Duration>) -> Result<(), Error> {
         let stream = self.stream.as_ref().ok_or(Error::Closed)?;
         if !self.buffer.is_empty() {
             // Nobody asked for that: we are out of step.
@@ -377,41 +404,60 @@ impl Connection {
         }
         let write_timeout = Some(within.unwrap_or(self.reply_timeout).min(self.reply_timeout));
         match stream.write_within(request, write_timeout) {
-            Ok(()) => {}
             // A server that has refused us and left may have said why before it went.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(Error::NoReply),
-            Err(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Error::NoReply),
+            _ => Ok(()),
         }
+    }
+
+    fn receive(&mut self, within: Option<Duration>) -> Result<String, Error> {
         let deadline = within.and_then(|within| Instant::now().checked_add(within));
         // What has been looked at is not looked at again: a reply can be long.
         let mut seen = 0;
         loop {
-            let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
-            if let Some(end) = end.map(|end| seen + end) {
-                let rest = self.buffer.split_off(end + 1);
-                let mut line = std::mem::replace(&mut self.buffer, rest);
-                line.truncate(end);
-                let line = String::from_utf8(line);
-                return line.map_err(|error| Error::BadReply(error.to_string()));
+            if let Some(line) = self.take_line(seen)? {
+                return Ok(line);
             }
             seen = self.buffer.len();
-            if seen > MAX_REPLY_LEN {
-                return Err(Error::BadReply("more than a reply can be".into()));
-            }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Err(Error::NoReply);
             }
             // Without a deadline the keepalive is what notices that the server has vanished.
-            stream.set_read_timeout(left.unwrap_or(Duration::from_secs(3600)))?;
-            let mut chunk = [0; 4096];
-            match (&mut &*stream).read(&mut chunk) {
-                Ok(0) => return Err(Error::Closed),
-                Ok(len) => self.buffer.extend(&chunk[..len]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
-                Err(error) => return Err(error.into()),
-            }
+            self.read_within(left.unwrap_or(Duration::from_secs(3600)))?;
         }
+    }
+
+    /// Takes the next line out of what was read, if it is complete; its end is not among the first
+    /// `seen` bytes.
+    fn take_line(&mut self, seen: usize) -> Result<Option<String>, Error> {
+        let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = end.map(|end| seen + end) else {
+            if self.buffer.len() > MAX_REPLY_LEN {
+                return Err(Error::BadReply("more than a reply can be".into()));
+            }
+            return Ok(None);
+        };
+        let rest = self.buffer.split_off(end + 1);
+        let mut line = std::mem::replace(&mut self.buffer, rest);
+        line.truncate(end);
+        let line = String::from_utf8(line);
+        line.map(Some)
+            .map_err(|error| Error::BadReply(error.to_string()))
+    }
+
+    /// Reads what comes next, for at most about `time`.
+    fn read_within(&mut self, time: Duration) -> Result<(), Error> {
+        let stream = self.stream.as_ref().ok_or(Error::Closed)?;
+        stream.set_read_timeout(time)?;
+        let mut chunk = [0; 4096];
+        match (&mut &*stream).read(&mut chunk) {
+            Ok(0) => return Err(Error::Closed),
+            Ok(len) => self.buffer.extend(&chunk[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     fn expect_ok(

@@ -5,20 +5,24 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded, Receiver, Sender};
 use parking_lot::Mutex;
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 
 use super::connection::{Connection, Grant, Terms, Token};
 use super::error::Error;
+use super::moment::{Alarm, Moment};
 
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
 const SHORT_LEASE: Duration = Duration::from_secs(6);
 
 /// The longest time by which we give a lease up before the server can.
 const MAX_MARGIN: Duration = Duration::from_secs(2);
+
+/// The least time that a server has for its answer before it counts as silent.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// A keeper needs little.
 const STACK_LEN: usize = 128 * 1024;
@@ -89,16 +93,27 @@ struct Shared {
 
 struct Hold {
     /// Until when the lock is certainly ours.
-    deadline: Instant,
+    deadline: Moment,
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
+    on_silence: Option<OnSilence>,
+}
+
+/// What is to be told of a silent server.
+struct OnSilence {
+    /// How long before the deadline.
+    lead: Duration,
+    callback: Box<dyn FnOnce() + Send>,
 }
 
 /// What the guard asks of its keeper.
 enum Order {
     Release(Sender<Result<(), Error>>),
-    Renew(Sender<bool>),
+    Renew(Answer),
 }
+
+/// What is called with the outcome of a renewal; dropped if the lock is lost.
+type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
     /// Takes charge of a grant whose lease began at `sent_at` or later. `terms` names the lease that
@@ -112,13 +127,14 @@ impl Guard {
         key: &str,
         terms: Terms,
         grant: Grant,
-        sent_at: Instant,
+        sent_at: Moment,
     ) -> Result<Guard, Error> {
         let shared = Arc::new(Shared {
             hold: Mutex::new(Hold {
                 deadline: deadline_of(sent_at, grant.lease),
                 loss: None,
                 on_lost: None,
+                on_silence: None,
             }),
         });
         // Each ring is heard once, so that orders that come together are all carried out.
@@ -131,10 +147,15 @@ impl Guard {
             terms,
             token: grant.token,
             lease: grant.lease,
-            renew_at: sent_at + renewal_interval(grant),
+            counted_from: sent_at,
+            sent_at: None,
+            asking: Vec::new(),
+            answering: Vec::new(),
+            releasing: None,
             shared: Arc::clone(&shared),
             inbox,
             bell: Arc::clone(&bell),
+            alarm: Alarm::new()?,
         };
         let keeper = thread::Builder::new()
             .name("keeper".into())
@@ -164,7 +185,7 @@ impl Guard {
     /// Whether the lock is certainly ours at this moment. Does not block.
     pub fn is_held(&self) -> bool {
         let hold = self.shared.hold.lock();
-        hold.loss.is_none() && Instant::now() < hold.deadline
+        hold.loss.is_none() && Moment::now() < hold.deadline
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
@@ -191,13 +212,40 @@ impl Guard {
         }
     }
 
+    /// Has `callback` called once, on the keeper's thread, when the server leaves a renewal
+    /// unanswered and `lead` is all that is left until the lock counts as lost: what the lock
+    /// protects can be brought to an end in that time. It replaces an earlier callback. Does not
+    /// block.
+    ///
+    /// The lease is renewed sooner from now on, at half of the time that the server has until then.
+    /// Gives false, and calls nothing, if `lead` is more than half of the lease.
+    pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
+        let silence = fits(lead, self.grant.lease).then(|| OnSilence {
+            lead,
+            callback: Box::new(callback),
+        });
+        let is_fit = silence.is_some();
+        let earlier = std::mem::replace(&mut self.shared.hold.lock().on_silence, silence);
+        // What it holds may ask this guard when it is dropped.
+        drop(earlier);
+        self.ring();
+        is_fit
+    }
+
     /// Renews now, and says whether the lock is still ours. Blocks for the server's answer, but not
-    /// beyond the end of the lease. For whoever has been stopped or suspended and does not know for how
-    /// long.
+    /// beyond the end of the lease.
     pub fn renew(&self) -> bool {
         let (answer, answered) = bounded(1);
-        self.give(Order::Renew(answer));
+        self.renew_and(move |is_held| {
+            let _ = answer.send(is_held);
+        });
         answered.recv().unwrap_or(false) && self.is_held()
+    }
+
+    /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
+    /// ours; it is dropped uncalled if the lock is lost. Does not block.
+    pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
+        self.give(Order::Renew(Box::new(answer)));
     }
 
     /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply timeout
@@ -219,6 +267,11 @@ impl Guard {
     fn give(&self, order: Order) {
         // A keeper that is gone has dropped its inbox; the order's sender goes with it.
         let _ = self.orders.send(order);
+        self.ring();
+    }
+
+    /// Wakes the keeper.
+    fn ring(&self) {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -236,8 +289,10 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.keeper.is_some() {
             // Nobody is told about a loss that a release has made pointless.
-            let callback = self.shared.hold.lock().on_lost.take();
-            drop(callback);
+            let mut hold = self.shared.hold.lock();
+            let callbacks = (hold.on_lost.take(), hold.on_silence.take());
+            drop(hold);
+            drop(callbacks);
             let (answer, _) = bounded(1);
             self.give(Order::Release(answer));
             self.join();
@@ -258,47 +313,41 @@ struct Keeper {
     terms: Terms,
     token: Token,
     lease: Duration,
-    renew_at: Instant,
+    /// When the renewal was sent from which the lease is counted.
+    counted_from: Moment,
+    /// When the renewal was sent that is not answered yet.
+    sent_at: Option<Moment>,
+    /// Called with the outcome of the next renewal.
+    asking: Vec<Answer>,
+    /// Called with the outcome of the renewal that was sent.
+    answering: Vec<Answer>,
+    /// Gets the outcome of the release that was ordered.
+    releasing: Option<Sender<Result<(), Error>>>,
     shared: Arc<Shared>,
     inbox: Receiver<Order>,
     bell: Arc<OwnedFd>,
+    alarm: Alarm,
 }
 
-/// What the keeper woke up for.
-enum Wake {
-    Order,
-    ServerSpoke,
-    Time,
+/// Whether a keeper goes on.
+enum Step {
+    On,
+    Released,
 }
 
 impl Keeper {
     fn keep(mut self) {
         let loss = loop {
-            let kept = match self.sleep() {
-                Wake::Order => match self.inbox.try_recv() {
-                    Ok(Order::Release(answer)) => {
-                        let released = self.connection.release(&self.key, self.terms, self.token);
-                        let _ = answer.send(released);
-                        return;
-                    }
-                    Ok(Order::Renew(answer)) => {
-                        let renewed = self.renew();
-                        let _ = answer.send(renewed.is_ok());
-                        renewed
-                    }
-                    Err(_) => Ok(()),
-                },
-                // Nobody asked: it is the end of the stream, or an error on the way to it.
-                Wake::ServerSpoke => Err(Loss::Closed),
-                Wake::Time => self.renew(),
-            };
-            if let Err(loss) = kept {
-                break loss;
+            match self.step() {
+                Ok(Step::On) => {}
+                Ok(Step::Released) => return,
+                Err(loss) => break loss,
             }
         };
         self.connection.close();
         // Orders are answered no more; a callback that gives one would wait for ever.
         drop(self.inbox);
+        drop((self.asking, self.answering, self.releasing));
         let mut hold = self.shared.hold.lock();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
@@ -308,72 +357,155 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until it is time to renew, an order comes, or the server speaks unasked.
-    fn sleep(&self) -> Wake {
-        let Some(socket) = self.connection.socket() else {
-            return Wake::ServerSpoke;
-        };
-        let left = self.renew_at.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).ok();
+    /// Sleeps, and does what there is to do then.
+    fn step(&mut self) -> Result<Step, Loss> {
+        if self.sleep()? {
+            self.hear()?;
+        }
+        match self.inbox.try_recv() {
+            Ok(Order::Release(answer)) => self.releasing = Some(answer),
+            Ok(Order::Renew(answer)) => self.asking.push(answer),
+            Err(_) => {}
+        }
+        if self.sent_at.is_none() {
+            if let Some(answer) = self.releasing.take() {
+                let released = self.connection.release(&self.key, self.terms, self.token);
+                let _ = answer.send(released);
+                return Ok(Step::Released);
+            }
+        }
+        let now = Moment::now();
+        if now >= self.deadline() {
+            return Err(Loss::Deadline);
+        }
+        let is_due = !self.asking.is_empty() || now >= self.renew_at();
+        if self.sent_at.is_none() && is_due {
+            self.send(now)?;
+        }
+        if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
+            let silence = self.shared.hold.lock().on_silence.take();
+            if let Some(silence) = silence {
+                (silence.callback)();
+            }
+        }
+        Ok(Step::On)
+    }
+
+    /// Sleeps until there is something to do, and tells whether the server has spoken.
+    fn sleep(&self) -> Result<bool, Loss> {
+        let socket = self.connection.socket().ok_or(Loss::Closed)?;
+        let mut wake_at = self.deadline();
+        if self.sent_at.is_none() {
+            wake_at = wake_at.min(self.renew_at());
+        }
+        if let Some(silent_at) = self.silent_at() {
+            wake_at = wake_at.min(silent_at);
+        }
+        self.alarm.set(wake_at);
         let mut watched = [
             PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP),
             PollFd::new(&self.bell, PollFlags::IN),
+            PollFd::new(&self.alarm, PollFlags::IN),
         ];
-        // An interrupted or failed poll is an early wake-up: renewing early does no harm.
-        let _ = poll(&mut watched, timeout.as_ref());
-        let [server, bell] = watched.map(|watched| watched.revents());
+        // An interrupted or failed poll is an early wake-up, which does no harm.
+        let _ = poll(&mut watched, None);
+        let [server, bell, _] = watched.map(|watched| watched.revents());
         if !bell.is_empty() {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-            Wake::Order
-        } else if !server.is_empty() {
-            Wake::ServerSpoke
-        } else {
-            Wake::Time
         }
+        Ok(!server.is_empty())
     }
 
-    fn renew(&mut self) -> Result<(), Loss> {
-        let sent_at = Instant::now();
-        let deadline = self.shared.hold.lock().deadline;
-        let left = deadline.saturating_duration_since(sent_at);
-        if left.is_zero() {
-            return Err(Loss::Deadline);
+    fn deadline(&self) -> Moment {
+        deadline_of(self.counted_from, self.lease)
+    }
+
+    fn renew_at(&self) -> Moment {
+        let lead = self.lead().unwrap_or_default();
+        self.counted_from + renewal_interval(self.token, self.lease, lead)
+    }
+
+    /// When the silence of the server is to be told.
+    fn silent_at(&self) -> Option<Moment> {
+        let told_at = self.deadline() - self.lead()?;
+        // After a standstill of our own, the server has had no time yet.
+        self.sent_at
+            .map(|sent_at| told_at.max(sent_at + ANSWER_TIME))
+    }
+
+    /// How long before the deadline the silence of the server is to be told.
+    fn lead(&self) -> Option<Duration> {
+        let hold = self.shared.hold.lock();
+        let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
+        lead.filter(|lead| fits(*lead, self.lease))
+    }
+
+    fn send(&mut self, now: Moment) -> Result<(), Loss> {
+        let left = self.deadline().saturating_since(now);
+        self.answering.append(&mut self.asking);
+        self.sent_at = Some(now);
+        let (terms, token) = (self.terms, self.token);
+        self.connection
+            .send_renewal(&self.key, terms, token, left)
+            .map_err(loss_of)
+    }
+
+    fn hear(&mut self) -> Result<(), Loss> {
+        // Nobody asked: it is the end of the stream, or an error on the way to it.
+        let sent_at = self.sent_at.ok_or(Loss::Closed)?;
+        let Some(lease) = self.connection.renewal_reply().map_err(loss_of)? else {
+            return Ok(());
+        };
+        self.sent_at = None;
+        self.lease = lease;
+        self.counted_from = sent_at;
+        let deadline = self.deadline();
+        self.shared.hold.lock().deadline = deadline;
+        for answer in self.answering.drain(..) {
+            answer(Moment::now() < deadline);
         }
-        match self
-            .connection
-            .renew_within(&self.key, self.terms, self.token, left)
-        {
-            Ok(lease) => {
-                self.lease = lease;
-                self.shared.hold.lock().deadline = deadline_of(sent_at, lease);
-                self.renew_at = sent_at
-                    + renewal_interval(Grant {
-                        token: self.token,
-                        lease,
-                    });
-                Ok(())
-            }
-            Err(Error::NoReply) => Err(Loss::Deadline),
-            Err(Error::Closed | Error::Unreachable(_)) => Err(Loss::Closed),
-            Err(_) => Err(Loss::Refused),
-        }
+        Ok(())
+    }
+}
+
+/// What it means for the lock that a renewal came to nothing.
+fn loss_of(error: Error) -> Loss {
+    match error {
+        Error::NoReply => Loss::Deadline,
+        Error::Closed | Error::Unreachable(_) => Loss::Closed,
+        _ => Loss::Refused,
     }
 }
 
 /// Until when a lease that was asked for at `sent_at` is certainly ours.
-fn deadline_of(sent_at: Instant, lease: Duration) -> Instant {
-    sent_at + lease - MAX_MARGIN.min(lease / 4)
+fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
+    sent_at + (lease - margin_of(lease))
+}
+
+/// The time by which a lease is given up before the server can.
+fn margin_of(lease: Duration) -> Duration {
+    MAX_MARGIN.min(lease / 4)
+}
+
+/// Whether a lease leaves the server enough time for its answers if its silence is told so long
+/// before the deadline.
+fn fits(lead: Duration, lease: Duration) -> bool {
+    lead <= lease / 2
 }
 
 /// How long after one renewal the next is due: with some jitter, taken from the token, so that a
-/// thousand clients that started together do not renew together.
-fn renewal_interval(grant: Grant) -> Duration {
-    let base = if grant.lease <= SHORT_LEASE {
-        grant.lease / 3
+/// thousand clients that started together do not renew together. Half of the time that is left
+/// until silence is told is for the answer.
+fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
+    let mut base = if lease <= SHORT_LEASE {
+        lease / 3
     } else {
-        grant.lease / 2
+        lease / 2
     };
-    let jitter = u32::try_from(grant.token.fence() % 100).expect("below a hundred");
+    if !lead.is_zero() {
+        base = base.min((lease - margin_of(lease) - lead) / 2);
+    }
+    let jitter = u32::try_from(token.fence() % 100).expect("below a hundred");
     base - base / 1000 * jitter
 }
 
@@ -392,6 +524,7 @@ mod tests {
                     deadline: deadline_of(sent_at, lease),
                     loss: None,
                     on_lost: None,
+                    on_silence: None,
                 }),
             }),
             orders: unbounded().0,
@@ -399,10 +532,9 @@ mod tests {
             keeper: None,
             grant: Grant { token, lease },
         };
-        let now = Instant::now();
+        let now = Moment::now();
         assert!(guard(now).is_held());
-        let begun = now.checked_sub(Duration::from_secs(3));
-        assert!(!guard(begun.expect("the machine runs longer")).is_held());
+        assert!(!guard(now - Duration::from_secs(3)).is_held());
     }
 
     #[test]
@@ -411,10 +543,8 @@ mod tests {
             let mut intervals: Vec<Duration> = (0..100)
                 .map(|fence| {
                     let token = format!("{fence:016x}0123456789abcdef");
-                    renewal_interval(Grant {
-                        token: token.parse().expect("a token"),
-                        lease: Duration::from_secs(lease),
-                    })
+                    let token = token.parse().expect("a token");
+                    renewal_interval(token, Duration::from_secs(lease), Duration::ZERO)
                 })
                 .collect();
             let latest = Duration::from_secs_f64(latest);

@@ -30,14 +30,14 @@
 //! # Time
 //!
 //! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the server
-//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. Time is measured
-//! by the clock that stands still while the host is suspended; a holder that may have been suspended
-//! asks [`Guard::renew`].
+//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are measured
+//! by the clock that also counts the time for which the host is suspended.
 
 mod address;
 mod connection;
 mod error;
 mod guard;
+mod moment;
 
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ pub(crate) use connection::check_key;
 pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
 pub use error::Error;
 pub use guard::{Guard, Loss};
+use moment::Moment;
 
 /// One server, or several among which the keys are divided.
 ///
@@ -225,7 +226,7 @@ impl<'a> Lock<'a> {
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<Place, Error> {
         let mut connection = self.connect()?;
-        let sent_at = Instant::now();
+        let sent_at = Moment::now();
         let granted = match connection.enqueue(self.key, self.terms)? {
             Enqueued::Queued => None,
             Enqueued::Acquired(grant) => Some((grant, sent_at)),
@@ -247,8 +248,8 @@ impl<'a> Lock<'a> {
     fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
         let began = Instant::now();
         let mut connection = self.connect()?;
-        let asked_at = Instant::now();
-        let patience = patience.after(asked_at - began);
+        let patience = patience.after(began.elapsed());
+        let asked_at = Moment::now();
         let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
             return Ok(None);
         };
@@ -285,7 +286,7 @@ pub struct Place {
     connection: Connection,
     key: String,
     terms: Terms,
-    granted: Option<(Grant, Instant)>,
+    granted: Option<(Grant, Moment)>,
 }
 
 impl Place {
@@ -304,7 +305,7 @@ impl Place {
     /// refusal, or what can go wrong with a reply.
     pub fn wait(mut self, patience: Patience) -> Result<Option<Guard>, Error> {
         // The server starts the lease anew at the wait, also if the grant came before.
-        let asked_at = Instant::now();
+        let asked_at = Moment::now();
         match self.connection.wait(&self.key, self.terms, patience)? {
             None => Ok(None),
             Some(grant) => {
@@ -324,7 +325,7 @@ fn take_charge(
     key: &str,
     terms: Terms,
     mut grant: Grant,
-    asked_at: Instant,
+    asked_at: Moment,
 ) -> Result<Guard, Error> {
     // Renewals ask for the lease that was granted, not for the server's default.
     let terms = Terms {
@@ -333,7 +334,7 @@ fn take_charge(
     };
     let mut counted_from = asked_at;
     if asked_at.elapsed() >= grant.lease / 4 {
-        counted_from = Instant::now();
+        counted_from = Moment::now();
         match connection.renew(key, terms, grant.token) {
             Ok(lease) => grant.lease = lease,
             Err(Error::Refused) => return Err(Error::LeaseExpired),

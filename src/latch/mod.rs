@@ -19,10 +19,10 @@ use rustix::io::Errno;
 
 use crate::arguments::{self, Parsed};
 use crate::client::{
-    check_key, Client, Connection, Error, Guard, Lock, Patience, Settings, Terms, Token,
+    check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
 };
 use crate::escape::{escaped_json, reason, Escaped};
-use crate::run::{self, Ended, Job, Orphan, SignalWatch};
+use crate::run::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
@@ -70,7 +70,7 @@ impl Failure {
 
     fn say(&self) {
         if let Some(message) = &self.message {
-            let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+            complain(message);
         }
     }
 }
@@ -101,6 +101,11 @@ pub fn main() -> ExitCode {
 fn fail(failure: Failure) -> ExitCode {
     failure.say();
     ExitCode::from(failure.status)
+}
+
+/// Where nobody can hear that, the exit status still says it.
+fn complain(message: impl Display) {
+    let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
 }
 
 /// Prints, and says nothing if nobody reads it any more.
@@ -146,22 +151,19 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let client = client(options.reach())?;
-    let signals = SignalWatch::new().map_err(|error| {
-        Failure::new(
-            SYSTEM_ERROR,
-            format_args!("cannot catch signals: {}", reason(&error)),
-        )
-    })?;
+    run::check_proc().map_err(no_process)?;
+    let mut signals = SignalWatch::new().map_err(|error| no_signals(&error))?;
 
     let server = client.server_of(&options.key).to_string();
     let place = place_of(&client, &options.key);
     // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
-    let (sender, granted) = bounded(1);
-    let (key, timeout, lease, limit) = (
+    let granted = Event::new().map_err(|error| no_signals(&error))?;
+    let (key, timeout, lease, limit, done) = (
         options.key.clone(),
         options.timeout,
         options.lease,
         options.limit,
+        granted.clone(),
     );
     let waiting = thread::Builder::new()
         .name("waiting".into())
@@ -172,34 +174,82 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
                 Some(0) => lock.try_acquire(),
                 Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
             };
-            let _ = sender.send(guard);
+            done.set();
+            guard
         });
-    waiting.map_err(|error| {
+    let waiting = waiting.map_err(|error| {
         Failure::new(
             SYSTEM_ERROR,
             format_args!("cannot start a thread: {}", reason(&error)),
         )
     })?;
-    let guard = match signals.wait_for(&granted) {
-        Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
-        Ok(Err(error @ (Error::Unreachable(_) | Error::AuthFailed))) => {
+    if let Err(killed) = signals.wait_for(&granted) {
+        return Ok(killed.follow());
+    }
+    let guard = match waiting.join().expect("the thread does not panic") {
+        Err(error @ (Error::Unreachable(_) | Error::AuthFailed)) => {
             return Err(failure(shown(&server), &error));
         }
-        Ok(Err(error @ (Error::InvalidKey | Error::InvalidArgument(_)))) => {
+        Err(error @ (Error::InvalidKey | Error::InvalidArgument(_))) => {
             return Err(failure(shown(&options.key), &error));
         }
-        Ok(Err(error)) => return Err(failure(place, &error)),
-        Ok(Ok(None)) if busy_ok => return Ok(0),
-        Ok(Ok(None)) => {
+        Err(error) => return Err(failure(place, &error)),
+        Ok(None) if busy_ok => return Ok(0),
+        Ok(None) => {
             return Err(Failure::new(options.busy_status, busy(&place)));
         }
-        Ok(Ok(Some(guard))) => guard,
+        Ok(Some(guard)) => guard,
     };
+    run_under(guard, options, command, &mut signals)
+}
 
-    let (sender, lost) = bounded(1);
-    guard.on_lost(move |_| {
-        let _ = sender.send(());
-    });
+fn no_signals(error: &io::Error) -> Failure {
+    Failure::new(
+        SYSTEM_ERROR,
+        format_args!("cannot catch signals: {}", reason(error)),
+    )
+}
+
+fn no_process(why: impl Display) -> Failure {
+    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
+}
+
+/// Runs the command while the guard holds the lock, and gives it back.
+fn run_under(
+    guard: Guard,
+    options: &options::Run,
+    command: &[OsString],
+    signals: &mut SignalWatch,
+) -> Outcome {
+    let lost = Event::new().map_err(|error| no_signals(&error))?;
+    let confirmed = Event::new().map_err(|error| no_signals(&error))?;
+    let told = lost.clone();
+    guard.on_lost(move |_| told.set());
+    let kill_after = Duration::from_secs(options.kill_after);
+    let told = lost.clone();
+    // A command that ignores SIGTERM is killed before the lock can be another's.
+    if !guard.on_silence(kill_after, move || told.set()) {
+        complain(format_args!(
+            "{}: the lease of {} s is less than twice --kill-after, {} s: a command that ignores \
+             SIGTERM may outlast it",
+            shown(&options.key),
+            guard.lease().as_secs(),
+            options.kill_after
+        ));
+    }
+    let look = || {
+        let confirmed = confirmed.clone();
+        guard.renew_and(move |is_held| {
+            if is_held {
+                confirmed.set();
+            }
+        });
+    };
+    let held = HeldLock {
+        lost: &lost,
+        confirmed: &confirmed,
+        look: &look,
+    };
     let job = Job {
         command,
         environment: &[
@@ -207,43 +257,55 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
             ("LATCH_TOKEN", guard.token().to_string().into()),
             ("LATCH_FENCE", guard.token().fence().to_string().into()),
         ],
-        kill_after: Duration::from_secs(options.kill_after),
+        kill_after,
         inherited: None,
         orphan: Orphan::Ends,
     };
-    match run::run(&job, &signals, &lost, || guard.renew()) {
-        Ok(Ended::Exited(status)) => {
-            give_back(guard);
-            Ok(u8::try_from(status).unwrap_or(u8::MAX))
-        }
-        Ok(Ended::Lost) => {
-            let why = guard
-                .loss()
-                .map_or_else(String::new, |loss| format!(": {loss}"));
-            Err(Failure::new(
-                LOST,
-                format_args!("{}: the lock was lost{why}", shown(&options.key)),
-            ))
-        }
-        Err(error) => Err(Failure::new(
-            SYSTEM_ERROR,
-            format_args!("cannot start a process: {}", reason(&error)),
-        )),
+    let ended = run::run(&job, signals, &held).map_err(|error| no_process(reason(&error)))?;
+    if ended == Ended::Lost {
+        // A server that is silent is told of before the lock counts as lost.
+        let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
+        let _ = give_back(guard);
+        return Err(lost_lock(&options.key, &why));
     }
+    give_back(guard).map_err(|why| lost_lock(&options.key, &why))?;
+    Ok(match ended {
+        Ended::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
+        Ended::Killed(killed) => killed.follow(),
+        Ended::Lost => LOST,
+    })
 }
 
-/// Releases, but does not wait long for a server that does not answer: nothing is left to protect, and
-/// to exit is to release as well.
-fn give_back(guard: Guard) {
+/// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a
+/// server that does not answer while the lease runs: to exit is to release as well.
+fn give_back(guard: Guard) -> Result<(), String> {
+    if let Some(loss) = guard.loss() {
+        return Err(loss.to_string());
+    }
+    let was_held = guard.is_held();
     let (sender, released) = bounded(1);
     let releasing = thread::Builder::new()
         .name("releasing".into())
         .spawn(move || {
             let _ = sender.send(guard.release());
         });
-    if releasing.is_ok() {
-        let _ = released.recv_timeout(RELEASE_PATIENCE);
+    let released = match releasing {
+        Ok(_) => released.recv_timeout(RELEASE_PATIENCE),
+        Err(_) => return Ok(()),
+    };
+    match released {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error @ (Error::Refused | Error::Closed))) => Err(error.to_string()),
+        _ if was_held => Ok(()),
+        _ => Err(Loss::Deadline.to_string()),
     }
+}
+
+fn lost_lock(key: &str, why: &str) -> Failure {
+    Failure::new(
+        LOST,
+        format_args!("{}: the lock was lost: {why}", shown(key)),
+    )
 }
 
 fn wait(options: &options::Wait) -> Outcome {

@@ -4,32 +4,35 @@ use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 
-use crossbeam_channel::{bounded, never};
-
 use crate::escape::reason;
 use crate::lockfile::{
     acquire_any, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
     SemaphoreOptions, SemaphoreResult, Waited,
 };
-use crate::run::{self, Ended, Job, Orphan, SignalWatch};
+use crate::run::{self, Ended, Event, HeldLock, Job, Killed, Orphan, SignalWatch};
 
 use super::options::{OnLost, Options, Request};
 use super::report::{complain, shown_path};
-use super::{refuse_if_hopeless, slots, tell_timeout, Failure, Outcome, ALREADY_HELD, TIMEOUT};
+use super::{
+    refuse_if_hopeless, slots, tell_timeout, Failure, Outcome, ALREADY_HELD, SYSTEM_ERROR, TIMEOUT,
+};
 
 /// Waits for the lock, runs the command, gives the lock back, and exits as the command did.
 pub(super) fn run(request: &Request) -> Outcome {
     let options = &request.options;
-    let signals = SignalWatch::new().map_err(|error| failure("cannot catch signals", &error))?;
-    let (sender, lost) = bounded(1);
-    let watched = SemaphoreOptions::new().heartbeat(true).on_lost(move || {
-        let _ = sender.try_send(());
-    });
+    run::check_proc().map_err(|why| Failure::new(format_args!("cannot start a process: {why}")))?;
+    let no_signals = |error: io::Error| failure("cannot catch signals", &error);
+    let mut signals = SignalWatch::new().map_err(no_signals)?;
+    let lost = Event::new().map_err(no_signals)?;
+    let told = lost.clone();
+    let watched = SemaphoreOptions::new()
+        .heartbeat(true)
+        .on_lost(move || told.set());
     let slots = slots(request, watched)?;
-    let granted = wait_for_grant(&slots, options, &signals)
+    let granted = wait_for_grant(&slots, options, &mut signals)
         .map_err(|error| failure("cannot start a thread", &error))?;
     let (at, guard) = match granted {
-        Err(signal) => return Ok(128 + u8::try_from(signal).unwrap_or(0)),
+        Err(killed) => return Ok(killed.follow()),
         Ok(Ok(Ok(granted))) => granted,
         Ok(Ok(Err((at, busy)))) => {
             refuse_if_hopeless(&slots[at], &busy)?;
@@ -44,10 +47,22 @@ pub(super) fn run(request: &Request) -> Outcome {
     };
 
     let path = slots[at].path();
-    let nothing = never();
+    let (nothing, confirmed) = (
+        Event::new().map_err(no_signals)?,
+        Event::new().map_err(no_signals)?,
+    );
     let (lost, is_ignored) = match options.on_lost {
         OnLost::Term => (&lost, false),
         OnLost::Ignore => (&nothing, true),
+    };
+    let look = || match is_ignored || guard.is_held() {
+        true => confirmed.set(),
+        false => lost.set(),
+    };
+    let held = HeldLock {
+        lost,
+        confirmed: &confirmed,
+        look: &look,
     };
     let job = Job {
         command: &request.words,
@@ -56,11 +71,11 @@ pub(super) fn run(request: &Request) -> Outcome {
         inherited: Some(guard.as_fd()),
         orphan: Orphan::GoesOn,
     };
-    let ended = run::run(&job, &signals, lost, || is_ignored || guard.is_held())
+    let ended = run::run(&job, &mut signals, &held)
         .map_err(|error| failure("cannot start a process", &error))?;
-    let Ended::Exited(status) = ended else {
+    if ended == Ended::Lost {
         return Err(Failure::about(path, &SemaphoreError::Lost));
-    };
+    }
     match guard.release() {
         Ok(()) => {}
         Err(SemaphoreError::Lost) if options.quiet => {}
@@ -71,36 +86,44 @@ pub(super) fn run(request: &Request) -> Outcome {
             complain(&format!("Error: {message}\n"));
         }
     }
-    Ok(u8::try_from(status).unwrap_or(u8::MAX))
+    Ok(match ended {
+        Ended::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
+        Ended::Killed(killed) => killed.follow(),
+        Ended::Lost => SYSTEM_ERROR,
+    })
 }
 
 /// What comes of waiting: a signal, or what the library says.
-type Granted<'a> = Result<SemaphoreResult<Waited<SemaphoreGuard<'a>>>, i32>;
+type Granted<'a> = Result<SemaphoreResult<Waited<SemaphoreGuard<'a>>>, Killed>;
 
 /// Waits on a thread of its own, so that a signal is heard.
 fn wait_for_grant<'a>(
     slots: &'a [Semaphore],
     options: &Options,
-    signals: &SignalWatch,
+    signals: &mut SignalWatch,
 ) -> io::Result<Granted<'a>> {
     let info = LockInfo {
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
     let cancel = Flag::new()?;
-    let (sender, granted) = bounded(1);
+    let granted = Event::new()?;
     thread::scope(|scope| {
-        thread::Builder::new()
+        let waiting = thread::Builder::new()
             .name("waiting".into())
             .spawn_scoped(scope, || {
                 let patience = Patience::new(options.timeout, Some(&cancel));
-                let _ = sender.send(acquire_any(slots, &info, &patience));
+                let acquired = acquire_any(slots, &info, &patience);
+                granted.set();
+                acquired
             })?;
-        Ok(signals.wait_for(&granted).inspect_err(|_| {
+        let waited = signals.wait_for(&granted);
+        if waited.is_err() {
             cancel.set();
-            // What is granted at this very moment is given back.
-            drop(granted.recv());
-        }))
+        }
+        let acquired = waiting.join().expect("the thread does not panic");
+        // What is granted as the signal comes is given back.
+        Ok(waited.map(|()| acquired))
     })
 }
 

@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::ops::{Deref, DerefMut};
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -109,10 +110,19 @@ fn all_of(stream: Option<impl Read>) -> Vec<u8> {
 
 /// The exit status of a child, in bounded time; `None` if a signal ended it.
 pub fn wait(child: &mut Child) -> Option<i32> {
+    wait_for(child).code()
+}
+
+/// The exit status of a child as a shell has it, in bounded time.
+pub fn wait_as_shell(child: &mut Child) -> Option<i32> {
+    shell_status(wait_for(child))
+}
+
+fn wait_for(child: &mut Child) -> ExitStatus {
     let deadline = Deadline::after(PATIENCE);
     loop {
         if let Some(status) = child.try_wait().expect("a child") {
-            return status.code();
+            return status;
         }
         if deadline.is_over() {
             let _ = child.kill();
@@ -122,12 +132,15 @@ pub fn wait(child: &mut Child) -> Option<i32> {
     }
 }
 
-/// Its exit status.
+/// Its exit status as a shell has it.
 pub fn status(daemon: &Daemon, arguments: &[&str]) -> i32 {
-    run(daemon, arguments)
-        .status
-        .code()
-        .expect("an exit status")
+    shell_status(run(daemon, arguments).status).expect("an exit status")
+}
+
+/// An exit status as a shell has it: 128 + N if signal N ended the process.
+pub fn shell_status(status: ExitStatus) -> Option<i32> {
+    let signal = status.signal().map(|signal| 128 + signal);
+    status.code().or(signal)
 }
 
 /// Output as text.

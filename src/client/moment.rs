@@ -1,0 +1,89 @@
+//! Points in time by a clock that goes on while this process is stopped and while the host is
+//! suspended: a lease does not stand still then, either.
+
+use std::io;
+use std::ops::{Add, Sub};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::time::{
+    clock_gettime, timerfd_create, timerfd_settime, ClockId, Itimerspec, TimerfdClockId,
+    TimerfdFlags, TimerfdTimerFlags,
+};
+
+/// The longest time that a timer is set for, so that no system's clock overflows.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A point in time by CLOCK_BOOTTIME.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Moment(Duration);
+
+impl Moment {
+    pub(super) fn now() -> Moment {
+        let now = clock_gettime(ClockId::Boottime);
+        Moment(Duration::try_from(now).expect("no time is before the boot"))
+    }
+
+    /// How long ago it was; zero if it is yet to come.
+    pub(super) fn elapsed(self) -> Duration {
+        Moment::now().saturating_since(self)
+    }
+
+    /// The time from `earlier` to this; zero if that is later.
+    pub(super) fn saturating_since(self, earlier: Moment) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+
+    fn add(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_add(time))
+    }
+}
+
+impl Sub<Duration> for Moment {
+    type Output = Moment;
+
+    fn sub(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_sub(time))
+    }
+}
+
+/// A descriptor that can be polled for a moment.
+///
+/// The timeout of a poll will not do: after this process was stopped, it goes on with the time that
+/// was left before.
+#[derive(Debug)]
+pub(super) struct Alarm(OwnedFd);
+
+impl Alarm {
+    pub(super) fn new() -> io::Result<Alarm> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Alarm(timerfd_create(TimerfdClockId::Boottime, flags)?))
+    }
+
+    /// Makes the descriptor readable at `moment`, or within a year if that is later. It is not
+    /// readable before, whatever it was set to.
+    pub(super) fn set(&self, moment: Moment) {
+        let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let time = Itimerspec {
+            it_interval: zero,
+            it_value: Timespec::try_from(since_boot).unwrap_or(zero),
+        };
+        timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &time)
+            .expect("the time is one that the clock knows");
+    }
+}
+
+impl AsFd for Alarm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
