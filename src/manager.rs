@@ -467,7 +467,10 @@ mod tests {
         let rules = Rules {
             caps: Caps {
                 max_locks: 1024,
+                max_slots: 65_536,
+                max_per_connection: 256,
                 max_waiters: None,
+                max_waiters_total: 65_536,
             },
             holdings,
             gc_interval: Duration::from_secs(1),

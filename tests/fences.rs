@@ -478,6 +478,7 @@ fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
     let path = directory.path().join("fences");
     let mut command = latchd(Some(&path));
     command.args(["--read-timeout", SECONDS, "--default-lease-ttl", SECONDS]);
+    command.args(["--max-slots", "1000000", "--max-per-connection", "20000"]);
     let daemon = Daemon::from_command(command);
 
     // Somebody holds a lock, a semaphore's two slots, a key with a phase-one place behind it, and

@@ -105,7 +105,10 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         &Rules {
             caps: Caps {
                 max_locks: options.max_locks,
+                max_slots: options.max_slots,
+                max_per_connection: options.max_per_connection,
                 max_waiters: options.max_waiters,
+                max_waiters_total: options.max_waiters_total,
             },
             holdings: if options.auto_release {
                 Holdings::Release

@@ -36,6 +36,9 @@ pub struct LockTable {
     leases: Deadlines<(Fence, Key)>,
     /// Since when each idle key has been idle.
     idle: Deadlines<Key>,
+    /// For each key with a free slot and waiters, the first waiter: the mint had no token for it.
+    owed: BTreeSet<(Ticket, Key)>,
+    waiter_count: usize,
     /// Whose wait has ended since they were last taken.
     resolved: Vec<ConnId>,
     next_ticket: u64,
@@ -67,6 +70,8 @@ enum PlaceState {
 struct Belongings {
     held: BTreeMap<Fence, Key>,
     tickets: BTreeSet<Ticket>,
+    /// How many of the tickets wait.
+    waiting_count: usize,
     /// When it last held or waited for anything.
     last_busy: Instant,
 }
@@ -80,6 +85,8 @@ impl LockTable {
             conns: HashMap::new(),
             leases: Deadlines::new(),
             idle: Deadlines::new(),
+            owed: BTreeSet::new(),
+            waiter_count: 0,
             resolved: Vec::new(),
             next_ticket: 0,
             draining: false,
@@ -93,8 +100,10 @@ impl LockTable {
     ///
     /// # Errors
     ///
-    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`]
-    /// (only for a key not known yet), [`Refusal::NoToken`], [`Refusal::MaxWaiters`].
+    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
+    /// what the connection has, [`Refusal::NoToken`] while waiters are owed tokens,
+    /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
+    /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
     pub fn enqueue(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Claim, Refusal> {
         if let Some(grant) = self.try_acquire(ask, now)? {
             return Ok(Claim::Acquired(grant));
@@ -113,7 +122,10 @@ impl LockTable {
             state: PlaceState::Waiting,
         };
         self.tickets.insert(ticket, place);
-        self.belongings(ask.conn, now).tickets.insert(ticket);
+        self.waiter_count += 1;
+        let belongings = self.belongings(ask.conn, now);
+        belongings.tickets.insert(ticket);
+        belongings.waiting_count += 1;
         Ok(Claim::Queued(ticket))
     }
 
@@ -127,43 +139,56 @@ impl LockTable {
             return Err(Refusal::Draining);
         }
         self.expire(now);
-        if !self.keys.contains_key(ask.key) {
-            self.add_key(ask, now)?;
-        }
-        let queue = self
-            .keys
-            .get_mut(ask.key)
-            .expect("added above if it was new");
-        queue.agree(ask.kind, ask.limit)?;
-        let key = queue.key().clone();
-        if queue.next_in_line().is_some() {
-            // The mint had no tokens when these waiters' turn came. If it still has none, nobody
-            // can be granted anything, and a newcomer least of all.
-            self.promote(&key, now);
-        }
-        let queue = &self.keys[&key];
-        if queue.next_in_line().is_some() {
-            return Err(Refusal::NoToken);
-        }
-        if queue.admits_newcomer() {
-            let token = self.mint.mint().ok_or(Refusal::NoToken)?;
-            if queue.is_idle() {
-                self.idle.strike(queue.last_used, key.clone());
+        self.serve_the_owed(now);
+        let is_free = match self.keys.get_mut(ask.key) {
+            Some(queue) => {
+                queue.agree(ask.kind, ask.limit)?;
+                queue.has_free_slot()
             }
-            self.hold(&key, ask.conn, token, ask.lease, now);
-            return Ok(Some(Grant {
-                token,
-                lease: ask.lease,
-            }));
+            None => true,
+        };
+        let belongings = self.conns.get(&ask.conn);
+        if belongings.map_or(0, Belongings::count) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
         }
-        if self
-            .caps
-            .max_waiters
-            .is_some_and(|max| queue.waiter_count() >= max)
-        {
+        if is_free {
+            return self.grant(ask, now).map(Some);
+        }
+        let queue_len = self.keys[ask.key].waiter_count();
+        let is_full = self.caps.max_waiters.is_some_and(|max| queue_len >= max);
+        if is_full || self.waiter_count >= self.caps.max_waiters_total {
             return Err(Refusal::MaxWaiters);
         }
         Ok(None)
+    }
+
+    /// Grants a slot that is free to a newcomer, if no waiter is owed one.
+    ///
+    /// A slot that comes free passes to the next waiter of its key in the same step, so handing it
+    /// on never needs room under the cap. Only for want of a token does it stay free; while one
+    /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
+    /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
+    fn grant(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
+        if !self.owed.is_empty() {
+            return Err(Refusal::NoToken);
+        }
+        if self.leases.len() >= self.caps.max_slots {
+            return Err(Refusal::MaxLocks);
+        }
+        if !self.keys.contains_key(ask.key) {
+            self.add_key(ask, now)?;
+        }
+        let token = self.mint.mint().ok_or(Refusal::NoToken)?;
+        let queue = &self.keys[ask.key];
+        let key = queue.key().clone();
+        if queue.is_idle() {
+            self.idle.strike(queue.last_used, key.clone());
+        }
+        self.hold(&key, ask.conn, token, ask.lease, now);
+        Ok(Grant {
+            token,
+            lease: ask.lease,
+        })
     }
 
     /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
@@ -212,7 +237,7 @@ impl LockTable {
         let place = self.spend(ticket, now);
         match place.state {
             PlaceState::Waiting => {
-                self.withdraw(ticket, &place.key);
+                self.withdraw(ticket, place.conn, &place.key);
                 self.promote(&place.key, now);
             }
             PlaceState::Granted(token) => self.vacate(&place.key, token.fence, now),
@@ -285,7 +310,7 @@ impl LockTable {
                 .expect("belongings name tickets in use");
             match place.state {
                 PlaceState::Waiting => {
-                    self.withdraw(ticket, &place.key);
+                    self.withdraw(ticket, conn, &place.key);
                     left.insert(place.key);
                 }
                 PlaceState::Granted(token) => uncollected.push((token.fence, place.key)),
@@ -351,6 +376,11 @@ impl LockTable {
                 left.insert(place.key.clone());
             }
         }
+        self.owed.clear();
+        self.waiter_count = 0;
+        for belongings in self.conns.values_mut() {
+            belongings.waiting_count = 0;
+        }
         for key in left {
             let queue = self.keys.get_mut(&key).expect("a key waited for is known");
             queue.leave_all();
@@ -366,13 +396,15 @@ impl LockTable {
     /// Grants what waiters are owed since the mint had no tokens, over all keys in order of arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
         self.expire(now);
-        let owed = self.keys.values();
-        let mut owed: Vec<(Ticket, Key)> = owed
-            .filter_map(|queue| Some((queue.next_in_line()?, queue.key().clone())))
-            .collect();
-        owed.sort_unstable();
-        for (_, key) in owed {
-            self.promote(&key, now);
+        self.serve_the_owed(now);
+    }
+
+    fn serve_the_owed(&mut self, now: Instant) {
+        while let Some(first) = self.owed.first().cloned() {
+            self.promote(&first.1, now);
+            if self.owed.contains(&first) {
+                return; // there is still no token
+            }
         }
     }
 
@@ -477,15 +509,16 @@ impl LockTable {
     fn promote(&mut self, key: &Key, now: Instant) {
         while let Some(ticket) = self.keys[key].next_in_line() {
             let Some(token) = self.mint.mint() else {
+                self.owed.insert((ticket, key.clone()));
                 return;
             };
-            self.withdraw(ticket, key);
             let place = self
                 .tickets
                 .get_mut(&ticket)
                 .expect("queues name tickets in use");
             place.state = PlaceState::Granted(token);
             let (conn, lease) = (place.conn, place.lease);
+            self.withdraw(ticket, conn, key);
             self.resolved.push(conn);
             self.hold(key, conn, token, lease, now);
         }
@@ -531,9 +564,17 @@ impl LockTable {
         Some(())
     }
 
-    fn withdraw(&mut self, ticket: Ticket, key: &Key) {
+    /// Takes a waiter out of its queue.
+    fn withdraw(&mut self, ticket: Ticket, conn: ConnId, key: &Key) {
         let queue = self.keys.get_mut(key).expect("a key waited for is known");
         queue.leave(ticket);
+        self.waiter_count -= 1;
+        if let Some(belongings) = self.conns.get_mut(&conn) {
+            belongings.waiting_count -= 1;
+        }
+        if !self.owed.is_empty() {
+            self.owed.remove(&(ticket, key.clone()));
+        }
     }
 
     fn spend(&mut self, ticket: Ticket, now: Instant) -> Place {
@@ -561,6 +602,7 @@ impl LockTable {
         self.conns.entry(conn).or_insert_with(|| Belongings {
             held: BTreeMap::new(),
             tickets: BTreeSet::new(),
+            waiting_count: 0,
             last_busy: now,
         })
     }
@@ -569,5 +611,10 @@ impl LockTable {
 impl Belongings {
     fn is_empty(&self) -> bool {
         self.held.is_empty() && self.tickets.is_empty()
+    }
+
+    /// How many slots and places there are. A place that becomes a slot goes on counting as one.
+    fn count(&self) -> usize {
+        self.held.len() + self.waiting_count
     }
 }

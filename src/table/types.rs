@@ -136,9 +136,10 @@ pub enum Progress {
 pub enum Refusal {
     /// The key is in use as the other kind, or with another limit.
     LimitMismatch,
-    /// As many keys as allowed are in use.
+    /// As many keys as allowed are in use, as many slots as allowed are held, or the connection
+    /// has as many slots and places as it may.
     MaxLocks,
-    /// As many waiters as allowed are queued for the key.
+    /// As many waiters as allowed are queued, for the key or in all.
     MaxWaiters,
     /// The lease of the grant was over before the grant was collected.
     LeaseExpired,
@@ -164,6 +165,12 @@ pub enum Holdings {
 pub struct Caps {
     /// Keys known to the table, idle ones included.
     pub max_locks: usize,
+    /// Slots held in all.
+    pub max_slots: usize,
+    /// Slots held by one connection, together with its places in queues.
+    pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.
     pub max_waiters: Option<usize>,
+    /// Waiters in all.
+    pub max_waiters_total: usize,
 }

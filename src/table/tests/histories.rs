@@ -74,13 +74,13 @@ fn the_comparison_notices_a_table_that_forgets_its_order() {
 /// Plays one history; `meddle` is called before each step.
 fn play(seed: u64, meddle: impl Fn(&mut History)) {
     let mut random = Random(seed);
+    let mut cap = |most: u64| (!random.one_in(2)).then(|| 1 + random.below(most) as usize);
     let caps = Caps {
+        max_slots: cap(5).unwrap_or(usize::MAX),
+        max_per_connection: cap(3).unwrap_or(usize::MAX),
+        max_waiters: cap(3),
+        max_waiters_total: cap(5).unwrap_or(usize::MAX),
         max_locks: 1 + random.below(4) as usize,
-        max_waiters: if random.one_in(2) {
-            None
-        } else {
-            Some(1 + random.below(3) as usize)
-        },
     };
     let world = World::with_caps(caps);
     let model = Model::new(caps, world.now);

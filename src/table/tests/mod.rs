@@ -39,6 +39,14 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+const NO_CAPS: Caps = Caps {
+    max_locks: usize::MAX,
+    max_slots: usize::MAX,
+    max_per_connection: usize::MAX,
+    max_waiters: None,
+    max_waiters_total: usize::MAX,
+};
+
 /// A table, its clock, and a switch for its mint.
 struct World {
     table: LockTable,
@@ -50,10 +58,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        World::with_caps(Caps {
-            max_locks: 1024,
-            max_waiters: None,
-        })
+        World::with_caps(NO_CAPS)
     }
 
     fn with_caps(caps: Caps) -> World {
@@ -217,12 +222,14 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut leases = BTreeSet::new();
     let mut idle = BTreeSet::new();
     let mut waiting = BTreeSet::new();
+    let mut owed = BTreeSet::new();
     for (key, queue) in &table.keys {
         assert_eq!(key, queue.key());
         assert!(
             has_lacked_tokens || queue.next_in_line().is_none(),
             "{key:?}: a slot is free while somebody waits"
         );
+        owed.extend(queue.next_in_line().map(|ticket| (ticket, key.clone())));
         if queue.is_idle() {
             idle.insert((queue.last_used, key.clone()));
         }
@@ -254,6 +261,9 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         table.idle.iter().cloned().collect(),
         "the list of idle keys is wrong"
     );
+
+    assert_eq!(owed, table.owed, "a slot is owed unawares, or to nobody");
+    assert_eq!(waiting.len(), table.waiter_count, "waiters are miscounted");
 
     let places = table.tickets.iter();
     let waiting_places = places
@@ -289,4 +299,30 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         held_count <= leases.len(),
         "a connection remembers a slot it has lost"
     );
+
+    // A slot that is owed to a waiter is taken, so that no newcomer can leave it without one.
+    let owed_count: usize = table.keys.values().map(owed_count).sum();
+    assert!(
+        leases.len() + owed_count <= table.caps.max_slots,
+        "more slots than the cap"
+    );
+    assert!(
+        waiting.len() <= table.caps.max_waiters_total,
+        "more waiters than the cap"
+    );
+    for (conn, belongings) in &table.conns {
+        let waits = |ticket: &&Ticket| matches!(table.tickets[ticket].state, PlaceState::Waiting);
+        let place_count = belongings.tickets.iter().filter(waits).count();
+        assert_eq!(place_count, belongings.waiting_count, "{conn}: miscounted");
+        assert!(
+            belongings.held.len() + place_count <= table.caps.max_per_connection,
+            "{conn}: more slots and places than the cap"
+        );
+    }
+}
+
+/// How many slots of the key are free while somebody waits for them.
+fn owed_count(queue: &KeyQueue) -> usize {
+    let limit = usize::try_from(queue.limit().get()).expect("a small limit");
+    (limit - queue.holders().len()).min(queue.waiter_count())
 }

@@ -85,6 +85,24 @@ impl Model {
             return Err(Refusal::Draining);
         }
         self.expire();
+        self.serve_the_owed();
+        if let Some(at) = self.find(name) {
+            self.agree(at, kind, limit)?;
+        }
+        if self.belongings_count(conn) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
+        }
+        let is_free = match self.find(name) {
+            Some(at) => self.keys[at].holders.len() < limit as usize,
+            None => true,
+        };
+        if is_free && self.keys.iter().any(ModelKey::is_owed) {
+            return Err(Refusal::NoToken);
+        }
+        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
+        if is_free && slot_count >= self.caps.max_slots {
+            return Err(Refusal::MaxLocks);
+        }
         if self.find(name).is_none() {
             if self.keys.len() >= self.caps.max_locks {
                 let idle = self.keys.iter().filter(|key| key.is_idle());
@@ -103,19 +121,9 @@ impl Model {
         }
         let now = self.now;
         let at = self.find(name).expect("known or added");
-        if self.keys[at].is_idle() {
-            self.keys[at].kind = kind;
-            self.keys[at].limit = limit;
-        }
-        if (self.keys[at].kind, self.keys[at].limit) != (kind, limit) {
-            return Err(Refusal::LimitMismatch);
-        }
-        self.promote_owed(name);
+        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
         let key = &mut self.keys[at];
-        if !key.waiters.is_empty() && key.holders.len() < limit as usize {
-            return Err(Refusal::NoToken);
-        }
-        if key.waiters.is_empty() && key.holders.len() < limit as usize {
+        if is_free {
             if self.out_of_tokens {
                 return Err(Refusal::NoToken);
             }
@@ -131,6 +139,7 @@ impl Model {
             .caps
             .max_waiters
             .is_some_and(|max| key.waiters.len() >= max)
+            || waiter_count >= self.caps.max_waiters_total
         {
             return Err(Refusal::MaxWaiters);
         }
@@ -292,14 +301,14 @@ impl Model {
 
     pub(super) fn tokens_are_back(&mut self) {
         self.expire();
+        self.serve_the_owed();
+    }
+
+    fn serve_the_owed(&mut self) {
         let mut owed: Vec<(u64, String)> = Vec::new();
         for key in &self.keys {
-            if key.holders.len() < key.limit as usize {
-                owed.extend(
-                    key.waiters
-                        .first()
-                        .map(|number| (*number, key.name.clone())),
-                );
+            if key.is_owed() {
+                owed.push((key.waiters[0], key.name.clone()));
             }
         }
         owed.sort();
@@ -367,11 +376,26 @@ impl Model {
         }
     }
 
-    fn promote_owed(&mut self, name: &str) {
-        let at = self.find(name).expect("known");
-        if !self.keys[at].waiters.is_empty() {
-            self.promote(name);
+    fn agree(&mut self, at: usize, kind: Kind, limit: u32) -> Result<(), Refusal> {
+        let key = &mut self.keys[at];
+        if key.is_idle() {
+            key.kind = kind;
+            key.limit = limit;
         }
+        if (key.kind, key.limit) == (kind, limit) {
+            Ok(())
+        } else {
+            Err(Refusal::LimitMismatch)
+        }
+    }
+
+    /// Slots and places.
+    fn belongings_count(&self, conn: u64) -> usize {
+        let holders = self.keys.iter().flat_map(|key| &key.holders);
+        let waits = |ticket: &&ModelTicket| ticket.fence.is_none() && !ticket.dismissed;
+        let places = self.tickets.iter().filter(waits);
+        holders.filter(|holder| holder.conn == conn).count()
+            + places.filter(|ticket| ticket.conn == conn).count()
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -410,6 +434,11 @@ impl Model {
 }
 
 impl ModelKey {
+    /// Whether a slot is free while somebody waits.
+    fn is_owed(&self) -> bool {
+        !self.waiters.is_empty() && self.holders.len() < self.limit as usize
+    }
+
     fn is_idle(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty()
     }
