@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::mint::Salts;
 use crate::table::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable, Mint, Progress,
-    Refusal, Ticket, Token,
+    Ask, Caps, Claim, ConnId, FenceSource, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable,
+    Progress, Refusal, Ticket, Token,
 };
 
 /// How many slots of a closed connection are released in one visit: about a tenth of a millisecond.
@@ -38,6 +39,8 @@ pub struct Rules {
 pub struct Manager {
     state: Mutex<State>,
     reaper: Condvar,
+    /// Beside the mutex, so that the kernel's randomness never holds the table up.
+    salts: Salts,
     holdings: Holdings,
     gc_interval: Duration,
     gc_max_idle: Duration,
@@ -75,16 +78,17 @@ pub enum Outcome {
 
 impl Manager {
     /// A manager with an empty table. Leases end promptly only while [`Manager::reap`] runs.
-    pub fn new(rules: &Rules, mint: Box<dyn Mint>) -> Self {
+    pub fn new(rules: &Rules, fences: Box<dyn FenceSource>, salts: Salts) -> Self {
         Manager {
             state: Mutex::new(State {
-                table: LockTable::new(rules.caps, mint),
+                table: LockTable::new(rules.caps, fences),
                 seats: HashMap::new(),
                 reaper_looks_at: None,
                 next_gc: Instant::now(),
                 drained: None,
             }),
             reaper: Condvar::new(),
+            salts,
             holdings: rules.holdings,
             gc_interval: rules.gc_interval,
             gc_max_idle: rules.gc_max_idle,
@@ -296,7 +300,7 @@ impl Connection {
         &self.manager
     }
 
-    /// Asks for a key. Does not block.
+    /// Asks for a key. Does not wait for it, though it may wait for the kernel's randomness.
     ///
     /// # Errors
     ///
@@ -308,12 +312,12 @@ impl Connection {
         limit: Limit,
         lease: Duration,
     ) -> Result<Claim, Refusal> {
-        let ask = self.ask(key, kind, limit, lease);
+        let ask = self.ask(key, kind, limit, lease)?;
         self.manager.visit(|table, now| table.enqueue(&ask, now))
     }
 
-    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first. Does
-    /// not block.
+    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first.
+    /// Does not wait, but perhaps for the kernel's randomness.
     ///
     /// # Errors
     ///
@@ -325,19 +329,26 @@ impl Connection {
         limit: Limit,
         lease: Duration,
     ) -> Result<Option<Grant>, Refusal> {
-        let ask = self.ask(key, kind, limit, lease);
+        let ask = self.ask(key, kind, limit, lease)?;
         self.manager
             .visit(|table, now| table.try_acquire(&ask, now))
     }
 
-    fn ask<'a>(&self, key: &'a str, kind: Kind, limit: Limit, lease: Duration) -> Ask<'a> {
-        Ask {
+    fn ask<'a>(
+        &self,
+        key: &'a str,
+        kind: Kind,
+        limit: Limit,
+        lease: Duration,
+    ) -> Result<Ask<'a>, Refusal> {
+        Ok(Ask {
             conn: self.conn,
             key,
             kind,
             limit,
             lease,
-        }
+            salt: self.manager.salts.next().ok_or(Refusal::NoToken)?,
+        })
     }
 
     /// Looks how a queued claim stands. Does not block. Any answer but `Waiting` spends the ticket.
@@ -457,7 +468,7 @@ impl Drop for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mint::{ClockFences, SaltedMint};
+    use crate::mint::ClockFences;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -478,7 +489,8 @@ mod tests {
         };
         let manager = Arc::new(Manager::new(
             &rules,
-            Box::new(SaltedMint::new(ClockFences::starting_at(1))),
+            Box::new(ClockFences::starting_at(1)),
+            Salts::new().expect("the kernel has randomness"),
         ));
         let reaper = Arc::clone(&manager);
         thread::spawn(move || reaper.reap());

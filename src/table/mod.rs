@@ -3,7 +3,7 @@
 //! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
 //! that have run out by `now`, so an expired lease is dead whether or not anybody has swept; every
 //! operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
-//! while somebody waits (but for want of a token).
+//! while somebody waits (but for want of a fence).
 //!
 //! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use deadlines::Deadlines;
 use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
-pub use token::{Fence, Mint, Salt, Token};
+pub use token::{Fence, FenceSource, Salt, Token};
 pub use types::{
     Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
 };
@@ -36,7 +36,7 @@ pub struct LockTable {
     leases: Deadlines<(Fence, Key)>,
     /// Since when each idle key has been idle.
     idle: Deadlines<Key>,
-    /// For each key with a free slot and waiters, the first waiter: the mint had no token for it.
+    /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
     owed: BTreeSet<(Ticket, Key)>,
     waiter_count: usize,
     /// Whose wait has ended since they were last taken.
@@ -46,7 +46,7 @@ pub struct LockTable {
     /// When a slot was last taken away from a holder.
     last_held: Option<Instant>,
     caps: Caps,
-    mint: Box<dyn Mint>,
+    fences: Box<dyn FenceSource>,
 }
 
 /// What a ticket stands for.
@@ -54,6 +54,7 @@ struct Place {
     conn: ConnId,
     key: Key,
     lease: Duration,
+    salt: Salt,
     state: PlaceState,
 }
 
@@ -78,7 +79,7 @@ struct Belongings {
 
 impl LockTable {
     /// An empty table.
-    pub fn new(caps: Caps, mint: Box<dyn Mint>) -> Self {
+    pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
             keys: HashMap::new(),
             tickets: HashMap::new(),
@@ -92,7 +93,7 @@ impl LockTable {
             draining: false,
             last_held: None,
             caps,
-            mint,
+            fences,
         }
     }
 
@@ -101,7 +102,7 @@ impl LockTable {
     /// # Errors
     ///
     /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
-    /// what the connection has, [`Refusal::NoToken`] while waiters are owed tokens,
+    /// what the connection has, [`Refusal::NoToken`] while waiters are owed slots,
     /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
     /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
     pub fn enqueue(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Claim, Refusal> {
@@ -119,6 +120,7 @@ impl LockTable {
             conn: ask.conn,
             key: queue.key().clone(),
             lease: ask.lease,
+            salt: ask.salt,
             state: PlaceState::Waiting,
         };
         self.tickets.insert(ticket, place);
@@ -165,7 +167,7 @@ impl LockTable {
     /// Grants a slot that is free to a newcomer, if no waiter is owed one.
     ///
     /// A slot that comes free passes to the next waiter of its key in the same step, so handing it
-    /// on never needs room under the cap. Only for want of a token does it stay free; while one
+    /// on never needs room under the cap. Only for want of a fence does it stay free; while one
     /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
     /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
     fn grant(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
@@ -178,7 +180,11 @@ impl LockTable {
         if !self.keys.contains_key(ask.key) {
             self.add_key(ask, now)?;
         }
-        let token = self.mint.mint().ok_or(Refusal::NoToken)?;
+        let fence = self.fences.next_fence().ok_or(Refusal::NoToken)?;
+        let token = Token {
+            fence: Fence(fence),
+            salt: ask.salt,
+        };
         let queue = &self.keys[ask.key];
         let key = queue.key().clone();
         if queue.is_idle() {
@@ -393,7 +399,7 @@ impl LockTable {
         self.draining
     }
 
-    /// Grants what waiters are owed since the mint had no tokens, over all keys in order of arrival.
+    /// Grants what waiters are owed since there were no fences, over all keys in order of arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
         self.expire(now);
         self.serve_the_owed(now);
@@ -403,12 +409,12 @@ impl LockTable {
         while let Some(first) = self.owed.first().cloned() {
             self.promote(&first.1, now);
             if self.owed.contains(&first) {
-                return; // there is still no token
+                return; // there is still no fence
             }
         }
     }
 
-    /// Whether it is the ticket's turn, and only a token is wanting.
+    /// Whether it is the ticket's turn, and only a fence is wanting.
     pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
         self.expire(now);
         // A ticket that waits no more may have outlived its key.
@@ -508,7 +514,7 @@ impl LockTable {
     /// uses any more becomes idle. Whatever takes a holder or a waiter away ends here.
     fn promote(&mut self, key: &Key, now: Instant) {
         while let Some(ticket) = self.keys[key].next_in_line() {
-            let Some(token) = self.mint.mint() else {
+            let Some(fence) = self.fences.next_fence() else {
                 self.owed.insert((ticket, key.clone()));
                 return;
             };
@@ -516,6 +522,10 @@ impl LockTable {
                 .tickets
                 .get_mut(&ticket)
                 .expect("queues name tickets in use");
+            let token = Token {
+                fence: Fence(fence),
+                salt: place.salt,
+            };
             place.state = PlaceState::Granted(token);
             let (conn, lease) = (place.conn, place.lease);
             self.withdraw(ticket, conn, key);

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::token::Token;
+use super::token::{Salt, Token};
 
 /// A name that can be held. Cloning shares the text.
 ///
@@ -82,7 +82,7 @@ impl fmt::Display for ConnId {
 pub struct Ticket(pub(super) u64);
 
 /// What a connection asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Ask<'a> {
     /// Who asks.
     pub conn: ConnId,
@@ -94,6 +94,9 @@ pub struct Ask<'a> {
     pub limit: Limit,
     /// The length of the lease to come.
     pub lease: Duration,
+    /// The secret half of the token to come. The client brings it along, so that a waiter's turn
+    /// never depends on the kernel's randomness.
+    pub salt: Salt,
 }
 
 /// The answer to asking for a key.
@@ -147,7 +150,7 @@ pub enum Refusal {
     NotHeld,
     /// Nothing new is granted any more.
     Draining,
-    /// The mint has no token to give.
+    /// There is no fence or no randomness to make a token of.
     NoToken,
 }
 

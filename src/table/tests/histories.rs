@@ -161,6 +161,7 @@ impl History {
                 kind,
                 limit: Limit::new(limit).expect("above zero"),
                 lease: secs(lease),
+                salt: SALT,
             };
             match (self.world.table.try_acquire(&ask, self.world.now), ideal) {
                 (Ok(Some(grant)), Ok(ModelClaim::Acquired(fence))) => {

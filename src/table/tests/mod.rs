@@ -12,26 +12,29 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Mints fences 1, 2, 3 ... with a salt that follows from the fence, unless it is out of tokens.
-struct CountingMint {
+/// Gives the fences 1, 2, 3 ... unless it is out of them.
+struct CountingFences {
     last_fence: u64,
     is_out: Arc<AtomicBool>,
 }
 
-impl Mint for CountingMint {
-    fn mint(&mut self) -> Option<Token> {
+impl FenceSource for CountingFences {
+    fn next_fence(&mut self) -> Option<u64> {
         if self.is_out.load(Ordering::Relaxed) {
             return None;
         }
         self.last_fence += 1;
-        Some(token(self.last_fence))
+        Some(self.last_fence)
     }
 }
+
+/// The salt that connections bring along where it does not matter.
+const SALT: Salt = Salt(0x5a5a);
 
 fn token(fence: u64) -> Token {
     Token {
         fence: Fence(fence),
-        salt: Salt(fence ^ 0x5a5a),
+        salt: SALT,
     }
 }
 
@@ -63,12 +66,12 @@ impl World {
 
     fn with_caps(caps: Caps) -> World {
         let out_of_tokens = Arc::new(AtomicBool::new(false));
-        let mint = CountingMint {
+        let fences = CountingFences {
             last_fence: 0,
             is_out: Arc::clone(&out_of_tokens),
         };
         World {
-            table: LockTable::new(caps, Box::new(mint)),
+            table: LockTable::new(caps, Box::new(fences)),
             now: Instant::now(),
             out_of_tokens,
             has_lacked_tokens: false,
@@ -109,6 +112,7 @@ impl World {
             kind,
             limit,
             lease: secs(lease),
+            salt: SALT,
         };
         let claim = self.table.enqueue(&ask, self.now);
         self.check();
@@ -196,6 +200,7 @@ fn lock_of(conn: u64, key: &str) -> Ask<'_> {
         kind: Kind::Lock,
         limit: Limit::ONE,
         lease: secs(10),
+        salt: SALT,
     }
 }
 

@@ -622,7 +622,7 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     };
     let mut table = LockTable::new(
         caps,
-        Box::new(CountingMint {
+        Box::new(CountingFences {
             last_fence: 0,
             is_out: Arc::default(),
         }),
@@ -714,6 +714,26 @@ fn the_order_of_fences_is_the_order_of_grants() {
         assert!(last.fence < elsewhere.fence && elsewhere.fence < next.fence);
         last = next;
     }
+}
+
+#[test]
+fn a_token_has_the_salt_that_its_own_claim_brought_along() {
+    let mut world = World::new();
+    let mut ask = |conn, salt| {
+        let ask = Ask {
+            salt: Salt(salt),
+            ..lock_of(conn, "k")
+        };
+        world.table.enqueue(&ask, world.now)
+    };
+    let token = granted(ask(1, 11));
+    let (second, third) = (ticket(ask(2, 22)), ticket(ask(3, 33)));
+    assert!(token.salt.matches(Salt(11)));
+    assert_eq!(world.release("k", token), Ok(()));
+    let token = world.collected(second);
+    assert!(token.salt.matches(Salt(22)));
+    assert_eq!(world.release("k", token), Ok(()));
+    assert!(world.collected(third).salt.matches(Salt(33)));
 }
 
 #[test]
