@@ -1,9 +1,10 @@
 //! Who holds and who waits, for every key. Pure: the caller brings the time and the tokens.
 //!
-//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
-//! that have run out by `now`, so an expired lease is dead whether or not anybody has swept; every
-//! operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
-//! while somebody waits (but for want of a fence).
+//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases that
+//! have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
+//! the reaper has been by. Leases end in the order in which they run out, however few end at a time.
+//! Every operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
+//! while a client waits for it (but for want of a fence).
 //!
 //! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -24,7 +25,7 @@ use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
 pub use token::{Fence, FenceSource, Salt, Token};
 pub use types::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
+    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Scope, Ticket,
 };
 
 /// All keys, with their holders and waiters.
@@ -140,8 +141,8 @@ impl LockTable {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        self.expire(now);
-        self.serve_the_owed(now);
+        self.settle(Scope::Ask(ask), now);
+        self.tokens_are_back(now);
         let is_free = match self.keys.get_mut(ask.key) {
             Some(queue) => {
                 queue.agree(ask.kind, ask.limit)?;
@@ -149,8 +150,7 @@ impl LockTable {
             }
             None => true,
         };
-        let belongings = self.conns.get(&ask.conn);
-        if belongings.map_or(0, Belongings::count) >= self.caps.max_per_connection {
+        if self.belongings_count(ask.conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
         if is_free {
@@ -200,7 +200,7 @@ impl LockTable {
     /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
     /// started anew. Any answer but `Waiting` spends the ticket.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Progress {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         let place = self
             .tickets
             .get(&ticket)
@@ -222,7 +222,7 @@ impl LockTable {
 
     /// Whether the ticket's grant came, and died before it was collected.
     pub fn has_lapsed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         match self.tickets.get(&ticket) {
             Some(Place {
                 key,
@@ -239,7 +239,7 @@ impl LockTable {
     /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal that
     /// has come meanwhile is returned.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Refusal> {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         let place = self.spend(ticket, now);
         match place.state {
             PlaceState::Waiting => {
@@ -297,7 +297,6 @@ impl LockTable {
     ///
     /// Slots to be released go by [`LockTable::release_some`], which must be called until it is done.
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
-        self.expire(now);
         let Some(belongings) = self.conns.get_mut(&conn) else {
             return;
         };
@@ -334,7 +333,6 @@ impl LockTable {
     /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is left.
     /// In steps, because a million slots would hold everybody else up for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
-        self.expire(now);
         for _ in 0..at_most {
             let held = self
                 .conns
@@ -349,10 +347,13 @@ impl LockTable {
         false
     }
 
-    /// Ends every lease that has run out by `now` and passes the slots on. Calling it early, late
-    /// or twice is harmless.
-    pub fn expire(&mut self, now: Instant) {
-        while let Some((fence, key)) = self.leases.pop_due(now) {
+    /// Ends up to `at_most` of the leases that have run out by `now`, those first that ran out first,
+    /// and passes the slots on. Calling it early, late or twice is harmless.
+    pub fn expire_some(&mut self, at_most: usize, now: Instant) {
+        for _ in 0..at_most {
+            let Some((fence, key)) = self.leases.pop_due(now) else {
+                return;
+            };
             let queue = self.keys.get_mut(&key).expect("a leased key is known");
             let holder = queue
                 .remove_holder(fence)
@@ -360,6 +361,48 @@ impl LockTable {
             self.forget_held(holder.conn, fence, now);
             self.promote(&key, now);
         }
+    }
+
+    /// Whether a lease that matters within `scope` has run out by `now` and has not been ended. Then
+    /// an operation ends all that ran out before it, too, which takes as long as there are many:
+    /// [`LockTable::expire_some`] does it in steps.
+    pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
+        if self.leases.next().is_none_or(|over_at| over_at > now) {
+            return false;
+        }
+        let has_due = |key: &str| {
+            let queue = self.keys.get(key);
+            queue.is_some_and(|queue| queue.has_due(now))
+        };
+        match scope {
+            Scope::Nothing => false,
+            Scope::Key(key) => has_due(key),
+            Scope::Ticket(ticket) => {
+                let place = self.tickets.get(&ticket);
+                place.is_some_and(|place| has_due(place.key.as_str()))
+            }
+            // What has run out must not count against a cap.
+            Scope::Ask(ask) => has_due(ask.key) || self.is_at_a_cap(ask),
+            Scope::Everything => true,
+        }
+    }
+
+    fn settle(&mut self, scope: Scope<'_>, now: Instant) {
+        while self.is_behind(scope, now) {
+            self.expire_some(1, now);
+        }
+    }
+
+    /// Whether any cap over more than one key is reached.
+    fn is_at_a_cap(&self, ask: &Ask<'_>) -> bool {
+        self.keys.len() >= self.caps.max_locks && !self.keys.contains_key(ask.key)
+            || self.leases.len() >= self.caps.max_slots
+            || self.belongings_count(ask.conn) >= self.caps.max_per_connection
+            || self.waiter_count >= self.caps.max_waiters_total
+    }
+
+    fn belongings_count(&self, conn: ConnId) -> usize {
+        self.conns.get(&conn).map_or(0, Belongings::count)
     }
 
     /// Drops every key that has been idle for `max_idle` by `now`.
@@ -372,7 +415,7 @@ impl LockTable {
 
     /// Refuses new claims from now on, and sends away whoever waits.
     pub fn begin_drain(&mut self, now: Instant) {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         self.draining = true;
         let mut left = BTreeSet::new();
         for place in self.tickets.values_mut() {
@@ -401,11 +444,6 @@ impl LockTable {
 
     /// Grants what waiters are owed since there were no fences, over all keys in order of arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
-        self.expire(now);
-        self.serve_the_owed(now);
-    }
-
-    fn serve_the_owed(&mut self, now: Instant) {
         while let Some(first) = self.owed.first().cloned() {
             self.promote(&first.1, now);
             if self.owed.contains(&first) {
@@ -416,7 +454,7 @@ impl LockTable {
 
     /// Whether it is the ticket's turn, and only a fence is wanting.
     pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         // A ticket that waits no more may have outlived its key.
         let place = self.tickets.get(&ticket);
         let queue = place.and_then(|place| self.keys.get(&place.key));
@@ -425,7 +463,7 @@ impl LockTable {
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         if self.has_holders() {
             Some(now)
         } else {
@@ -438,7 +476,7 @@ impl LockTable {
         self.leases.next().is_some()
     }
 
-    /// When the next lease is over. It moves forward only by [`LockTable::expire`], a release or a
+    /// When the next lease is over. It moves forward only by an expiry, a release or a
     /// renewal, and back only by a grant or a renewal that ends sooner.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.leases.next()
@@ -456,8 +494,8 @@ impl LockTable {
     }
 
     /// When `conn` last held or waited for anything; `None` if it never did, `Some(now)` if it does.
-    pub fn last_busy(&mut self, conn: ConnId, now: Instant) -> Option<Instant> {
-        self.expire(now);
+    /// It holds a slot until its lease has been ended, which may be a little after it ran out.
+    pub fn last_busy(&self, conn: ConnId, now: Instant) -> Option<Instant> {
         let belongings = self.conns.get(&conn)?;
         Some(if belongings.is_empty() {
             belongings.last_busy
@@ -468,7 +506,7 @@ impl LockTable {
 
     /// What an operator may see, in no particular order.
     pub fn snapshot(&mut self, now: Instant) -> Vec<KeySnapshot> {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         self.keys
             .values()
             .map(|queue| queue.snapshot(now))
@@ -501,7 +539,7 @@ impl LockTable {
         token: Token,
         now: Instant,
     ) -> Result<Key, Refusal> {
-        self.expire(now);
+        self.settle(Scope::Key(key), now);
         let queue = self.keys.get(key).ok_or(Refusal::NotHeld)?;
         if queue.is_held_by(kind, token) {
             Ok(queue.key().clone())

@@ -93,6 +93,11 @@ impl KeyQueue {
         self.holders.len() < self.limit.get() as usize
     }
 
+    /// Whether the lease of a holder has run out by `now`.
+    pub(super) fn has_due(&self, now: Instant) -> bool {
+        self.holders.values().any(|holder| holder.expires_at <= now)
+    }
+
     pub(super) fn join(&mut self, ticket: Ticket) {
         self.waiters.insert(ticket);
     }

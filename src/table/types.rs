@@ -99,6 +99,21 @@ pub struct Ask<'a> {
     pub salt: Salt,
 }
 
+/// What an operation looks at. Leases of other keys that have run out may be ended after it.
+#[derive(Clone, Copy)]
+pub enum Scope<'a> {
+    /// No lease at all.
+    Nothing,
+    /// One key.
+    Key(&'a str),
+    /// The key that a ticket is for.
+    Ticket(Ticket),
+    /// The key that is asked for, and every lease if a cap is reached.
+    Ask(&'a Ask<'a>),
+    /// All keys.
+    Everything,
+}
+
 /// The answer to asking for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {

@@ -270,6 +270,10 @@ impl History {
         let now = self.world.now;
         let is_busy = self.world.table.last_busy(ConnId(conn), now) == Some(now);
         assert!(is_busy || !self.model.is_busy(conn));
+        assert_eq!(
+            self.world.table.is_behind(Scope::Everything, now),
+            self.model.is_behind()
+        );
     }
 
     fn disconnect(&mut self) {
@@ -286,8 +290,11 @@ impl History {
     }
 
     fn sweep(&mut self) {
-        self.world.expire();
-        self.model.expire();
+        let at_most = self.random.below(4) as usize;
+        self.world.table.expire_some(at_most, self.world.now);
+        (0..at_most).for_each(|_| {
+            self.model.end_first();
+        });
         let max_idle = secs(self.random.below(4));
         self.world.table.prune(max_idle, self.world.now);
         self.model.prune(max_idle);

@@ -84,8 +84,8 @@ impl Model {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        self.expire();
-        self.serve_the_owed();
+        while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
+        self.tokens_are_back();
         if let Some(at) = self.find(name) {
             self.agree(at, kind, limit)?;
         }
@@ -161,7 +161,7 @@ impl Model {
     }
 
     pub(super) fn collect(&mut self, number: u64) -> ModelProgress {
-        self.expire();
+        self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets[at].clone();
         let now = self.now;
@@ -181,7 +181,7 @@ impl Model {
     }
 
     pub(super) fn has_lapsed(&mut self, number: u64) -> bool {
-        self.expire();
+        self.settle_ticket(number);
         let ticket = self.tickets[self.find_ticket(number)].clone();
         match ticket.fence {
             Some(fence) => self.holder(&ticket.key, fence).is_none(),
@@ -190,7 +190,7 @@ impl Model {
     }
 
     pub(super) fn cancel(&mut self, number: u64) {
-        self.expire();
+        self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets.remove(at);
         self.drop_ticket(&ticket);
@@ -222,7 +222,6 @@ impl Model {
     }
 
     pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings) {
-        self.expire();
         let mine: Vec<ModelTicket> = self
             .tickets
             .iter()
@@ -260,19 +259,52 @@ impl Model {
     }
 
     pub(super) fn expire(&mut self) {
-        loop {
-            let due = self.keys.iter().flat_map(|key| {
-                key.holders
-                    .iter()
-                    .map(|holder| (holder.expires_at, holder.fence, key.name.clone()))
-            });
-            match due.min() {
-                Some((expires_at, fence, name)) if expires_at <= self.now => {
-                    self.vacate(&name, fence)
-                }
-                _ => return,
+        while self.end_first() {}
+    }
+
+    /// Ends the lease that ran out first; `false` if none has run out.
+    pub(super) fn end_first(&mut self) -> bool {
+        let due = self.keys.iter().flat_map(|key| {
+            key.holders
+                .iter()
+                .map(|holder| (holder.expires_at, holder.fence, key.name.clone()))
+        });
+        match due.min() {
+            Some((expires_at, fence, name)) if expires_at <= self.now => {
+                self.vacate(&name, fence);
+                true
             }
+            _ => false,
         }
+    }
+
+    /// Whether a lease has run out and has not been ended.
+    pub(super) fn is_behind(&self) -> bool {
+        self.keys.iter().any(|key| self.has_due(&key.name))
+    }
+
+    /// Ends leases in order until none of `name` has run out.
+    fn settle(&mut self, name: &str) {
+        while self.has_due(name) && self.end_first() {}
+    }
+
+    fn settle_ticket(&mut self, number: u64) {
+        let name = self.tickets[self.find_ticket(number)].key.clone();
+        self.settle(&name);
+    }
+
+    fn has_due(&self, name: &str) -> bool {
+        let holders = self.find(name).map(|at| &self.keys[at].holders);
+        holders.is_some_and(|holders| holders.iter().any(|holder| holder.expires_at <= self.now))
+    }
+
+    fn is_at_a_cap(&self, conn: u64, name: &str) -> bool {
+        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
+        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
+        self.keys.len() >= self.caps.max_locks && self.find(name).is_none()
+            || slot_count >= self.caps.max_slots
+            || self.belongings_count(conn) >= self.caps.max_per_connection
+            || waiter_count >= self.caps.max_waiters_total
     }
 
     pub(super) fn prune(&mut self, max_idle: Duration) {
@@ -300,11 +332,6 @@ impl Model {
     }
 
     pub(super) fn tokens_are_back(&mut self) {
-        self.expire();
-        self.serve_the_owed();
-    }
-
-    fn serve_the_owed(&mut self) {
         let mut owed: Vec<(u64, String)> = Vec::new();
         for key in &self.keys {
             if key.is_owed() {
@@ -318,8 +345,7 @@ impl Model {
     }
 
     /// Who has an interest in the connection: whether it holds or waits for anything.
-    pub(super) fn is_busy(&mut self, conn: u64) -> bool {
-        self.expire();
+    pub(super) fn is_busy(&self, conn: u64) -> bool {
         self.tickets.iter().any(|ticket| ticket.conn == conn)
             || self
                 .keys
@@ -410,7 +436,7 @@ impl Model {
     }
 
     fn find_held(&mut self, name: &str, kind: Kind, given: Token) -> Result<(), Refusal> {
-        self.expire();
+        self.settle(name);
         let at = self.find(name).ok_or(Refusal::NotHeld)?;
         let key = &self.keys[at];
         let is_holder = key

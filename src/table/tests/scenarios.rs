@@ -421,6 +421,47 @@ fn an_expired_token_is_dead_for_every_command_even_if_the_reaper_is_late() {
 }
 
 #[test]
+fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
+    let mut world = World::new();
+    let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
+    let tokens: Vec<Token> = keys.iter().map(|key| world.held(1, key)).collect();
+    let waiter = world.queued(2, "k8");
+    let held = |world: &World| world.table.leases.len();
+    world.advance(secs(10));
+    world.table.expire_some(3, world.now);
+    assert_eq!(held(&world), 7);
+    assert!(world.table.is_behind(Scope::Key("k3"), world.now));
+    assert!(!world.table.is_behind(Scope::Key("k2"), world.now));
+    // An operation ends what ran out before, in order, up to its own key.
+    assert_eq!(world.release("k4", tokens[4]), Err(Refusal::NotHeld));
+    assert_eq!(held(&world), 5);
+    assert_eq!(world.renew("k5", tokens[5], 10), Err(Refusal::NotHeld));
+    world.held(3, "k6");
+    assert!(!world.table.is_held("k7", Kind::Lock, tokens[7], world.now));
+    world.collected(waiter);
+    assert_eq!(world.table.snapshot(world.now).len(), 10);
+    assert_eq!(held(&world), 2);
+}
+
+#[test]
+fn an_operation_leaves_the_leases_of_other_keys_to_the_sweep() {
+    let mut world = World::new();
+    (1..=100).for_each(|conn| {
+        world.held(conn, &format!("k{conn}"));
+    });
+    let token = world.held(101, "mine");
+    assert_eq!(world.renew("mine", token, 60), Ok(()));
+    world.advance(secs(10));
+    assert_eq!(world.renew("mine", token, 60), Ok(()));
+    world.queued(102, "mine");
+    assert_eq!(world.release("mine", token), Ok(()));
+    assert_eq!(world.table.leases.len(), 101);
+    assert!(world.table.is_behind(Scope::Everything, world.now));
+    world.expire();
+    assert_eq!(world.table.leases.len(), 1);
+}
+
+#[test]
 fn the_slot_of_an_expired_lease_passes_to_the_next_in_line() {
     let mut world = World::new();
     let first = world.held(1, "k");
