@@ -5,8 +5,8 @@
 //! one, so a torn write costs a range that was never used, and nothing else. The format is that of
 //! dflockd, so that a host can move over and back.
 //!
-//! The mint never touches the disk: it takes fences from what is reserved, and asks for more when half
-//! of a range is left. [`Reserver::run`] writes, on a thread of its own.
+//! [`ReservedFences`] never touches the disk: it takes fences from what is reserved, and asks for
+//! more when half of a range is left. [`Reserver::run`] writes, on a thread of its own.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -317,7 +317,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     !sum
 }
 
-/// What the mint and the reserver share.
+/// What the fences and the reserver share.
 struct Reserved {
     /// Fences below this are reserved.
     end: u64,

@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::mint::Salts;
 use crate::table::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable, Mint, Progress,
-    Refusal, Ticket, Token,
+    Ask, Caps, Claim, ConnId, FenceSource, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable,
+    Progress, Refusal, Scope, Ticket, Token,
 };
 
-/// How many slots of a closed connection are released in one visit: about a tenth of a millisecond.
+/// How many leases are ended, or slots of a closed connection released, before other threads get
+/// their turn: about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
 
 /// What a manager is told once, at its start.
@@ -38,6 +40,8 @@ pub struct Rules {
 pub struct Manager {
     state: Mutex<State>,
     reaper: Condvar,
+    /// Beside the mutex, so that the kernel's randomness never holds the table up.
+    salts: Salts,
     holdings: Holdings,
     gc_interval: Duration,
     gc_max_idle: Duration,
@@ -75,16 +79,17 @@ pub enum Outcome {
 
 impl Manager {
     /// A manager with an empty table. Leases end promptly only while [`Manager::reap`] runs.
-    pub fn new(rules: &Rules, mint: Box<dyn Mint>) -> Self {
+    pub fn new(rules: &Rules, fences: Box<dyn FenceSource>, salts: Salts) -> Self {
         Manager {
             state: Mutex::new(State {
-                table: LockTable::new(rules.caps, mint),
+                table: LockTable::new(rules.caps, fences),
                 seats: HashMap::new(),
                 reaper_looks_at: None,
                 next_gc: Instant::now(),
                 drained: None,
             }),
             reaper: Condvar::new(),
+            salts,
             holdings: rules.holdings,
             gc_interval: rules.gc_interval,
             gc_max_idle: rules.gc_max_idle,
@@ -124,8 +129,7 @@ impl Manager {
     pub fn reap(&self) -> ! {
         let mut state = self.state.lock();
         loop {
-            let now = Instant::now();
-            state.table.expire(now);
+            let now = self.catch_up(&mut state, Scope::Everything);
             if state.next_gc <= now {
                 state.table.prune(self.gc_max_idle, now);
                 state.next_gc = now + self.gc_interval;
@@ -148,44 +152,62 @@ impl Manager {
     pub fn begin_drain(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         let mut state = self.state.lock();
+        let now = self.catch_up(&mut state, Scope::Everything);
         state.drained = Some(sender);
-        state.table.begin_drain(Instant::now());
+        state.table.begin_drain(now);
         self.leave(state);
         receiver
     }
 
     /// Whether the drain has begun.
     pub fn is_draining(&self) -> bool {
-        self.visit(|table, _| table.is_draining())
+        self.visit(Scope::Nothing, |table, _| table.is_draining())
     }
 
     /// What an operator may see, in no particular order.
     pub fn snapshot(&self) -> Vec<KeySnapshot> {
-        self.visit(|table, now| table.snapshot(now))
+        self.visit(Scope::Everything, |table, now| table.snapshot(now))
     }
 
     /// Grants what waiters are owed since there were no tokens.
     pub fn tokens_are_back(&self) {
-        self.visit(|table, now| table.tokens_are_back(now));
+        self.visit(Scope::Nothing, |table, now| table.tokens_are_back(now));
     }
 
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
-        self.visit(|table, now| table.last_held(now) == Some(now))
+        self.visit(Scope::Everything, |table, now| {
+            table.last_held(now) == Some(now)
+        })
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
-        self.visit(|table, now| table.last_held(now))
+        self.visit(Scope::Everything, |table, now| table.last_held(now))
     }
 
-    fn visit<T>(&self, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {
+    fn visit<T>(&self, scope: Scope<'_>, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {
         let mut state = self.state.lock();
-        // Read under the mutex, so that the table never sees time go back.
-        let now = Instant::now();
+        let now = self.catch_up(&mut state, scope);
         let result = act(&mut state.table, now);
         self.leave(state);
         result
+    }
+
+    /// Ends the leases that have run out and matter within `scope`, and gives the time of that. A
+    /// million leases may run out in one instant, so other threads get their turn between the steps.
+    fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
+        loop {
+            // Read under the mutex, so that the table never sees time go back.
+            let now = Instant::now();
+            state.table.expire_some(RELEASED_AT_ONCE, now);
+            if !state.table.is_behind(scope, now) {
+                return now;
+            }
+            if !self.pass_on(state) {
+                MutexGuard::bump(state);
+            }
+        }
     }
 
     /// Releases the mutex, then passes on what this visit has caused.
@@ -296,7 +318,7 @@ impl Connection {
         &self.manager
     }
 
-    /// Asks for a key. Does not block.
+    /// Asks for a key. Does not wait for it, though it may wait for the kernel's randomness.
     ///
     /// # Errors
     ///
@@ -308,12 +330,13 @@ impl Connection {
         limit: Limit,
         lease: Duration,
     ) -> Result<Claim, Refusal> {
-        let ask = self.ask(key, kind, limit, lease);
-        self.manager.visit(|table, now| table.enqueue(&ask, now))
+        let ask = self.ask(key, kind, limit, lease)?;
+        self.manager
+            .visit(Scope::Ask(&ask), |table, now| table.enqueue(&ask, now))
     }
 
-    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first. Does
-    /// not block.
+    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first.
+    /// Does not wait, but perhaps for the kernel's randomness.
     ///
     /// # Errors
     ///
@@ -325,24 +348,33 @@ impl Connection {
         limit: Limit,
         lease: Duration,
     ) -> Result<Option<Grant>, Refusal> {
-        let ask = self.ask(key, kind, limit, lease);
+        let ask = self.ask(key, kind, limit, lease)?;
         self.manager
-            .visit(|table, now| table.try_acquire(&ask, now))
+            .visit(Scope::Ask(&ask), |table, now| table.try_acquire(&ask, now))
     }
 
-    fn ask<'a>(&self, key: &'a str, kind: Kind, limit: Limit, lease: Duration) -> Ask<'a> {
-        Ask {
+    fn ask<'a>(
+        &self,
+        key: &'a str,
+        kind: Kind,
+        limit: Limit,
+        lease: Duration,
+    ) -> Result<Ask<'a>, Refusal> {
+        Ok(Ask {
             conn: self.conn,
             key,
             kind,
             limit,
             lease,
-        }
+            salt: self.manager.salts.next().ok_or(Refusal::NoToken)?,
+        })
     }
 
     /// Looks how a queued claim stands. Does not block. Any answer but `Waiting` spends the ticket.
     pub fn collect(&self, ticket: Ticket) -> Progress {
-        self.manager.visit(|table, now| table.collect(ticket, now))
+        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+            table.collect(ticket, now)
+        })
     }
 
     /// Blocks until the claim is granted or refused, the peer hangs up, or `wait_timeout` is over.
@@ -352,7 +384,7 @@ impl Connection {
         let deadline = Instant::now().checked_add(wait_timeout);
         let is_a_try = wait_timeout.is_zero();
         let outcome = loop {
-            let now = Instant::now();
+            let now = self.manager.catch_up(&mut state, Scope::Ticket(ticket));
             // A peer that has hung up gets nothing any more. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: nobody would release it.
             // A try does not wait, so it is answered all the same.
@@ -388,7 +420,9 @@ impl Connection {
 
     /// Gives up a place in a queue. A grant that has come meanwhile passes to the next waiter.
     pub fn cancel(&self, ticket: Ticket) {
-        self.manager.visit(|table, now| table.cancel(ticket, now));
+        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+            table.cancel(ticket, now)
+        });
     }
 
     /// Gives back a slot, whichever connection it was granted to.
@@ -397,8 +431,9 @@ impl Connection {
     ///
     /// [`Refusal::NotHeld`] if the token is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
-        self.manager
-            .visit(|table, now| table.release(key, kind, token, now))
+        self.manager.visit(Scope::Key(key), |table, now| {
+            table.release(key, kind, token, now)
+        })
     }
 
     /// Starts a lease anew, whichever connection it was granted to.
@@ -413,31 +448,36 @@ impl Connection {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        self.manager
-            .visit(|table, now| table.renew(key, kind, token, lease, now))
+        self.manager.visit(Scope::Key(key), |table, now| {
+            table.renew(key, kind, token, lease, now)
+        })
     }
 
     /// Whether the token is that of a live holder.
     pub fn is_held(&self, key: &str, kind: Kind, token: Token) -> bool {
-        self.manager
-            .visit(|table, now| table.is_held(key, kind, token, now))
+        self.manager.visit(Scope::Key(key), |table, now| {
+            table.is_held(key, kind, token, now)
+        })
     }
 
     /// Whether the ticket's grant came, and died before it was collected.
     pub fn has_lapsed(&self, ticket: Ticket) -> bool {
-        self.manager
-            .visit(|table, now| table.has_lapsed(ticket, now))
+        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+            table.has_lapsed(ticket, now)
+        })
     }
 
     /// Whether it is the ticket's turn, and only a token is wanting.
     pub fn is_owed(&self, ticket: Ticket) -> bool {
-        self.manager.visit(|table, now| table.is_owed(ticket, now))
+        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+            table.is_owed(ticket, now)
+        })
     }
 
     /// When this connection last held or waited for anything: now, if it does; `None` if it never did.
     pub fn last_busy(&self) -> Option<Instant> {
         self.manager
-            .visit(|table, now| table.last_busy(self.conn, now))
+            .visit(Scope::Nothing, |table, now| table.last_busy(self.conn, now))
     }
 }
 
@@ -450,14 +490,16 @@ impl Drop for Connection {
         table.disconnect(self.conn, manager.holdings, Instant::now());
         manager.leave(state);
         // Others get their turn between the steps.
-        while !manager.visit(|table, now| table.release_some(self.conn, RELEASED_AT_ONCE, now)) {}
+        let release =
+            |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);
+        while !manager.visit(Scope::Nothing, release) {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mint::{ClockFences, SaltedMint};
+    use crate::mint::ClockFences;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -467,7 +509,10 @@ mod tests {
         let rules = Rules {
             caps: Caps {
                 max_locks: 1024,
+                max_slots: 1 << 20,
+                max_per_connection: 1 << 20,
                 max_waiters: None,
+                max_waiters_total: 65_536,
             },
             holdings,
             gc_interval: Duration::from_secs(1),
@@ -475,7 +520,8 @@ mod tests {
         };
         let manager = Arc::new(Manager::new(
             &rules,
-            Box::new(SaltedMint::new(ClockFences::starting_at(1))),
+            Box::new(ClockFences::starting_at(1)),
+            Salts::new().expect("the kernel has randomness"),
         ));
         let reaper = Arc::clone(&manager);
         thread::spawn(move || reaper.reap());
@@ -527,6 +573,36 @@ mod tests {
         assert!(matches!(waiter.wait(ticket, FOREVER), Outcome::Granted(_)));
         assert!(granted_at.elapsed() >= lease);
         assert!(granted_at.elapsed() < FOREVER / 2);
+    }
+
+    #[test]
+    fn leases_that_end_together_end_in_steps() {
+        const SLOTS: usize = 50_000;
+        let manager = manager(Holdings::Release);
+        let limit = Limit::new(1 << 20).expect("above zero");
+        let all_end_at = Instant::now() + Duration::from_secs(3);
+        let holder = manager.connect(ConnId(1));
+        for _ in 0..SLOTS {
+            let lease = all_end_at.saturating_duration_since(Instant::now());
+            let claim = holder.enqueue("k", Kind::Semaphore, limit, lease);
+            assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
+        }
+        let mut state = manager.state.lock();
+        assert!(Instant::now() < all_end_at, "the slots took too long");
+        let (asking, asked) = bounded(0);
+        let other = Arc::clone(&manager);
+        let witness = thread::spawn(move || {
+            asking.send(()).expect("it is received");
+            let state = other.state.lock();
+            state.table.is_behind(Scope::Everything, Instant::now())
+        });
+        asked.recv().expect("it is sent");
+        thread::sleep(all_end_at.saturating_duration_since(Instant::now()));
+        thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
+        manager.catch_up(&mut state, Scope::Everything);
+        drop(state);
+        let got_in_between = witness.join().expect("no panic");
+        assert!(got_in_between, "the table was closed until all had ended");
     }
 
     #[test]

@@ -1,47 +1,15 @@
-//! Tokens for the table: a fence counter, and salt from the kernel.
+//! What tokens are made of: a fence counter, and salt from the kernel.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::error;
+use parking_lot::Mutex;
 
-use crate::table::{Fence, Mint, Salt, Token};
+pub use crate::table::FenceSource;
+use crate::table::Salt;
 
-/// The number of random bytes taken from the kernel at a time: one system call for 512 grants.
+/// The number of random bytes taken from the kernel at a time: one system call for 512 claims.
 const SALT_BUFFER_LEN: usize = 4096;
-
-/// Where fences come from: each above all before it.
-pub trait FenceSource: Send {
-    /// The next fence, or `None` while there is none that is certain to be new.
-    fn next_fence(&mut self) -> Option<u64>;
-}
-
-/// Makes tokens of fences.
-pub struct SaltedMint<F> {
-    fences: F,
-    salts: Salts,
-}
-
-impl<F: FenceSource> SaltedMint<F> {
-    /// Tokens with the fences from `fences`.
-    pub fn new(fences: F) -> Self {
-        SaltedMint {
-            fences,
-            salts: Salts::new(),
-        }
-    }
-}
-
-impl<F: FenceSource> Mint for SaltedMint<F> {
-    /// `None` while there is no fence to be had, or no randomness from the kernel.
-    fn mint(&mut self) -> Option<Token> {
-        let salt = self.salts.next()?;
-        let fence = self.fences.next_fence()?;
-        Some(Token {
-            fence: Fence(fence),
-            salt,
-        })
-    }
-}
 
 /// Fences that count up from where the last server left off, as far as the wall clock can tell.
 pub struct ClockFences {
@@ -72,28 +40,54 @@ pub fn fence_of_clock(clock: SystemTime) -> u64 {
 }
 
 /// Random salts, fetched in bulk and used once.
-struct Salts {
-    buffer: Box<[u8; SALT_BUFFER_LEN]>,
+pub struct Salts(Mutex<SaltBuffer>);
+
+impl Salts {
+    /// Fetches the first salts. Blocks until the kernel has randomness.
+    ///
+    /// # Errors
+    ///
+    /// The kernel gives none.
+    pub fn new() -> Result<Self, getrandom::Error> {
+        Ok(Salts(Mutex::new(SaltBuffer::fetch()?)))
+    }
+
+    /// The next salt, or `None` if the kernel gives none. One call in 512 fetches more, and may
+    /// block for that. No mutex is held meanwhile, so a slow kernel delays only the connection that
+    /// asks.
+    pub fn next(&self) -> Option<Salt> {
+        if let Some(salt) = self.0.lock().take() {
+            return Some(salt);
+        }
+        match SaltBuffer::fetch() {
+            Ok(mut fresh) => {
+                let salt = fresh.take();
+                // Others may have fetched at the same time. One buffer is enough.
+                *self.0.lock() = fresh;
+                salt
+            }
+            Err(error) => {
+                error!("no-randomness error=\"{error}\"");
+                None
+            }
+        }
+    }
+}
+
+struct SaltBuffer {
+    bytes: Box<[u8; SALT_BUFFER_LEN]>,
     used: usize,
 }
 
-impl Salts {
-    fn new() -> Self {
-        Salts {
-            buffer: Box::new([0; SALT_BUFFER_LEN]),
-            used: SALT_BUFFER_LEN,
-        }
+impl SaltBuffer {
+    fn fetch() -> Result<Self, getrandom::Error> {
+        let mut bytes = Box::new([0; SALT_BUFFER_LEN]);
+        getrandom::fill(&mut bytes[..])?;
+        Ok(SaltBuffer { bytes, used: 0 })
     }
 
-    fn next(&mut self) -> Option<Salt> {
-        if self.used == SALT_BUFFER_LEN {
-            if let Err(error) = getrandom::fill(&mut self.buffer[..]) {
-                error!("no-randomness error=\"{error}\"");
-                return None;
-            }
-            self.used = 0;
-        }
-        let bytes = &mut self.buffer[self.used..self.used + 8];
+    fn take(&mut self) -> Option<Salt> {
+        let bytes = self.bytes.get_mut(self.used..self.used + 8)?;
         let salt = u64::from_ne_bytes((&*bytes).try_into().expect("eight bytes were taken"));
         bytes.fill(0);
         self.used += 8;
@@ -105,26 +99,24 @@ impl Salts {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+    use std::thread;
     use std::time::Duration;
 
-    fn fences(mint: &mut impl Mint, count: usize) -> Vec<Option<u64>> {
-        let minted = (0..count).map(|_| mint.mint());
-        minted
-            .map(|token| token.map(|token| token.fence.0))
-            .collect()
+    fn fences(source: &mut impl FenceSource, count: usize) -> Vec<Option<u64>> {
+        (0..count).map(|_| source.next_fence()).collect()
     }
 
     #[test]
     fn fences_rise_by_one_from_the_wall_clock() {
         let clock = fence_of_clock(UNIX_EPOCH + Duration::from_nanos(7));
-        let mut mint = SaltedMint::new(ClockFences::starting_at(clock));
-        assert_eq!(fences(&mut mint, 3), [Some(7), Some(8), Some(9)]);
+        let mut source = ClockFences::starting_at(clock);
+        assert_eq!(fences(&mut source, 3), [Some(7), Some(8), Some(9)]);
     }
 
     #[test]
     fn the_end_of_the_counter_is_the_end_of_grants() {
-        let mut mint = SaltedMint::new(ClockFences::starting_at(u64::MAX));
-        assert_eq!(fences(&mut mint, 3), [Some(u64::MAX), None, None]);
+        let mut source = ClockFences::starting_at(u64::MAX);
+        assert_eq!(fences(&mut source, 3), [Some(u64::MAX), None, None]);
     }
 
     #[test]
@@ -134,10 +126,22 @@ mod tests {
 
     #[test]
     fn no_salt_is_used_twice() {
-        let mut mint = SaltedMint::new(ClockFences::starting_at(1));
-        let salts: HashSet<u64> = (0..2000)
-            .map(|_| mint.mint().expect("plenty").salt.0)
-            .collect();
-        assert_eq!(salts.len(), 2000);
+        let salts = Salts::new().expect("the kernel has randomness");
+        let seen: HashSet<u64> = (0..2000).map(|_| salts.next().expect("plenty").0).collect();
+        assert_eq!(seen.len(), 2000);
+    }
+
+    #[test]
+    fn no_salt_is_used_twice_by_threads_that_ask_together() {
+        let salts = Salts::new().expect("the kernel has randomness");
+        let ask = || (0..5000).map(|_| salts.next().expect("plenty").0);
+        let all: Vec<u64> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| ask().collect::<Vec<_>>()))
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no panic");
+            threads.into_iter().flat_map(join).collect()
+        });
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), 20_000);
     }
 }

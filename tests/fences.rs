@@ -374,6 +374,81 @@ fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
     }
 }
 
+// ---- the salt -------------------------------------------------------------------------------
+
+#[test]
+fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
+    const DELAY: Duration = Duration::from_secs(4);
+    if !may_attach() {
+        return;
+    }
+    let daemon = Daemon::from_command(latchd(None));
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("held", 0, 60);
+    let mut asking: Vec<Client> = (0..4).map(|_| daemon.connect()).collect();
+    for client in &mut asking {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+    let stop = inject(
+        &daemon,
+        &format!("getrandom:delay_enter={}", DELAY.as_micros()),
+    );
+    // Together they ask for more salts than are fetched at a time.
+    for client in &mut asking {
+        client.send(&"sl\nk\n0 1048576\n".repeat(250));
+    }
+    let began = Instant::now();
+    while began.elapsed() < DELAY / 2 {
+        let asked = Instant::now();
+        let renewed = holder.request("n", "held", &format!("{} 60", grant.token));
+        assert_eq!(renewed, "ok 60");
+        assert!(
+            asked.elapsed() < DELAY / 4,
+            "a renewal took {:?}",
+            asked.elapsed()
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+    let stats = holder.stats();
+    let granted = stats["semaphores"][0]["holders"].as_u64();
+    assert!(granted < Some(1000), "the randomness was never short");
+    stop();
+    for client in &mut asking {
+        for _ in 0..250 {
+            assert!(parse_grant(&client.line(), "ok").is_some());
+        }
+    }
+}
+
+#[test]
+fn without_kernel_randomness_waiters_are_served_all_the_same() {
+    if !may_attach() {
+        return;
+    }
+    let daemon = Daemon::from_command(latchd(None));
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    let mut waiter = daemon.connect();
+    waiter.send("l\nk\n60\n");
+    daemon.wait_for_waiters("k", 1);
+    let mut greedy: Vec<Client> = (0..4).map(|_| daemon.connect()).collect();
+    for client in &mut greedy {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+    let recover = inject(&daemon, "getrandom:error=EIO");
+    let mut replies: Vec<String> = Vec::new();
+    for client in &mut greedy {
+        client.send(&"sl\nmany\n0 1048576\n".repeat(250));
+        replies.extend((0..250).map(|_| client.line()));
+    }
+    assert_eq!(replies.last().map(String::as_str), Some("error"));
+    daemon.wait_for_log("ERROR no-randomness error=", PATIENCE);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert!(parse_grant(&waiter.line(), "ok").is_some());
+    recover();
+    assert!(parse_grant(&holder.request("l", "k2", "0"), "ok").is_some());
+}
+
 // ---- how ------------------------------------------------------------------------------------
 
 fn fences_rise_over_kills(count: u32) {
@@ -478,6 +553,7 @@ fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
     let path = directory.path().join("fences");
     let mut command = latchd(Some(&path));
     command.args(["--read-timeout", SECONDS, "--default-lease-ttl", SECONDS]);
+    command.args(["--max-slots", "1000000", "--max-per-connection", "20000"]);
     let daemon = Daemon::from_command(command);
 
     // Somebody holds a lock, a semaphore's two slots, a key with a phase-one place behind it, and

@@ -102,7 +102,14 @@ fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() 
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
     let path_text = path.to_str().expect("a temporary path is UTF-8");
-    let daemon = Daemon::start(&["--write-timeout", "1", "--unix", path_text]);
+    let daemon = Daemon::start(&[
+        "--write-timeout",
+        "1",
+        "--unix",
+        path_text,
+        "--max-per-connection",
+        "1024",
+    ]);
     let mut holder = daemon.connect();
     let request: String = (0..1024)
         .map(|number| format!("l\n{number:0>250}\n0 60\n"))
@@ -141,7 +148,10 @@ fn whoever_does_not_read_statistics_does_not_keep_others_from_them_for_ever() {
     const KEYS: usize = 1000;
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
-    let daemon = Daemon::start_unix(&path, &["--write-timeout", "0"]);
+    let daemon = Daemon::start_unix(
+        &path,
+        &["--write-timeout", "0", "--max-per-connection", "1000"],
+    );
     let mut holder = Client::unix(&path);
     for number in 0..KEYS {
         let key = format!("{}{number}", "k".repeat(200));
@@ -251,7 +261,7 @@ fn dead_phase_one_entries_are_forgotten() {
 #[test]
 fn a_close_that_frees_very_many_slots_holds_up_nobody() {
     const SLOTS: usize = 100_000;
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start(&["--max-slots", "100000", "--max-per-connection", "100000"]);
     let mut greedy = daemon.connect();
     let mut writer = greedy.writer();
     let asking = thread::spawn(move || {

@@ -13,7 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("mint", &["table"]),
     ("fence_file", &["mint", "escape", "directory"]),
     ("net", &["net", "escape", "logging", "directory"]),
-    ("manager", &["table", "mint"]), // the mint in its tests only
+    ("manager", &["table", "mint"]),
     (
         "dflock",
         &["dflock", "table", "manager", "net", "escape", "logging"],

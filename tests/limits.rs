@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::Barrier;
@@ -91,6 +92,50 @@ fn exactly_max_waiters_of_those_that_race_for_a_place_are_queued() {
         }
         assert_eq!(queued_count, 3, "in round {round}");
     }
+}
+
+#[test]
+fn exactly_max_slots_are_held_by_clients_that_race_for_them() {
+    let daemon = Daemon::start(&["--max-slots", "100"]);
+    let mut clients: Vec<Client> = (0..16).map(|_| daemon.connect()).collect();
+    for round in 0..20 {
+        let grants = at_once(&mut clients, |client| {
+            let replies = (0..10).map(|_| client.request("sl", "k", "0 1048576"));
+            let grants = replies.filter_map(|reply| {
+                assert!(
+                    reply == "error_max_locks" || reply.starts_with("ok "),
+                    "{reply}"
+                );
+                parse_grant(&reply, "ok")
+            });
+            grants.collect::<Vec<_>>()
+        });
+        let grant_count = grants.iter().map(Vec::len).sum::<usize>();
+        assert_eq!(grant_count, 100, "in round {round}");
+        for grant in grants.into_iter().flatten() {
+            assert_eq!(clients[0].request("sr", "k", &grant.token), "ok");
+        }
+    }
+}
+
+#[test]
+fn a_greedy_connection_gets_256_slots_and_no_more() {
+    const ASKED: usize = 20_000;
+    let daemon = Daemon::start(&[]);
+    let mut greedy = daemon.connect();
+    let mut writer = greedy.writer();
+    let asking = thread::spawn(move || {
+        let requests = "sl\nk\n0 1048576 9223372036\n".repeat(ASKED);
+        writer.write_all(requests.as_bytes())
+    });
+    let replies: Vec<String> = (0..ASKED).map(|_| greedy.line()).collect();
+    assert!(asking.join().unwrap().is_ok());
+    let (granted, refused): (Vec<_>, Vec<_>) =
+        replies.iter().partition(|reply| reply.starts_with("ok "));
+    assert_eq!(granted.len(), 256);
+    assert!(refused.iter().all(|reply| *reply == "error_max_locks"));
+    let reply = daemon.connect().request("sl", "k", "0 1048576");
+    assert!(reply.starts_with("ok "), "{reply}");
 }
 
 #[test]

@@ -18,9 +18,11 @@ pub enum Error {
     NoReply,
     /// `error_auth`: the server wants another token, or one at all.
     AuthFailed,
-    /// `error_max_locks`: as many keys as the server allows are in use.
+    /// `error_max_locks`: as many keys or slots as the server allows are in use, in all or
+    /// by this connection.
     MaxLocks,
-    /// `error_max_waiters`: as many waiters as the server allows are queued for the key.
+    /// `error_max_waiters`: as many waiters as the server allows are queued, for the key or in
+    /// all.
     MaxWaiters,
     /// `error_limit_mismatch`: the key is in use as the other kind, or with another limit.
     LimitMismatch,
@@ -72,8 +74,8 @@ impl fmt::Display for Error {
             Error::Closed => f.write_str("the server closed the connection"),
             Error::NoReply => f.write_str("the server does not answer"),
             Error::AuthFailed => f.write_str("the server refused the auth token"),
-            Error::MaxLocks => f.write_str("the server has as many keys as it allows"),
-            Error::MaxWaiters => f.write_str("the key has as many waiters as the server allows"),
+            Error::MaxLocks => f.write_str("the server allows no more keys or slots"),
+            Error::MaxWaiters => f.write_str("the server allows no more waiters"),
             Error::LimitMismatch => f.write_str("the key is in use with another kind or limit"),
             Error::LeaseExpired => f.write_str("the lease was over before the grant was collected"),
             Error::NotEnqueued => f.write_str("there is no place in the queue to wait in"),

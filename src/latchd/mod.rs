@@ -27,13 +27,13 @@ use crate::escape::{reason, Escaped};
 use crate::fence_file::{self, Reserver};
 use crate::logging::Throttle;
 use crate::manager::{Manager, Rules};
-use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
+use crate::mint::{fence_of_clock, ClockFences, Salts};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers, STACK_LEN};
-use crate::table::{Caps, ConnId, Holdings, Mint};
+use crate::table::{Caps, ConnId, FenceSource, Holdings};
 use options::{Auth, Flags, Options, Sockets, UnixSocket};
 
 const PROGRAM: &str = "latchd";
@@ -98,7 +98,8 @@ pub fn main() -> ExitCode {
 fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     let auth_token = options.auth.as_ref().map(read_auth_token).transpose()?;
     let log = start_log(options.log)?;
-    let (mint, reserver) = open_mint(options.fence_file.as_deref())?;
+    let (fences, reserver) = open_fences(options.fence_file.as_deref())?;
+    let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     // Until here a signal just ends us, whatever we may be waiting for; from here on it is heard.
     let signals =
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
@@ -108,7 +109,10 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         &Rules {
             caps: Caps {
                 max_locks: options.max_locks,
+                max_slots: options.max_slots,
+                max_per_connection: options.max_per_connection,
                 max_waiters: options.max_waiters,
+                max_waiters_total: options.max_waiters_total,
             },
             holdings: if options.auto_release {
                 Holdings::Release
@@ -118,7 +122,8 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
             gc_interval: options.gc_interval,
             gc_max_idle: options.gc_max_idle,
         },
-        mint,
+        fences,
+        salts,
     ));
     if let Some(reserver) = reserver {
         let manager = Arc::clone(&manager);
@@ -171,22 +176,19 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     Ok(status)
 }
 
-/// The mint, and what has to run beside it, if anything.
-type TokenSource = (Box<dyn Mint>, Option<Reserver<File>>);
+/// Where fences come from, and what has to run beside it, if anything.
+type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
 
 /// Opens the fence file, if there is to be one.
-fn open_mint(fence_file: Option<&Path>) -> Result<TokenSource, String> {
+fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
     let clock = fence_of_clock(SystemTime::now());
     let Some(path) = fence_file else {
-        return Ok((
-            Box::new(SaltedMint::new(ClockFences::starting_at(clock))),
-            None,
-        ));
+        return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
     let opened = fence_file::open(path, clock, fence_file::RANGE);
     let (fences, reserver) =
         opened.map_err(|why| format!("cannot use the fence file {}: {why}", shown(path)))?;
-    Ok((Box::new(SaltedMint::new(fences)), Some(reserver)))
+    Ok((Box::new(fences), Some(reserver)))
 }
 
 /// Starts everything that serves; each on its own thread, and none of them ends.

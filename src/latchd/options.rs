@@ -67,9 +67,18 @@ pub(super) struct Flags {
     /// the most connections at once; 0: what descriptors and memory maps allow (0)
     #[argh(option, arg_name = "count")]
     max_connections: Option<String>,
+    /// the most slots held at once, over all keys (65536)
+    #[argh(option, arg_name = "count")]
+    max_slots: Option<String>,
+    /// the most slots and places in queues for one connection (256)
+    #[argh(option, arg_name = "count")]
+    max_per_connection: Option<String>,
     /// the most waiters for one key; 0: no cap (0)
     #[argh(option, arg_name = "count")]
     max_waiters: Option<String>,
+    /// the most waiters at once, over all keys (65536)
+    #[argh(option, arg_name = "count")]
+    max_waiters_total: Option<String>,
     /// how long a line may take to arrive, and an unused connection idle, in seconds (23)
     #[argh(option, arg_name = "seconds")]
     read_timeout: Option<String>,
@@ -130,7 +139,10 @@ pub(super) struct Options {
     pub(super) max_locks: usize,
     /// `None`: what the machine allows.
     pub(super) max_connections: Option<usize>,
+    pub(super) max_slots: usize,
+    pub(super) max_per_connection: usize,
     pub(super) max_waiters: Option<usize>,
+    pub(super) max_waiters_total: usize,
     pub(super) read_timeout: Duration,
     pub(super) write_timeout: Option<Duration>,
     pub(super) shutdown_timeout: Option<Duration>,
@@ -261,7 +273,22 @@ impl Options {
                 flags.max_connections,
                 "MAX_CONNECTIONS",
             )?,
+            max_slots: sources.count("--max-slots", flags.max_slots, "MAX_SLOTS", 65_536, 1)?,
+            max_per_connection: sources.count(
+                "--max-per-connection",
+                flags.max_per_connection,
+                "MAX_PER_CONNECTION",
+                256,
+                1,
+            )?,
             max_waiters: sources.cap("--max-waiters", flags.max_waiters, "MAX_WAITERS")?,
+            max_waiters_total: sources.count(
+                "--max-waiters-total",
+                flags.max_waiters_total,
+                "MAX_WAITERS_TOTAL",
+                65_536,
+                1,
+            )?,
             read_timeout: seconds(
                 "--read-timeout",
                 flags.read_timeout,

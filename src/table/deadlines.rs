@@ -25,6 +25,10 @@ impl<T: Ord> Deadlines<T> {
         debug_assert!(filed, "struck without having been filed");
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The earliest instant that anything is filed under.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.first().map(|(at, _)| *at)

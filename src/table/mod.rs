@@ -1,9 +1,10 @@
 //! Who holds and who waits, for every key. Pure: the caller brings the time and the tokens.
 //!
-//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
-//! that have run out by `now`, so an expired lease is dead whether or not anybody has swept; every
-//! operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
-//! while somebody waits (but for want of a token).
+//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases that
+//! have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
+//! the reaper has been by. Leases end in the order in which they run out, however few end at a time.
+//! Every operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
+//! while a client waits for it (but for want of a fence).
 //!
 //! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -22,9 +23,9 @@ use std::time::{Duration, Instant};
 use deadlines::Deadlines;
 use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
-pub use token::{Fence, Mint, Salt, Token};
+pub use token::{Fence, FenceSource, Salt, Token};
 pub use types::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Ticket,
+    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Scope, Ticket,
 };
 
 /// All keys, with their holders and waiters.
@@ -36,6 +37,9 @@ pub struct LockTable {
     leases: Deadlines<(Fence, Key)>,
     /// Since when each idle key has been idle.
     idle: Deadlines<Key>,
+    /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
+    owed: BTreeSet<(Ticket, Key)>,
+    waiter_count: usize,
     /// Whose wait has ended since they were last taken.
     resolved: Vec<ConnId>,
     next_ticket: u64,
@@ -43,7 +47,7 @@ pub struct LockTable {
     /// When a slot was last taken away from a holder.
     last_held: Option<Instant>,
     caps: Caps,
-    mint: Box<dyn Mint>,
+    fences: Box<dyn FenceSource>,
 }
 
 /// What a ticket stands for.
@@ -51,6 +55,7 @@ struct Place {
     conn: ConnId,
     key: Key,
     lease: Duration,
+    salt: Salt,
     state: PlaceState,
 }
 
@@ -67,25 +72,29 @@ enum PlaceState {
 struct Belongings {
     held: BTreeMap<Fence, Key>,
     tickets: BTreeSet<Ticket>,
+    /// How many of the tickets wait.
+    waiting_count: usize,
     /// When it last held or waited for anything.
     last_busy: Instant,
 }
 
 impl LockTable {
     /// An empty table.
-    pub fn new(caps: Caps, mint: Box<dyn Mint>) -> Self {
+    pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
             keys: HashMap::new(),
             tickets: HashMap::new(),
             conns: HashMap::new(),
             leases: Deadlines::new(),
             idle: Deadlines::new(),
+            owed: BTreeSet::new(),
+            waiter_count: 0,
             resolved: Vec::new(),
             next_ticket: 0,
             draining: false,
             last_held: None,
             caps,
-            mint,
+            fences,
         }
     }
 
@@ -93,8 +102,10 @@ impl LockTable {
     ///
     /// # Errors
     ///
-    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`]
-    /// (only for a key not known yet), [`Refusal::NoToken`], [`Refusal::MaxWaiters`].
+    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
+    /// what the connection has, [`Refusal::NoToken`] while waiters are owed slots,
+    /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
+    /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
     pub fn enqueue(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Claim, Refusal> {
         if let Some(grant) = self.try_acquire(ask, now)? {
             return Ok(Claim::Acquired(grant));
@@ -110,10 +121,14 @@ impl LockTable {
             conn: ask.conn,
             key: queue.key().clone(),
             lease: ask.lease,
+            salt: ask.salt,
             state: PlaceState::Waiting,
         };
         self.tickets.insert(ticket, place);
-        self.belongings(ask.conn, now).tickets.insert(ticket);
+        self.waiter_count += 1;
+        let belongings = self.belongings(ask.conn, now);
+        belongings.tickets.insert(ticket);
+        belongings.waiting_count += 1;
         Ok(Claim::Queued(ticket))
     }
 
@@ -126,50 +141,66 @@ impl LockTable {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        self.expire(now);
-        if !self.keys.contains_key(ask.key) {
-            self.add_key(ask, now)?;
-        }
-        let queue = self
-            .keys
-            .get_mut(ask.key)
-            .expect("added above if it was new");
-        queue.agree(ask.kind, ask.limit)?;
-        let key = queue.key().clone();
-        if queue.next_in_line().is_some() {
-            // The mint had no tokens when these waiters' turn came. If it still has none, nobody
-            // can be granted anything, and a newcomer least of all.
-            self.promote(&key, now);
-        }
-        let queue = &self.keys[&key];
-        if queue.next_in_line().is_some() {
-            return Err(Refusal::NoToken);
-        }
-        if queue.admits_newcomer() {
-            let token = self.mint.mint().ok_or(Refusal::NoToken)?;
-            if queue.is_idle() {
-                self.idle.strike(queue.last_used, key.clone());
+        self.settle(Scope::Ask(ask), now);
+        self.tokens_are_back(now);
+        let is_free = match self.keys.get_mut(ask.key) {
+            Some(queue) => {
+                queue.agree(ask.kind, ask.limit)?;
+                queue.has_free_slot()
             }
-            self.hold(&key, ask.conn, token, ask.lease, now);
-            return Ok(Some(Grant {
-                token,
-                lease: ask.lease,
-            }));
+            None => true,
+        };
+        if self.belongings_count(ask.conn) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
         }
-        if self
-            .caps
-            .max_waiters
-            .is_some_and(|max| queue.waiter_count() >= max)
-        {
+        if is_free {
+            return self.grant(ask, now).map(Some);
+        }
+        let queue_len = self.keys[ask.key].waiter_count();
+        let is_full = self.caps.max_waiters.is_some_and(|max| queue_len >= max);
+        if is_full || self.waiter_count >= self.caps.max_waiters_total {
             return Err(Refusal::MaxWaiters);
         }
         Ok(None)
     }
 
+    /// Grants a slot that is free to a newcomer, if no waiter is owed one.
+    ///
+    /// A slot that comes free passes to the next waiter of its key in the same step, so handing it
+    /// on never needs room under the cap. Only for want of a fence does it stay free; while one
+    /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
+    /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
+    fn grant(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
+        if !self.owed.is_empty() {
+            return Err(Refusal::NoToken);
+        }
+        if self.leases.len() >= self.caps.max_slots {
+            return Err(Refusal::MaxLocks);
+        }
+        if !self.keys.contains_key(ask.key) {
+            self.add_key(ask, now)?;
+        }
+        let fence = self.fences.next_fence().ok_or(Refusal::NoToken)?;
+        let token = Token {
+            fence: Fence(fence),
+            salt: ask.salt,
+        };
+        let queue = &self.keys[ask.key];
+        let key = queue.key().clone();
+        if queue.is_idle() {
+            self.idle.strike(queue.last_used, key.clone());
+        }
+        self.hold(&key, ask.conn, token, ask.lease, now);
+        Ok(Grant {
+            token,
+            lease: ask.lease,
+        })
+    }
+
     /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
     /// started anew. Any answer but `Waiting` spends the ticket.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Progress {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         let place = self
             .tickets
             .get(&ticket)
@@ -191,7 +222,7 @@ impl LockTable {
 
     /// Whether the ticket's grant came, and died before it was collected.
     pub fn has_lapsed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         match self.tickets.get(&ticket) {
             Some(Place {
                 key,
@@ -208,11 +239,11 @@ impl LockTable {
     /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal that
     /// has come meanwhile is returned.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Refusal> {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         let place = self.spend(ticket, now);
         match place.state {
             PlaceState::Waiting => {
-                self.withdraw(ticket, &place.key);
+                self.withdraw(ticket, place.conn, &place.key);
                 self.promote(&place.key, now);
             }
             PlaceState::Granted(token) => self.vacate(&place.key, token.fence, now),
@@ -266,7 +297,6 @@ impl LockTable {
     ///
     /// Slots to be released go by [`LockTable::release_some`], which must be called until it is done.
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
-        self.expire(now);
         let Some(belongings) = self.conns.get_mut(&conn) else {
             return;
         };
@@ -285,7 +315,7 @@ impl LockTable {
                 .expect("belongings name tickets in use");
             match place.state {
                 PlaceState::Waiting => {
-                    self.withdraw(ticket, &place.key);
+                    self.withdraw(ticket, conn, &place.key);
                     left.insert(place.key);
                 }
                 PlaceState::Granted(token) => uncollected.push((token.fence, place.key)),
@@ -303,7 +333,6 @@ impl LockTable {
     /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is left.
     /// In steps, because a million slots would hold everybody else up for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
-        self.expire(now);
         for _ in 0..at_most {
             let held = self
                 .conns
@@ -318,10 +347,13 @@ impl LockTable {
         false
     }
 
-    /// Ends every lease that has run out by `now` and passes the slots on. Calling it early, late
-    /// or twice is harmless.
-    pub fn expire(&mut self, now: Instant) {
-        while let Some((fence, key)) = self.leases.pop_due(now) {
+    /// Ends up to `at_most` of the leases that have run out by `now`, those first that ran out first,
+    /// and passes the slots on. Calling it early, late or twice is harmless.
+    pub fn expire_some(&mut self, at_most: usize, now: Instant) {
+        for _ in 0..at_most {
+            let Some((fence, key)) = self.leases.pop_due(now) else {
+                return;
+            };
             let queue = self.keys.get_mut(&key).expect("a leased key is known");
             let holder = queue
                 .remove_holder(fence)
@@ -329,6 +361,48 @@ impl LockTable {
             self.forget_held(holder.conn, fence, now);
             self.promote(&key, now);
         }
+    }
+
+    /// Whether a lease that matters within `scope` has run out by `now` and has not been ended. Then
+    /// an operation ends all that ran out before it, too, which takes as long as there are many:
+    /// [`LockTable::expire_some`] does it in steps.
+    pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
+        if self.leases.next().is_none_or(|over_at| over_at > now) {
+            return false;
+        }
+        let has_due = |key: &str| {
+            let queue = self.keys.get(key);
+            queue.is_some_and(|queue| queue.has_due(now))
+        };
+        match scope {
+            Scope::Nothing => false,
+            Scope::Key(key) => has_due(key),
+            Scope::Ticket(ticket) => {
+                let place = self.tickets.get(&ticket);
+                place.is_some_and(|place| has_due(place.key.as_str()))
+            }
+            // What has run out must not count against a cap.
+            Scope::Ask(ask) => has_due(ask.key) || self.is_at_a_cap(ask),
+            Scope::Everything => true,
+        }
+    }
+
+    fn settle(&mut self, scope: Scope<'_>, now: Instant) {
+        while self.is_behind(scope, now) {
+            self.expire_some(1, now);
+        }
+    }
+
+    /// Whether any cap over more than one key is reached.
+    fn is_at_a_cap(&self, ask: &Ask<'_>) -> bool {
+        self.keys.len() >= self.caps.max_locks && !self.keys.contains_key(ask.key)
+            || self.leases.len() >= self.caps.max_slots
+            || self.belongings_count(ask.conn) >= self.caps.max_per_connection
+            || self.waiter_count >= self.caps.max_waiters_total
+    }
+
+    fn belongings_count(&self, conn: ConnId) -> usize {
+        self.conns.get(&conn).map_or(0, Belongings::count)
     }
 
     /// Drops every key that has been idle for `max_idle` by `now`.
@@ -341,7 +415,7 @@ impl LockTable {
 
     /// Refuses new claims from now on, and sends away whoever waits.
     pub fn begin_drain(&mut self, now: Instant) {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         self.draining = true;
         let mut left = BTreeSet::new();
         for place in self.tickets.values_mut() {
@@ -350,6 +424,11 @@ impl LockTable {
                 self.resolved.push(place.conn);
                 left.insert(place.key.clone());
             }
+        }
+        self.owed.clear();
+        self.waiter_count = 0;
+        for belongings in self.conns.values_mut() {
+            belongings.waiting_count = 0;
         }
         for key in left {
             let queue = self.keys.get_mut(&key).expect("a key waited for is known");
@@ -363,22 +442,19 @@ impl LockTable {
         self.draining
     }
 
-    /// Grants what waiters are owed since the mint had no tokens, over all keys in order of arrival.
+    /// Grants what waiters are owed since there were no fences, over all keys in order of arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
-        self.expire(now);
-        let owed = self.keys.values();
-        let mut owed: Vec<(Ticket, Key)> = owed
-            .filter_map(|queue| Some((queue.next_in_line()?, queue.key().clone())))
-            .collect();
-        owed.sort_unstable();
-        for (_, key) in owed {
-            self.promote(&key, now);
+        while let Some(first) = self.owed.first().cloned() {
+            self.promote(&first.1, now);
+            if self.owed.contains(&first) {
+                return; // there is still no fence
+            }
         }
     }
 
-    /// Whether it is the ticket's turn, and only a token is wanting.
+    /// Whether it is the ticket's turn, and only a fence is wanting.
     pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.expire(now);
+        self.settle(Scope::Ticket(ticket), now);
         // A ticket that waits no more may have outlived its key.
         let place = self.tickets.get(&ticket);
         let queue = place.and_then(|place| self.keys.get(&place.key));
@@ -387,7 +463,7 @@ impl LockTable {
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         if self.has_holders() {
             Some(now)
         } else {
@@ -400,7 +476,7 @@ impl LockTable {
         self.leases.next().is_some()
     }
 
-    /// When the next lease is over. It moves forward only by [`LockTable::expire`], a release or a
+    /// When the next lease is over. It moves forward only by an expiry, a release or a
     /// renewal, and back only by a grant or a renewal that ends sooner.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.leases.next()
@@ -418,8 +494,8 @@ impl LockTable {
     }
 
     /// When `conn` last held or waited for anything; `None` if it never did, `Some(now)` if it does.
-    pub fn last_busy(&mut self, conn: ConnId, now: Instant) -> Option<Instant> {
-        self.expire(now);
+    /// It holds a slot until its lease has been ended, which may be a little after it ran out.
+    pub fn last_busy(&self, conn: ConnId, now: Instant) -> Option<Instant> {
         let belongings = self.conns.get(&conn)?;
         Some(if belongings.is_empty() {
             belongings.last_busy
@@ -430,7 +506,7 @@ impl LockTable {
 
     /// What an operator may see, in no particular order.
     pub fn snapshot(&mut self, now: Instant) -> Vec<KeySnapshot> {
-        self.expire(now);
+        self.settle(Scope::Everything, now);
         self.keys
             .values()
             .map(|queue| queue.snapshot(now))
@@ -463,7 +539,7 @@ impl LockTable {
         token: Token,
         now: Instant,
     ) -> Result<Key, Refusal> {
-        self.expire(now);
+        self.settle(Scope::Key(key), now);
         let queue = self.keys.get(key).ok_or(Refusal::NotHeld)?;
         if queue.is_held_by(kind, token) {
             Ok(queue.key().clone())
@@ -476,16 +552,21 @@ impl LockTable {
     /// uses any more becomes idle. Whatever takes a holder or a waiter away ends here.
     fn promote(&mut self, key: &Key, now: Instant) {
         while let Some(ticket) = self.keys[key].next_in_line() {
-            let Some(token) = self.mint.mint() else {
+            let Some(fence) = self.fences.next_fence() else {
+                self.owed.insert((ticket, key.clone()));
                 return;
             };
-            self.withdraw(ticket, key);
             let place = self
                 .tickets
                 .get_mut(&ticket)
                 .expect("queues name tickets in use");
+            let token = Token {
+                fence: Fence(fence),
+                salt: place.salt,
+            };
             place.state = PlaceState::Granted(token);
             let (conn, lease) = (place.conn, place.lease);
+            self.withdraw(ticket, conn, key);
             self.resolved.push(conn);
             self.hold(key, conn, token, lease, now);
         }
@@ -531,9 +612,17 @@ impl LockTable {
         Some(())
     }
 
-    fn withdraw(&mut self, ticket: Ticket, key: &Key) {
+    /// Takes a waiter out of its queue.
+    fn withdraw(&mut self, ticket: Ticket, conn: ConnId, key: &Key) {
         let queue = self.keys.get_mut(key).expect("a key waited for is known");
         queue.leave(ticket);
+        self.waiter_count -= 1;
+        if let Some(belongings) = self.conns.get_mut(&conn) {
+            belongings.waiting_count -= 1;
+        }
+        if !self.owed.is_empty() {
+            self.owed.remove(&(ticket, key.clone()));
+        }
     }
 
     fn spend(&mut self, ticket: Ticket, now: Instant) -> Place {
@@ -561,6 +650,7 @@ impl LockTable {
         self.conns.entry(conn).or_insert_with(|| Belongings {
             held: BTreeMap::new(),
             tickets: BTreeSet::new(),
+            waiting_count: 0,
             last_busy: now,
         })
     }
@@ -569,5 +659,10 @@ impl LockTable {
 impl Belongings {
     fn is_empty(&self) -> bool {
         self.held.is_empty() && self.tickets.is_empty()
+    }
+
+    /// How many slots and places there are. A place that becomes a slot goes on counting as one.
+    fn count(&self) -> usize {
+        self.held.len() + self.waiting_count
     }
 }

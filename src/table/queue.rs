@@ -54,6 +54,11 @@ impl KeyQueue {
     }
 
     #[cfg(test)]
+    pub(super) fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    #[cfg(test)]
     pub(super) fn waiters(&self) -> impl Iterator<Item = &Ticket> {
         self.waiters.iter()
     }
@@ -75,12 +80,6 @@ impl KeyQueue {
         }
     }
 
-    /// Whether whoever asks now is served now. A free slot alone does not do: while somebody
-    /// waits, the slot is theirs.
-    pub(super) fn admits_newcomer(&self) -> bool {
-        self.waiters.is_empty() && self.has_free_slot()
-    }
-
     /// The waiter whose turn it is: the first in line, if a slot is free.
     pub(super) fn next_in_line(&self) -> Option<Ticket> {
         if self.has_free_slot() {
@@ -90,8 +89,13 @@ impl KeyQueue {
         }
     }
 
-    fn has_free_slot(&self) -> bool {
+    pub(super) fn has_free_slot(&self) -> bool {
         self.holders.len() < self.limit.get() as usize
+    }
+
+    /// Whether the lease of a holder has run out by `now`.
+    pub(super) fn has_due(&self, now: Instant) -> bool {
+        self.holders.values().any(|holder| holder.expires_at <= now)
     }
 
     pub(super) fn join(&mut self, ticket: Ticket) {

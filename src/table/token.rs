@@ -77,11 +77,11 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Where tokens come from.
-pub trait Mint: Send {
-    /// A token whose fence is above every fence minted before, or `None` while there is none to be
-    /// had: then nothing is granted, and whoever waits goes on waiting.
-    fn mint(&mut self) -> Option<Token>;
+/// Where fences come from: each above all before it.
+pub trait FenceSource: Send {
+    /// The next fence, or `None` while there is none that is certain to be new: then nothing is
+    /// granted, and waiters go on waiting.
+    fn next_fence(&mut self) -> Option<u64>;
 }
 
 fn parse_hex(digits: &[u8]) -> Option<u64> {

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::token::Token;
+use super::token::{Salt, Token};
 
 /// A name that can be held. Cloning shares the text.
 ///
@@ -82,7 +82,7 @@ impl fmt::Display for ConnId {
 pub struct Ticket(pub(super) u64);
 
 /// What a connection asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Ask<'a> {
     /// Who asks.
     pub conn: ConnId,
@@ -94,6 +94,24 @@ pub struct Ask<'a> {
     pub limit: Limit,
     /// The length of the lease to come.
     pub lease: Duration,
+    /// The secret half of the token to come. The client brings it along, so that a waiter's turn
+    /// never depends on the kernel's randomness.
+    pub salt: Salt,
+}
+
+/// What an operation looks at. Leases of other keys that have run out may be ended after it.
+#[derive(Clone, Copy)]
+pub enum Scope<'a> {
+    /// No lease at all.
+    Nothing,
+    /// One key.
+    Key(&'a str),
+    /// The key that a ticket is for.
+    Ticket(Ticket),
+    /// The key that is asked for, and every lease if a cap is reached.
+    Ask(&'a Ask<'a>),
+    /// All keys.
+    Everything,
 }
 
 /// The answer to asking for a key.
@@ -136,9 +154,10 @@ pub enum Progress {
 pub enum Refusal {
     /// The key is in use as the other kind, or with another limit.
     LimitMismatch,
-    /// As many keys as allowed are in use.
+    /// As many keys as allowed are in use, as many slots as allowed are held, or the connection
+    /// has as many slots and places as it may.
     MaxLocks,
-    /// As many waiters as allowed are queued for the key.
+    /// As many waiters as allowed are queued, for the key or in all.
     MaxWaiters,
     /// The lease of the grant was over before the grant was collected.
     LeaseExpired,
@@ -146,7 +165,7 @@ pub enum Refusal {
     NotHeld,
     /// Nothing new is granted any more.
     Draining,
-    /// The mint has no token to give.
+    /// There is no fence or no randomness to make a token of.
     NoToken,
 }
 
@@ -164,6 +183,12 @@ pub enum Holdings {
 pub struct Caps {
     /// Keys known to the table, idle ones included.
     pub max_locks: usize,
+    /// Slots held in all.
+    pub max_slots: usize,
+    /// Slots held by one connection, together with its places in queues.
+    pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.
     pub max_waiters: Option<usize>,
+    /// Waiters in all.
+    pub max_waiters_total: usize,
 }

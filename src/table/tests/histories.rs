@@ -74,13 +74,13 @@ fn the_comparison_notices_a_table_that_forgets_its_order() {
 /// Plays one history; `meddle` is called before each step.
 fn play(seed: u64, meddle: impl Fn(&mut History)) {
     let mut random = Random(seed);
+    let mut cap = |most: u64| (!random.one_in(2)).then(|| 1 + random.below(most) as usize);
     let caps = Caps {
+        max_slots: cap(5).unwrap_or(usize::MAX),
+        max_per_connection: cap(3).unwrap_or(usize::MAX),
+        max_waiters: cap(3),
+        max_waiters_total: cap(5).unwrap_or(usize::MAX),
         max_locks: 1 + random.below(4) as usize,
-        max_waiters: if random.one_in(2) {
-            None
-        } else {
-            Some(1 + random.below(3) as usize)
-        },
     };
     let world = World::with_caps(caps);
     let model = Model::new(caps, world.now);
@@ -161,6 +161,7 @@ impl History {
                 kind,
                 limit: Limit::new(limit).expect("above zero"),
                 lease: secs(lease),
+                salt: SALT,
             };
             match (self.world.table.try_acquire(&ask, self.world.now), ideal) {
                 (Ok(Some(grant)), Ok(ModelClaim::Acquired(fence))) => {
@@ -269,6 +270,10 @@ impl History {
         let now = self.world.now;
         let is_busy = self.world.table.last_busy(ConnId(conn), now) == Some(now);
         assert!(is_busy || !self.model.is_busy(conn));
+        assert_eq!(
+            self.world.table.is_behind(Scope::Everything, now),
+            self.model.is_behind()
+        );
     }
 
     fn disconnect(&mut self) {
@@ -285,8 +290,11 @@ impl History {
     }
 
     fn sweep(&mut self) {
-        self.world.expire();
-        self.model.expire();
+        let at_most = self.random.below(4) as usize;
+        self.world.table.expire_some(at_most, self.world.now);
+        (0..at_most).for_each(|_| {
+            self.model.end_first();
+        });
         let max_idle = secs(self.random.below(4));
         self.world.table.prune(max_idle, self.world.now);
         self.model.prune(max_idle);

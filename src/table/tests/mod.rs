@@ -12,32 +12,43 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Mints fences 1, 2, 3 ... with a salt that follows from the fence, unless it is out of tokens.
-struct CountingMint {
+/// Gives the fences 1, 2, 3 ... unless it is out of them.
+struct CountingFences {
     last_fence: u64,
     is_out: Arc<AtomicBool>,
 }
 
-impl Mint for CountingMint {
-    fn mint(&mut self) -> Option<Token> {
+impl FenceSource for CountingFences {
+    fn next_fence(&mut self) -> Option<u64> {
         if self.is_out.load(Ordering::Relaxed) {
             return None;
         }
         self.last_fence += 1;
-        Some(token(self.last_fence))
+        Some(self.last_fence)
     }
 }
+
+/// The salt that connections bring along where it does not matter.
+const SALT: Salt = Salt(0x5a5a);
 
 fn token(fence: u64) -> Token {
     Token {
         fence: Fence(fence),
-        salt: Salt(fence ^ 0x5a5a),
+        salt: SALT,
     }
 }
 
 fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
+
+const NO_CAPS: Caps = Caps {
+    max_locks: usize::MAX,
+    max_slots: usize::MAX,
+    max_per_connection: usize::MAX,
+    max_waiters: None,
+    max_waiters_total: usize::MAX,
+};
 
 /// A table, its clock, and a switch for its mint.
 struct World {
@@ -50,20 +61,17 @@ struct World {
 
 impl World {
     fn new() -> World {
-        World::with_caps(Caps {
-            max_locks: 1024,
-            max_waiters: None,
-        })
+        World::with_caps(NO_CAPS)
     }
 
     fn with_caps(caps: Caps) -> World {
         let out_of_tokens = Arc::new(AtomicBool::new(false));
-        let mint = CountingMint {
+        let fences = CountingFences {
             last_fence: 0,
             is_out: Arc::clone(&out_of_tokens),
         };
         World {
-            table: LockTable::new(caps, Box::new(mint)),
+            table: LockTable::new(caps, Box::new(fences)),
             now: Instant::now(),
             out_of_tokens,
             has_lacked_tokens: false,
@@ -104,6 +112,7 @@ impl World {
             kind,
             limit,
             lease: secs(lease),
+            salt: SALT,
         };
         let claim = self.table.enqueue(&ask, self.now);
         self.check();
@@ -170,7 +179,7 @@ impl World {
     }
 
     fn expire(&mut self) {
-        self.table.expire(self.now);
+        self.table.expire_some(usize::MAX, self.now);
         self.check();
     }
 
@@ -191,6 +200,7 @@ fn lock_of(conn: u64, key: &str) -> Ask<'_> {
         kind: Kind::Lock,
         limit: Limit::ONE,
         lease: secs(10),
+        salt: SALT,
     }
 }
 
@@ -217,12 +227,14 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut leases = BTreeSet::new();
     let mut idle = BTreeSet::new();
     let mut waiting = BTreeSet::new();
+    let mut owed = BTreeSet::new();
     for (key, queue) in &table.keys {
         assert_eq!(key, queue.key());
         assert!(
             has_lacked_tokens || queue.next_in_line().is_none(),
             "{key:?}: a slot is free while somebody waits"
         );
+        owed.extend(queue.next_in_line().map(|ticket| (ticket, key.clone())));
         if queue.is_idle() {
             idle.insert((queue.last_used, key.clone()));
         }
@@ -254,6 +266,9 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         table.idle.iter().cloned().collect(),
         "the list of idle keys is wrong"
     );
+
+    assert_eq!(owed, table.owed, "a slot is owed unawares, or to nobody");
+    assert_eq!(waiting.len(), table.waiter_count, "waiters are miscounted");
 
     let places = table.tickets.iter();
     let waiting_places = places
@@ -289,4 +304,30 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         held_count <= leases.len(),
         "a connection remembers a slot it has lost"
     );
+
+    // A slot that is owed to a waiter is taken, so that no newcomer can leave it without one.
+    let owed_count: usize = table.keys.values().map(owed_count).sum();
+    assert!(
+        leases.len() + owed_count <= table.caps.max_slots,
+        "more slots than the cap"
+    );
+    assert!(
+        waiting.len() <= table.caps.max_waiters_total,
+        "more waiters than the cap"
+    );
+    for (conn, belongings) in &table.conns {
+        let waits = |ticket: &&Ticket| matches!(table.tickets[ticket].state, PlaceState::Waiting);
+        let place_count = belongings.tickets.iter().filter(waits).count();
+        assert_eq!(place_count, belongings.waiting_count, "{conn}: miscounted");
+        assert!(
+            belongings.held.len() + place_count <= table.caps.max_per_connection,
+            "{conn}: more slots and places than the cap"
+        );
+    }
+}
+
+/// How many slots of the key are free while somebody waits for them.
+fn owed_count(queue: &KeyQueue) -> usize {
+    let limit = usize::try_from(queue.limit().get()).expect("a small limit");
+    (limit - queue.holders().len()).min(queue.waiter_count())
 }

@@ -84,7 +84,25 @@ impl Model {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        self.expire();
+        while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
+        self.tokens_are_back();
+        if let Some(at) = self.find(name) {
+            self.agree(at, kind, limit)?;
+        }
+        if self.belongings_count(conn) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
+        }
+        let is_free = match self.find(name) {
+            Some(at) => self.keys[at].holders.len() < limit as usize,
+            None => true,
+        };
+        if is_free && self.keys.iter().any(ModelKey::is_owed) {
+            return Err(Refusal::NoToken);
+        }
+        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
+        if is_free && slot_count >= self.caps.max_slots {
+            return Err(Refusal::MaxLocks);
+        }
         if self.find(name).is_none() {
             if self.keys.len() >= self.caps.max_locks {
                 let idle = self.keys.iter().filter(|key| key.is_idle());
@@ -103,19 +121,9 @@ impl Model {
         }
         let now = self.now;
         let at = self.find(name).expect("known or added");
-        if self.keys[at].is_idle() {
-            self.keys[at].kind = kind;
-            self.keys[at].limit = limit;
-        }
-        if (self.keys[at].kind, self.keys[at].limit) != (kind, limit) {
-            return Err(Refusal::LimitMismatch);
-        }
-        self.promote_owed(name);
+        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
         let key = &mut self.keys[at];
-        if !key.waiters.is_empty() && key.holders.len() < limit as usize {
-            return Err(Refusal::NoToken);
-        }
-        if key.waiters.is_empty() && key.holders.len() < limit as usize {
+        if is_free {
             if self.out_of_tokens {
                 return Err(Refusal::NoToken);
             }
@@ -131,6 +139,7 @@ impl Model {
             .caps
             .max_waiters
             .is_some_and(|max| key.waiters.len() >= max)
+            || waiter_count >= self.caps.max_waiters_total
         {
             return Err(Refusal::MaxWaiters);
         }
@@ -152,7 +161,7 @@ impl Model {
     }
 
     pub(super) fn collect(&mut self, number: u64) -> ModelProgress {
-        self.expire();
+        self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets[at].clone();
         let now = self.now;
@@ -172,7 +181,7 @@ impl Model {
     }
 
     pub(super) fn has_lapsed(&mut self, number: u64) -> bool {
-        self.expire();
+        self.settle_ticket(number);
         let ticket = self.tickets[self.find_ticket(number)].clone();
         match ticket.fence {
             Some(fence) => self.holder(&ticket.key, fence).is_none(),
@@ -181,7 +190,7 @@ impl Model {
     }
 
     pub(super) fn cancel(&mut self, number: u64) {
-        self.expire();
+        self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets.remove(at);
         self.drop_ticket(&ticket);
@@ -213,7 +222,6 @@ impl Model {
     }
 
     pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings) {
-        self.expire();
         let mine: Vec<ModelTicket> = self
             .tickets
             .iter()
@@ -251,19 +259,52 @@ impl Model {
     }
 
     pub(super) fn expire(&mut self) {
-        loop {
-            let due = self.keys.iter().flat_map(|key| {
-                key.holders
-                    .iter()
-                    .map(|holder| (holder.expires_at, holder.fence, key.name.clone()))
-            });
-            match due.min() {
-                Some((expires_at, fence, name)) if expires_at <= self.now => {
-                    self.vacate(&name, fence)
-                }
-                _ => return,
+        while self.end_first() {}
+    }
+
+    /// Ends the lease that ran out first; `false` if none has run out.
+    pub(super) fn end_first(&mut self) -> bool {
+        let due = self.keys.iter().flat_map(|key| {
+            key.holders
+                .iter()
+                .map(|holder| (holder.expires_at, holder.fence, key.name.clone()))
+        });
+        match due.min() {
+            Some((expires_at, fence, name)) if expires_at <= self.now => {
+                self.vacate(&name, fence);
+                true
             }
+            _ => false,
         }
+    }
+
+    /// Whether a lease has run out and has not been ended.
+    pub(super) fn is_behind(&self) -> bool {
+        self.keys.iter().any(|key| self.has_due(&key.name))
+    }
+
+    /// Ends leases in order until none of `name` has run out.
+    fn settle(&mut self, name: &str) {
+        while self.has_due(name) && self.end_first() {}
+    }
+
+    fn settle_ticket(&mut self, number: u64) {
+        let name = self.tickets[self.find_ticket(number)].key.clone();
+        self.settle(&name);
+    }
+
+    fn has_due(&self, name: &str) -> bool {
+        let holders = self.find(name).map(|at| &self.keys[at].holders);
+        holders.is_some_and(|holders| holders.iter().any(|holder| holder.expires_at <= self.now))
+    }
+
+    fn is_at_a_cap(&self, conn: u64, name: &str) -> bool {
+        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
+        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
+        self.keys.len() >= self.caps.max_locks && self.find(name).is_none()
+            || slot_count >= self.caps.max_slots
+            || self.belongings_count(conn) >= self.caps.max_per_connection
+            || waiter_count >= self.caps.max_waiters_total
     }
 
     pub(super) fn prune(&mut self, max_idle: Duration) {
@@ -291,15 +332,10 @@ impl Model {
     }
 
     pub(super) fn tokens_are_back(&mut self) {
-        self.expire();
         let mut owed: Vec<(u64, String)> = Vec::new();
         for key in &self.keys {
-            if key.holders.len() < key.limit as usize {
-                owed.extend(
-                    key.waiters
-                        .first()
-                        .map(|number| (*number, key.name.clone())),
-                );
+            if key.is_owed() {
+                owed.push((key.waiters[0], key.name.clone()));
             }
         }
         owed.sort();
@@ -309,8 +345,7 @@ impl Model {
     }
 
     /// Who has an interest in the connection: whether it holds or waits for anything.
-    pub(super) fn is_busy(&mut self, conn: u64) -> bool {
-        self.expire();
+    pub(super) fn is_busy(&self, conn: u64) -> bool {
         self.tickets.iter().any(|ticket| ticket.conn == conn)
             || self
                 .keys
@@ -367,11 +402,26 @@ impl Model {
         }
     }
 
-    fn promote_owed(&mut self, name: &str) {
-        let at = self.find(name).expect("known");
-        if !self.keys[at].waiters.is_empty() {
-            self.promote(name);
+    fn agree(&mut self, at: usize, kind: Kind, limit: u32) -> Result<(), Refusal> {
+        let key = &mut self.keys[at];
+        if key.is_idle() {
+            key.kind = kind;
+            key.limit = limit;
         }
+        if (key.kind, key.limit) == (kind, limit) {
+            Ok(())
+        } else {
+            Err(Refusal::LimitMismatch)
+        }
+    }
+
+    /// Slots and places.
+    fn belongings_count(&self, conn: u64) -> usize {
+        let holders = self.keys.iter().flat_map(|key| &key.holders);
+        let waits = |ticket: &&ModelTicket| ticket.fence.is_none() && !ticket.dismissed;
+        let places = self.tickets.iter().filter(waits);
+        holders.filter(|holder| holder.conn == conn).count()
+            + places.filter(|ticket| ticket.conn == conn).count()
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -386,7 +436,7 @@ impl Model {
     }
 
     fn find_held(&mut self, name: &str, kind: Kind, given: Token) -> Result<(), Refusal> {
-        self.expire();
+        self.settle(name);
         let at = self.find(name).ok_or(Refusal::NotHeld)?;
         let key = &self.keys[at];
         let is_holder = key
@@ -410,6 +460,11 @@ impl Model {
 }
 
 impl ModelKey {
+    /// Whether a slot is free while somebody waits.
+    fn is_owed(&self) -> bool {
+        !self.waiters.is_empty() && self.holders.len() < self.limit as usize
+    }
+
     fn is_idle(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty()
     }

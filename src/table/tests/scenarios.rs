@@ -5,7 +5,7 @@ use super::*;
 fn one_key() -> Caps {
     Caps {
         max_locks: 1,
-        max_waiters: None,
+        ..NO_CAPS
     }
 }
 
@@ -120,6 +120,7 @@ fn a_try_never_takes_a_place_in_the_queue() {
     let mut world = World::with_caps(Caps {
         max_locks: 8,
         max_waiters: Some(1),
+        ..NO_CAPS
     });
     let token = world.held(1, "k");
     for _ in 0..3 {
@@ -198,7 +199,7 @@ fn a_token_is_good_for_its_own_kind_and_key_only() {
 fn the_cap_on_keys_counts_locks_and_semaphores_together() {
     let mut world = World::with_caps(Caps {
         max_locks: 2,
-        max_waiters: None,
+        ..NO_CAPS
     });
     world.held(1, "a");
     granted(world.slot(1, "b", 2));
@@ -211,7 +212,7 @@ fn the_cap_on_keys_counts_locks_and_semaphores_together() {
 fn at_the_cap_the_key_idle_longest_makes_room() {
     let mut world = World::with_caps(Caps {
         max_locks: 2,
-        max_waiters: None,
+        ..NO_CAPS
     });
     for key in ["a", "b"] {
         let token = world.held(1, key);
@@ -244,6 +245,7 @@ fn the_cap_on_waiters_is_exact_and_per_key() {
     let mut world = World::with_caps(Caps {
         max_locks: 8,
         max_waiters: Some(2),
+        ..NO_CAPS
     });
     world.held(1, "k");
     let first = world.queued(2, "k");
@@ -256,10 +258,115 @@ fn the_cap_on_waiters_is_exact_and_per_key() {
 }
 
 #[test]
+fn the_cap_on_slots_counts_every_key_and_makes_no_new_one() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 3,
+        ..NO_CAPS
+    });
+    granted(world.slot(1, "s", 8));
+    granted(world.slot(2, "s", 8));
+    let token = world.held(3, "k");
+    assert_eq!(world.slot(4, "s", 8), Err(Refusal::MaxLocks));
+    assert_eq!(world.try_lock(4, "new"), Err(Refusal::MaxLocks));
+    assert!(!world.table.keys.contains_key("new"));
+    // A waiter takes no slot, so it may wait; then it gets the one that its key frees.
+    let waiter = world.queued(4, "k");
+    assert_eq!(world.release("k", token), Ok(()));
+    let token = world.collected(waiter);
+    assert_eq!(world.lock(5, "new"), Err(Refusal::MaxLocks));
+    assert_eq!(world.release("k", token), Ok(()));
+    world.held(5, "new");
+}
+
+#[test]
+fn at_the_cap_on_slots_a_lease_that_is_over_makes_room() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 1,
+        ..NO_CAPS
+    });
+    world.held(1, "a");
+    world.advance(secs(10));
+    world.held(2, "b");
+}
+
+#[test]
+fn a_waiter_owed_a_token_is_not_robbed_of_its_slot_at_the_cap() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 1,
+        ..NO_CAPS
+    });
+    let token = world.held(1, "k");
+    let waiter = world.queued(2, "k");
+    world.mint_is_out(true);
+    assert_eq!(world.release("k", token), Ok(()));
+    world.mint_is_out(false);
+    assert_eq!(world.lock(3, "other"), Err(Refusal::MaxLocks));
+    world.collected(waiter);
+}
+
+#[test]
+fn the_cap_on_one_connection_counts_its_slots_and_places_together() {
+    let mut world = World::with_caps(Caps {
+        max_per_connection: 3,
+        ..NO_CAPS
+    });
+    let token = world.held(9, "k");
+    world.held(1, "a");
+    granted(world.slot(1, "s", 8));
+    let waiter = world.queued(1, "k");
+    assert_eq!(world.lock(1, "new"), Err(Refusal::MaxLocks));
+    assert_eq!(world.slot(1, "s", 8), Err(Refusal::MaxLocks));
+    assert_eq!(world.lock(1, "k"), Err(Refusal::MaxLocks));
+    assert_eq!(world.try_lock(1, "k"), Err(Refusal::MaxLocks));
+    granted(world.slot(2, "s", 8));
+    // A place that becomes a slot counts once, collected or not.
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.lock(1, "new"), Err(Refusal::MaxLocks));
+    let token = world.collected(waiter);
+    assert_eq!(world.lock(1, "new"), Err(Refusal::MaxLocks));
+    assert_eq!(world.release("k", token), Ok(()));
+    world.held(1, "new");
+}
+
+#[test]
+fn a_place_given_up_counts_for_its_connection_no_more() {
+    let mut world = World::with_caps(Caps {
+        max_per_connection: 1,
+        ..NO_CAPS
+    });
+    world.held(9, "k");
+    let waiter = world.queued(1, "k");
+    assert_eq!(world.lock(1, "a"), Err(Refusal::MaxLocks));
+    world.cancel(waiter);
+    world.held(1, "a");
+}
+
+#[test]
+fn the_cap_on_waiters_in_all_counts_every_key() {
+    let mut world = World::with_caps(Caps {
+        max_waiters_total: 2,
+        ..NO_CAPS
+    });
+    let token = world.held(1, "a");
+    world.held(1, "b");
+    let first = world.queued(2, "a");
+    world.queued(2, "b");
+    assert_eq!(world.lock(3, "a"), Err(Refusal::MaxWaiters));
+    assert_eq!(world.try_lock(3, "b"), Err(Refusal::MaxWaiters));
+    assert_eq!(world.release("a", token), Ok(()));
+    world.queued(3, "b");
+    assert_eq!(world.lock(4, "a"), Err(Refusal::MaxWaiters));
+    world.disconnect(3, Holdings::Release);
+    world.collected(first);
+    world.queued(4, "a");
+}
+
+#[test]
 fn the_checks_come_in_their_order() {
     let mut world = World::with_caps(Caps {
         max_locks: 1,
         max_waiters: Some(1),
+        ..NO_CAPS
     });
     world.held(1, "k");
     world.queued(2, "k");
@@ -269,6 +376,20 @@ fn the_checks_come_in_their_order() {
     assert_eq!(world.lock(3, "new"), Err(Refusal::MaxLocks));
     world.table.begin_drain(world.now);
     assert_eq!(world.slot(3, "k", 2), Err(Refusal::Draining));
+}
+
+#[test]
+fn the_caps_in_all_come_after_a_mismatch_and_before_a_full_queue() {
+    let mut world = World::with_caps(Caps {
+        max_waiters: Some(1),
+        max_per_connection: 1,
+        ..NO_CAPS
+    });
+    world.held(1, "k");
+    world.queued(2, "k");
+    assert_eq!(world.slot(1, "k", 2), Err(Refusal::LimitMismatch));
+    assert_eq!(world.lock(1, "k"), Err(Refusal::MaxLocks));
+    assert_eq!(world.lock(3, "k"), Err(Refusal::MaxWaiters));
 }
 
 // Leases.
@@ -297,6 +418,47 @@ fn an_expired_token_is_dead_for_every_command_even_if_the_reaper_is_late() {
         world.advance(secs(10)); // no expire() here: that is the point
         assert_eq!(act(&mut world, token), Err(Refusal::NotHeld));
     }
+}
+
+#[test]
+fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
+    let mut world = World::new();
+    let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
+    let tokens: Vec<Token> = keys.iter().map(|key| world.held(1, key)).collect();
+    let waiter = world.queued(2, "k8");
+    let held = |world: &World| world.table.leases.len();
+    world.advance(secs(10));
+    world.table.expire_some(3, world.now);
+    assert_eq!(held(&world), 7);
+    assert!(world.table.is_behind(Scope::Key("k3"), world.now));
+    assert!(!world.table.is_behind(Scope::Key("k2"), world.now));
+    // An operation ends what ran out before, in order, up to its own key.
+    assert_eq!(world.release("k4", tokens[4]), Err(Refusal::NotHeld));
+    assert_eq!(held(&world), 5);
+    assert_eq!(world.renew("k5", tokens[5], 10), Err(Refusal::NotHeld));
+    world.held(3, "k6");
+    assert!(!world.table.is_held("k7", Kind::Lock, tokens[7], world.now));
+    world.collected(waiter);
+    assert_eq!(world.table.snapshot(world.now).len(), 10);
+    assert_eq!(held(&world), 2);
+}
+
+#[test]
+fn an_operation_leaves_the_leases_of_other_keys_to_the_sweep() {
+    let mut world = World::new();
+    (1..=100).for_each(|conn| {
+        world.held(conn, &format!("k{conn}"));
+    });
+    let token = world.held(101, "mine");
+    assert_eq!(world.renew("mine", token, 60), Ok(()));
+    world.advance(secs(10));
+    assert_eq!(world.renew("mine", token, 60), Ok(()));
+    world.queued(102, "mine");
+    assert_eq!(world.release("mine", token), Ok(()));
+    assert_eq!(world.table.leases.len(), 101);
+    assert!(world.table.is_behind(Scope::Everything, world.now));
+    world.expire();
+    assert_eq!(world.table.leases.len(), 1);
 }
 
 #[test]
@@ -497,11 +659,11 @@ fn a_connection_that_has_gone_is_not_granted_what_the_mint_owed() {
 fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     let caps = Caps {
         max_locks: 100_000,
-        max_waiters: None,
+        ..NO_CAPS
     };
     let mut table = LockTable::new(
         caps,
-        Box::new(CountingMint {
+        Box::new(CountingFences {
             last_fence: 0,
             is_out: Arc::default(),
         }),
@@ -593,6 +755,26 @@ fn the_order_of_fences_is_the_order_of_grants() {
         assert!(last.fence < elsewhere.fence && elsewhere.fence < next.fence);
         last = next;
     }
+}
+
+#[test]
+fn a_token_has_the_salt_that_its_own_claim_brought_along() {
+    let mut world = World::new();
+    let mut ask = |conn, salt| {
+        let ask = Ask {
+            salt: Salt(salt),
+            ..lock_of(conn, "k")
+        };
+        world.table.enqueue(&ask, world.now)
+    };
+    let token = granted(ask(1, 11));
+    let (second, third) = (ticket(ask(2, 22)), ticket(ask(3, 33)));
+    assert!(token.salt.matches(Salt(11)));
+    assert_eq!(world.release("k", token), Ok(()));
+    let token = world.collected(second);
+    assert!(token.salt.matches(Salt(22)));
+    assert_eq!(world.release("k", token), Ok(()));
+    assert!(world.collected(third).salt.matches(Salt(33)));
 }
 
 #[test]
