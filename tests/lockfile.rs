@@ -1118,25 +1118,24 @@ fn where_the_kernel_refuses_a_step_another_takes_its_place() {
     for (fault, is_taken_over, is_live) in [
         ("linkat:error=EPERM", true, true),
         ("linkat:error=EOPNOTSUPP", true, true),
-        ("renameat2:error=ENOSYS", true, true),
-        ("renameat2:error=EINVAL", true, true),
         ("flock:error=ENOLCK", false, false),
         ("flock:error=EOPNOTSUPP", false, false),
-        // Of NFS, to whoever has opened the file for reading.
         ("flock:error=EBADF", false, false),
     ] {
         let inject = format!("inject={fault}");
-        let options = ["-e", "trace=linkat,renameat2,flock", "-e", &inject];
+        let options = ["-e", "trace=linkat,flock", "-e", &inject];
         let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
             return;
         };
         assert_eq!(answer, format!("granted {is_live}"), "{fault}");
         assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
-        if !fault.starts_with("rename") {
-            assert!(trace.contains("(INJECTED)"), "{fault}");
-        }
+        assert!(trace.contains("(INJECTED)"), "{fault}");
         scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+        // So that the file is replaced, and not rewritten.
+        let other = scratch.0.path().with_extension("link");
+        fs::hard_link(scratch.path(), &other).expect("another name");
         let (answer, trace) = traced(&options, "try", &scratch.path()).expect("strace");
+        fs::remove_file(other).expect("another name");
         assert!(trace.contains("(INJECTED)"), "{fault}: {trace}");
         if is_taken_over {
             assert_eq!(answer, "granted true", "{fault}");
@@ -1149,6 +1148,23 @@ fn where_the_kernel_refuses_a_step_another_takes_its_place() {
             fs::remove_file(scratch.path()).expect("the stale lock");
         }
         assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
+    }
+}
+
+#[test]
+fn a_takeover_needs_neither_links_nor_renames() {
+    let scratch = Scratch::new();
+    scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+    let options = [
+        "-e",
+        "trace=link,linkat,rename,renameat,renameat2,symlinkat",
+    ];
+    if let Some((answer, trace)) = traced(&options, "try", &scratch.path()) {
+        assert_eq!(answer, "granted true");
+        assert!(
+            !trace.contains("link") && !trace.contains("rename"),
+            "{trace}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is known of the world: clocks, processes, and where we are.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use crate::directory::Directory;
 
-use super::files::name_aside;
+use super::files::new_file;
 use super::process::{self, Process};
 use super::record::{seconds_since_1970, Record};
 use super::staleness::{Place, World};
@@ -29,7 +29,8 @@ impl World for Surroundings<'_> {
 
     fn file_system_now(&self) -> u64 {
         // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
-        let modified = new_file(self.directory).and_then(|file| Ok(file.metadata()?.mtime()));
+        let modified =
+            new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
         modified
             .ok()
             .and_then(|seconds| u64::try_from(seconds).ok())
@@ -42,20 +43,6 @@ impl World for Surroundings<'_> {
 
     fn instant_of(&self, ticks: u64) -> Option<u64> {
         process::instant_of(ticks)
-    }
-}
-
-/// A file that nobody else will see, or not for long.
-fn new_file(directory: &Directory) -> io::Result<File> {
-    const MODE: u32 = 0o600;
-    match directory.create_unnamed(MODE) {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            let name = name_aside()?;
-            let file = directory.create(&name, MODE)?;
-            let _ = directory.remove(&name);
-            Ok(file)
-        }
-        other => other,
     }
 }
 

@@ -25,7 +25,7 @@ fn all_lacks() -> impl Iterator<Item = Lacks> {
     (0..16).map(|bits| Lacks {
         unnamed_files: bits & 1 != 0,
         links: bits & 2 != 0,
-        exchange: bits & 4 != 0,
+        rewriting: bits & 4 != 0,
         locks: bits & 8 != 0,
     })
 }
