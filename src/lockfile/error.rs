@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a lock was not taken, or not given back.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub enum SemaphoreError {
     Timeout,
     /// A text is not that of a lock file, for this reason.
     ParseError(String),
+    /// The file at this path is neither empty nor a record, nor the beginning of one. It is not touched.
+    NotALockFile(PathBuf),
     /// It was held, and somebody has taken it away since.
     Lost,
     /// The wait was given up, since the caller asked for that.
@@ -54,6 +57,9 @@ impl fmt::Display for SemaphoreError {
             SemaphoreError::NotLocked => f.write_str("Lock not held"),
             SemaphoreError::Timeout => f.write_str("Timeout waiting for lock"),
             SemaphoreError::ParseError(reason) => write!(f, "Parse error: {reason}"),
+            SemaphoreError::NotALockFile(path) => {
+                write!(f, "{} is not a lock file", path.display())
+            }
             SemaphoreError::Lost => f.write_str("Lock lost"),
             SemaphoreError::Cancelled => f.write_str("Wait cancelled"),
         }

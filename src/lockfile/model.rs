@@ -453,11 +453,14 @@ fn claim<'a>(
     then: impl FnOnce(Open<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
     let record = || format!("pid={}\n", replay.process).into_bytes();
-    let is_stale = |content: &Content| replay.is_stale(content);
+    let may_take = |content: &Content| {
+        let is_stale = replay.is_stale(content);
+        Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
+    };
     let claim = Claim {
         record: &record,
         is_live,
-        is_stale: &is_stale,
+        may_take: &may_take,
     };
     match acquire(&replay, &claim)? {
         Attempt::Granted(file) => then(file),
@@ -481,7 +484,7 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         let ours = format!("pid={}\n", replay.process);
         let allows = |content: &Content, _: Locking| {
             let is_ours = content.bytes == ours.as_bytes();
-            is_ours.then_some(()).ok_or(Obstacle::NotStale)
+            Ok(is_ours.then_some(()).ok_or(Obstacle::NotStale))
         };
         remove(&replay, &allows).map(drop)
     })
@@ -491,7 +494,7 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, locking: Locking| {
         let may = locking == Locking::Ours && replay.is_stale(content);
-        may.then_some(()).ok_or(Obstacle::NotStale)
+        Ok(may.then_some(()).ok_or(Obstacle::NotStale))
     };
     remove(&replay, &allows).map(drop)
 }

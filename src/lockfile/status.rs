@@ -13,7 +13,7 @@ use crate::directory::{Directory, Entry};
 use super::error::SemaphoreResult;
 use super::files::{is_name_aside, read};
 use super::process;
-use super::record::{seconds_since_1970, LockInfo, Record};
+use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
 use super::surroundings::{here, Surroundings};
 use super::takeover::{self, Locking, Obstacle, Removal};
@@ -167,6 +167,9 @@ impl Semaphore {
             Entry::Unreadable | Entry::Other => return Ok(Status::unreadable()),
         };
         let content = read(&file)?;
+        if !is_of_lock_file(&content.bytes) {
+            return Err(self.not_a_lock_file());
+        }
         let record = Record::parse(&content.bytes);
         // Only where it matters, since it is in the way of a takeover for the moment.
         let is_locked = says_flock(&record, here()).then(|| {
@@ -203,13 +206,19 @@ impl Semaphore {
         let mut cleaned = Cleaned::default();
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
-            let allows = |content: &Content, locking: Locking| match locking {
-                Locking::Theirs => Err(Obstacle::Locked),
-                _ if !self.is_stale_unless_locked(content, &directory) => Err(Obstacle::NotStale),
-                Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
-                Locking::Ours | Locking::Unknown => Ok(()),
+            let allows = |content: &Content, locking: Locking| {
+                let verdict = self.may_take(content, &directory);
+                Ok(verdict.and_then(|()| match locking {
+                    Locking::Theirs => Err(Obstacle::Locked),
+                    Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
+                    Locking::Ours | Locking::Unknown => Ok(()),
+                }))
             };
-            cleaned.lock = matches!(takeover::remove(&files, &allows)?, Removal::Removed);
+            cleaned.lock = match takeover::remove(&files, &allows)? {
+                Removal::Removed => true,
+                Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
+                Removal::Nothing | Removal::Kept(..) => false,
+            };
         }
         for entry in fs::read_dir(&self.place.directory)? {
             let name = entry?.file_name();

@@ -96,9 +96,12 @@ pub(super) struct Claim<'a> {
     pub(super) record: &'a dyn Fn() -> Vec<u8>,
     /// Whether the holder will have the file open for as long as it holds the lock.
     pub(super) is_live: bool,
-    /// Whether a file with this content may be taken over, supposing that nobody has it locked.
-    pub(super) is_stale: &'a dyn Fn(&Content) -> bool,
+    /// Whether a file with this content may be taken over, if no process has it locked.
+    pub(super) may_take: &'a dyn Fn(&Content) -> io::Result<Verdict>,
 }
+
+/// Whether a file may be taken over, or removed; if not, why.
+pub(super) type Verdict = Result<(), Obstacle>;
 
 /// What comes of trying to take a lock.
 pub(super) enum Attempt<F> {
@@ -125,6 +128,8 @@ pub enum Obstacle {
     Unreadable,
     /// It is no file, but a link, a directory, a device, a pipe or a socket.
     NotAFile,
+    /// It is a file of another program: neither empty nor a record, nor the beginning of one.
+    NotALockFile,
 }
 
 /// Tries to take the lock, once.
@@ -160,8 +165,8 @@ fn take_over<F: Files>(
     let held = |why, content| Ok(Some(Attempt::Held(why, Some(content))));
     // A lock that is simply held is only read: its file is not locked even for a moment.
     let content = files.read(&found)?;
-    if !(claim.is_stale)(&content) {
-        return held(Obstacle::NotStale, content);
+    if let Err(why) = (claim.may_take)(&content)? {
+        return held(why, content);
     }
     let writable = files.open_to_rewrite(&found)?;
     let can_rewrite = writable.is_some();
@@ -177,8 +182,8 @@ fn take_over<F: Files>(
     if files.identity()? != Some(id) {
         return Ok(None);
     }
-    if !(claim.is_stale)(&judged) {
-        return held(Obstacle::NotStale, judged);
+    if let Err(why) = (claim.may_take)(&judged)? {
+        return held(why, judged);
     }
     let record = record(claim);
     let changed = files.prepare(&record).and_then(|permissions| {
@@ -239,7 +244,7 @@ pub(super) enum Removal {
 /// Removes the lock if `allows` does not object to what its file says, and to who has it locked.
 pub(super) fn remove<F: Files>(
     files: &F,
-    allows: &dyn Fn(&Content, Locking) -> Result<(), Obstacle>,
+    allows: &dyn Fn(&Content, Locking) -> io::Result<Verdict>,
 ) -> io::Result<Removal> {
     loop {
         let found = match files.open()? {
@@ -253,7 +258,7 @@ pub(super) fn remove<F: Files>(
         if files.identity()? != Some(files.id(&found)?) {
             continue;
         }
-        if let Err(why) = allows(&content, locking) {
+        if let Err(why) = allows(&content, locking)? {
             return Ok(Removal::Kept(why, Some(content)));
         }
         return match files.remove() {

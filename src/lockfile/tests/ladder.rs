@@ -163,9 +163,10 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
             record: &|| stamped(DEAD, None, None).print().into_bytes(),
             is_live: false,
             // It is judged as it was, and is another's when it comes to be locked.
-            is_stale: &|content| {
+            may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
-                content.bytes == stale.as_bytes()
+                let is_stale = content.bytes == stale.as_bytes();
+                Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
             },
         };
         let attempt = takeover::acquire(&files, &claim).expect("an attempt");

@@ -7,6 +7,7 @@ mod shaken;
 mod stress;
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -96,23 +97,17 @@ impl World for Later<'_> {
     }
 }
 
-/// Whether a file is stale in so many seconds, by a timeout of one hour.
-fn is_stale_in(seconds: u64, content: &Content, directory: &Directory) -> bool {
+/// Whether a file may be taken over in so many seconds, by a timeout of one hour.
+fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
     let world = Later {
         now: Surroundings { directory },
         seconds,
     };
     let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
-    judge(
-        content,
-        &record,
-        Some(false),
-        timeout,
-        StaleRule::AgeAndLiveness,
-        &world,
-    )
-    .is_stale
+    let rule = StaleRule::AgeAndLiveness;
+    let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+    Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
 /// This program once more, as the part of a test that is another process. The test of that name reads

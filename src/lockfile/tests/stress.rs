@@ -183,7 +183,7 @@ fn run(run: &Run) -> Seen {
     let claim = Claim {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
-        is_stale: &|content| is_stale_in(7200, content, &directory),
+        may_take: &|content| may_take_in(7200, content, &directory),
     };
     let last = takeover::acquire(&files, &claim).expect("an attempt");
     assert!(
@@ -257,7 +257,7 @@ fn worker() {
         let claim = Claim {
             record: &|| stamped(pid, None, None).print().into_bytes(),
             is_live,
-            is_stale: &|content| is_stale_in(ahead, content, &directory),
+            may_take: &|content| may_take_in(ahead, content, &directory),
         };
         let Attempt::Granted(file) = takeover::acquire(&files, &claim).expect("an attempt") else {
             files.rest();
@@ -283,8 +283,8 @@ fn worker() {
             drop(file);
         } else if is_released {
             let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
-                Some(pid) if pid == dead_pid => Ok(()),
-                _ => Err(Obstacle::NotStale),
+                Some(pid) if pid == dead_pid => Ok(Ok(())),
+                _ => Ok(Err(Obstacle::NotStale)),
             };
             if !matches!(
                 takeover::remove(&files, &own).expect("a release"),
