@@ -716,19 +716,131 @@ fn another_process_with_the_holders_number_does_not_keep_the_lock() {
 #[test]
 fn what_is_not_of_this_place_is_judged_by_age_alone() {
     let scratch = Scratch::new();
-    for change in [("x-host", "elsewhere"), ("x-pidns", "1")] {
-        let old = record_with(&[("timestamp", "9"), change]);
+    let elsewhere = [("x-host", "elsewhere"), ("x-boot", "another")];
+    for change in [&elsewhere[..], &[("x-pidns", "1")]] {
+        let old = record_with(&[&[("timestamp", "9")], change].concat());
         let lock = scratch.lock_with(old);
         assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
         drop(lock.try_acquire().expect("an old lock"));
-        let lock = scratch.lock_with(record_with(&[("pid", "999999999"), change]));
+        let lock = scratch.lock_with(record_with(&[&[("pid", "999999999")], change].concat()));
         assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
         assert!(is_held(&lock.try_acquire()));
     }
-    let before_boot = record_with(&[("x-boot", "00000000-0000-0000-0000-000000000000")]);
+    let before_boot = record_with(&[
+        ("x-boot", "00000000-0000-0000-0000-000000000000"),
+        ("timestamp", "9"),
+    ]);
     let lock = scratch.lock_with(before_boot);
     assert_eq!(lock.status().expect("a status").alive, Alive::No);
     drop(lock.try_acquire().expect("a lock of an earlier boot"));
+}
+
+/// W8: the name of the host may have changed since the grant.
+#[test]
+fn the_same_boot_is_this_kernel_whatever_the_name_of_the_host() {
+    let scratch = Scratch::new();
+    let renamed = record_with(&[("x-host", "elsewhere"), ("timestamp", "9")]);
+    let lock = scratch.lock_with(&renamed);
+    assert_eq!(lock.status().expect("a status").alive, Alive::Yes);
+    assert!(is_held(&lock.try_acquire()));
+    // Its guard is gone, and so is its process.
+    let dead = renamed.replace(
+        &format!("pid={}\n", process::id()),
+        &format!("pid={DEAD}\n"),
+    );
+    let lock = scratch.lock_with(dead);
+    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    drop(lock.try_acquire().expect("a lock of the dead"));
+}
+
+/// W9: a cloned host has our name and another boot, and its grants are of now.
+#[test]
+fn a_grant_of_another_boot_under_our_name_may_be_of_a_clone() {
+    let scratch = Scratch::new();
+    let boot = ("x-boot", "00000000-0000-0000-0000-000000000000");
+    let text = record_with(&[boot]);
+    let lock = scratch.lock_with(&text);
+    let status = lock.status().expect("a status");
+    assert_eq!((status.alive, status.is_stale), (Alive::Unknown, false));
+    assert!(is_held(&lock.try_acquire()));
+    assert_eq!(scratch.text(), text);
+}
+
+/// What another process says to a lock whose record is old and whose holder lives, with this file failing.
+fn answer_without(file: &str, error: &str, lock: &Path) -> Option<String> {
+    let inject = format!("inject=openat,readlink,readlinkat:error={error}");
+    let options = ["-P", file, "-e", &inject];
+    let (answer, trace) = traced(&options, "try", lock)?;
+    assert!(trace.contains("(INJECTED)"), "{trace}");
+    Some(answer)
+}
+
+#[test]
+fn a_holder_that_cannot_be_judged_is_not_robbed() {
+    let scratch = Scratch::new();
+    let text = record_with(&[("timestamp", "9")]);
+    scratch.lock_with(&text);
+    let held = format!(
+        "Lock already held by PID {} since 9; [\"a.lock\"]",
+        process::id()
+    );
+    for file in ["/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"] {
+        for (error, expected) in [
+            ("ENOENT", &*held),
+            (
+                "ENFILE",
+                "IO error: Too many open files in system (os error 23)",
+            ),
+        ] {
+            let Some(answer) = answer_without(file, error, &scratch.path()) else {
+                return;
+            };
+            assert!(answer.starts_with(expected), "{file}: {answer}");
+            assert_eq!(scratch.text(), text, "{file} {error}");
+        }
+    }
+}
+
+/// There, the start of a process and of the host are at other times than here.
+#[test]
+fn a_taker_in_another_time_namespace_robs_nobody_who_lives() {
+    let unshared = "unshare --time --boottime 1000000 --fork";
+    if !Command::new("sh")
+        .args(["-c", &format!("{unshared} true")])
+        .output()
+        .is_ok_and(|run| run.status.success())
+    {
+        eprintln!("SKIPPED: no time namespaces for us");
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.lock_with(record_with(&[("timestamp", "9")]));
+    let held = format!("Lock already held by PID {} since 9; ", process::id());
+    let answer = answer(unshared, "try", &scratch.path());
+    assert!(answer.starts_with(&held), "{answer}");
+    // A grant of there, seen from here.
+    let mut there = Command::new("sh");
+    there.args([
+        "-c",
+        &format!("exec {unshared} --kill-child sh -c 'echo $$; exec cat'"),
+    ]);
+    let mut there = there
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let mut pid = String::new();
+    let mut lines = BufReader::new(there.stdout.take().expect("a pipe"));
+    lines.read_line(&mut pid).expect("a process number");
+    let lock = scratch.lock_with(record_with(&[
+        ("timestamp", "9"),
+        ("pid", pid.trim()),
+        ("x-start", "1"),
+    ]));
+    let status = lock.status().expect("a status");
+    drop(there.stdin.take());
+    there.wait().expect("its end");
+    assert_eq!((status.alive, status.is_stale), (Alive::Yes, false));
 }
 
 /// W10.

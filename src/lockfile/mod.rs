@@ -63,7 +63,7 @@ use guard::{beat_for, Care, OnLost};
 use path::LockPath;
 use record::{is_of_lock_file, token_as_read, Record};
 use staleness::{judge, Content};
-use surroundings::{stamped, Surroundings};
+use surroundings::{find_here, stamped, Surroundings};
 use takeover::{Attempt, Claim, Locking, Removal, Verdict};
 use watch::{Watch, Woken};
 
@@ -436,6 +436,7 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
     pub fn release(&self, terms: &Terms) -> SemaphoreResult<Result<(), Busy>> {
+        find_here()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let allows =
@@ -535,6 +536,7 @@ impl Semaphore {
         info: &LockInfo,
         hold: Hold,
     ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
+        find_here()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());

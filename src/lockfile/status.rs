@@ -15,7 +15,7 @@ use super::files::{is_name_aside, read};
 use super::process;
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::surroundings::{here, Surroundings};
+use super::surroundings::{find_here, here, Surroundings};
 use super::takeover::{self, Locking, Obstacle, Removal};
 use super::Semaphore;
 
@@ -202,6 +202,7 @@ impl Semaphore {
 
     /// As [`Semaphore::clean`], with a word on where that is not safe.
     pub(crate) fn clean_with(&self, unlockable: Unlockable) -> SemaphoreResult<Cleaned> {
+        find_here()?;
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
         if self.config.stale_timeout.is_some() {
@@ -277,6 +278,6 @@ impl Semaphore {
 /// How long ago a file was last written, by the clock of its file system.
 fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
-    let now = Surroundings { directory }.file_system_now();
+    let now = Surroundings { directory }.file_system_now()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
 }

@@ -273,7 +273,7 @@ pub(super) fn remove<F: Files>(
 }
 
 /// This user may not change the names here, or nobody may.
-fn is_forbidden(error: &io::Error) -> bool {
+pub(super) fn is_forbidden(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }

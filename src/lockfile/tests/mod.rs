@@ -84,8 +84,12 @@ impl World for Later<'_> {
         self.now.now() + self.seconds
     }
 
-    fn file_system_now(&self) -> u64 {
-        self.now.file_system_now() + self.seconds
+    fn file_system_now(&self) -> Option<u64> {
+        Some(self.now.file_system_now()? + self.seconds)
+    }
+
+    fn booted_at(&self) -> Option<u64> {
+        self.now.booted_at()
     }
 
     fn process(&self, pid: u32) -> Option<Process> {
