@@ -1003,6 +1003,36 @@ fn a_link_of_another_user_in_a_shared_directory_is_refused() {
     drop(scratch.lock().try_acquire().expect("a free lock"));
 }
 
+/// W13, where a group may plant one.
+#[test]
+fn a_link_counts_only_if_it_is_ours_or_the_directorys_owners() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give files away");
+        return;
+    }
+    let stale = format!("pid={DEAD}\ntimestamp=1\n");
+    for mode in [0o777, 0o2775, 0o755] {
+        let scratch = Scratch::new();
+        let victim = scratch.0.path().join("victim");
+        fs::write(&victim, &stale).expect("a file");
+        symlink(&victim, scratch.path()).expect("a link");
+        drop(scratch.lock().try_acquire().expect("by a link of ours"));
+        fs::write(&victim, &stale).expect("a file");
+        let mode = Permissions::from_mode(mode);
+        fs::set_permissions(scratch.0.path(), mode.clone()).expect("a shared directory");
+        lchown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
+        let refused = Semaphore::with_defaults(scratch.path());
+        let Err(SemaphoreError::InvalidPath(reason)) = refused else {
+            panic!("{mode:?}: {refused:?}");
+        };
+        let expected = "it is a symbolic link of another user: ";
+        assert!(reason.starts_with(expected), "{reason}");
+        assert_eq!(fs::read_to_string(&victim).expect("a file"), stale);
+        chown(scratch.0.path(), Some(NOBODY), None).expect("another owner");
+        drop(scratch.lock().try_acquire().expect("by the owner's link"));
+    }
+}
+
 /// W14.
 #[test]
 fn what_is_no_file_is_neither_opened_nor_removed() {
