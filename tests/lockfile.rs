@@ -516,6 +516,42 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
     assert!(!guard.is_held());
 }
 
+#[test]
+fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
+    use rustix::fs::{flock, FlockOperation};
+    let scratch = Scratch::new();
+    let token = ("pid", "1\nx-token=abc");
+    let terms = |pid, token: Option<&str>, asking| Terms {
+        pid,
+        token: token.map(str::to_owned),
+        asking,
+        ..Terms::default()
+    };
+    let own = process::id();
+    for (text, terms, is_released) in [
+        (record_with(&[]), terms(None, None, own), true),
+        (record_with(&[]), terms(Some(own), None, 1), true),
+        (record_with(&[token]), terms(None, Some("abc"), own), true),
+        (record_with(&[]), terms(Some(1), None, own), false),
+        (record_with(&[token]), terms(None, Some("abd"), own), false),
+        // A taker may have locked this one.
+        (
+            record_with(&[("pid", "999999999")]),
+            terms(None, None, own),
+            false,
+        ),
+    ] {
+        for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
+            let lock = scratch.lock_with(&text);
+            let reader = File::open(scratch.path()).expect("the lock file");
+            flock(&reader, operation).expect("a lock");
+            let released = lock.release(&terms).expect("an attempt");
+            assert_eq!(released.is_ok(), is_released, "{terms:?} {text}");
+            assert_eq!(scratch.path().exists(), !is_released);
+        }
+    }
+}
+
 // The weaknesses of lock files, by their claims.
 
 /// W1.

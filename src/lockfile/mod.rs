@@ -474,11 +474,15 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        if locking == Locking::Theirs {
+        // A guard keeps its file locked. Without one, any process that may read the file can have locked it.
+        if locking == Locking::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
         if terms.pid.is_some() || terms.token.is_some() || record.pid == Some(terms.asking) {
             return Ok(());
+        }
+        if locking == Locking::Theirs {
+            return Err(Obstacle::Locked);
         }
         let is_locked = (locking == Locking::Ours).then_some(false);
         let judgement = judge(

@@ -490,6 +490,14 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     })
 }
 
+/// A user who may read the file, and locks it.
+fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    if let Some(found) = replay.opened(Step::Open)? {
+        Files::lock(&replay, &found)?;
+    }
+    Ok(())
+}
+
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, locking: Locking| {
@@ -760,6 +768,8 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, guarded, guarded], lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
+        // The release of a detached holder goes through under the reader's lock.
+        assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
     }
 }
 
