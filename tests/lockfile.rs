@@ -1238,6 +1238,26 @@ fn a_stale_lock_that_one_may_not_replace_is_held() {
     }
 }
 
+/// Its owner has it open for writing perhaps, and may write it again.
+#[test]
+fn a_stale_file_of_another_user_is_replaced() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give files away");
+        return;
+    }
+    let scratch = Scratch::new();
+    let lock = scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+    chown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
+    let theirs = File::open(scratch.path()).expect("the lock file");
+    let guard = lock.try_acquire().expect("a stale lock");
+    let ours = fs::metadata(scratch.path()).expect("the lock file");
+    let theirs = theirs.metadata().expect("the other file");
+    assert!(guard.is_held() && ours.uid() == 0);
+    assert_ne!(ours.ino(), theirs.ino());
+    drop(guard);
+    assert!(scratch.names().is_empty());
+}
+
 /// Another host may be about to give back its lease on it (Samba, NFS).
 #[test]
 fn a_file_that_cannot_be_opened_for_the_moment_is_held() {

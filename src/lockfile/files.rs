@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -223,15 +223,15 @@ impl Files for LockFiles<'_> {
         self.directory.identity(self.name)
     }
 
-    fn prepare(&self, record: &[u8]) -> io::Result<Permissions> {
+    fn prepare(&self, record: &[u8]) -> io::Result<u32> {
         let mut sample = new_file(self.directory, self.making.mode)?;
         sample.write_all(record)?;
-        Ok(sample.metadata()?.permissions())
+        Ok(sample.metadata()?.mode())
     }
 
-    fn rewrite(&self, file: &File, record: &[u8], permissions: Permissions) -> io::Result<()> {
-        if file.metadata()?.permissions() != permissions {
-            file.set_permissions(permissions)?;
+    fn rewrite(&self, file: &File, record: &[u8], mode: u32) -> io::Result<()> {
+        if file.metadata()?.mode() != mode {
+            file.set_permissions(Permissions::from_mode(mode))?;
         }
         let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
         if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {

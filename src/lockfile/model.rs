@@ -7,10 +7,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
-use std::fs::Permissions;
 use std::hash::{Hash, Hasher};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 
 use crate::directory::FileId;
 
@@ -425,11 +423,11 @@ impl<'a> Files for &'a Replay<'a> {
         }
     }
 
-    fn prepare(&self, _: &[u8]) -> io::Result<Permissions> {
-        Ok(Permissions::from_mode(0o644))
+    fn prepare(&self, _: &[u8]) -> io::Result<u32> {
+        Ok(0o644)
     }
 
-    fn rewrite(&self, file: &Open<'a>, record: &[u8], _: Permissions) -> io::Result<()> {
+    fn rewrite(&self, file: &Open<'a>, record: &[u8], _: u32) -> io::Result<()> {
         self.stage.replace(Stage::Rewritten(file.id));
         self.done(Step::Truncate(file.handle))?;
         self.done(Step::Append(file.handle, record.to_vec()))

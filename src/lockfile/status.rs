@@ -128,7 +128,7 @@ impl Status {
 pub struct Cleaned {
     /// A stale lock.
     pub lock: bool,
-    /// So many files that were left of takeovers and of creations.
+    /// The number of files left by creations that came to no end.
     pub temporaries: u32,
 }
 
@@ -158,7 +158,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// What the system says. That nothing stands there is no error, nor that it cannot be read.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says. That
+    /// there is no file is no error, nor that it cannot be read.
+    ///
+    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn status(&self) -> SemaphoreResult<Status> {
         let directory = self.directory()?;
         let file = match directory.open_file(&self.place.name)? {
@@ -179,8 +182,8 @@ impl Semaphore {
         Ok(Status::of(&content, is_locked, self, &directory))
     }
 
-    /// Removes the lock if it is stale, and files that crashes have left beside it: of takeovers in this
-    /// directory, and temporary files that other implementations have made for this lock.
+    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this directory
+    /// that were to become locks, and temporary files that other implementations have made for this lock.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -195,7 +198,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says.
+    ///
+    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(Unlockable::Keep)
     }
@@ -235,7 +240,7 @@ impl Semaphore {
         Ok(cleaned)
     }
 
-    /// A file of a takeover, or of a creation, that nobody has locked any more, and that is old.
+    /// A file that was to become a lock, that no process has locked any more, and that is old.
     fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
         let Some(timeout) = self.config.stale_timeout else {
             return false;

@@ -19,7 +19,6 @@
 //! Each call on [`Files`] is one step, but for the rewrite, which is two. The tests run this code through
 //! every order of the steps of several processes.
 
-use std::fs::Permissions;
 use std::io;
 
 use crate::directory::FileId;
@@ -68,13 +67,12 @@ pub(super) trait Files {
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
     /// Which inode is under the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// The permissions of a new file here. It makes sure that the record has room, and that this process may
+    /// The mode of a new file here. It makes sure that the record has room, and that this process may
     /// make names: without that, nothing is to be changed. Not a step: no other process can see it.
-    fn prepare(&self, record: &[u8]) -> io::Result<Permissions>;
-    /// Empties the file, and writes the record into it. After an error the file is as it was, or has lost
+    fn prepare(&self, record: &[u8]) -> io::Result<u32>;
+    /// Empties the file, and writes the record into it, and gives it the mode. After an error the file is as it was, or has lost
     /// the lock's name.
-    fn rewrite(&self, file: &Self::File, record: &[u8], permissions: Permissions)
-        -> io::Result<()>;
+    fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
     /// Waits for processes that judged the file before us, and have yet to act on it. False if there is no
@@ -186,9 +184,9 @@ fn take_over<F: Files>(
         return held(why, judged);
     }
     let record = record(claim);
-    let changed = files.prepare(&record).and_then(|permissions| {
+    let changed = files.prepare(&record).and_then(|mode| {
         if can_rewrite {
-            files.rewrite(&file, &record, permissions)
+            files.rewrite(&file, &record, mode)
         } else {
             files.remove()
         }

@@ -1,7 +1,7 @@
 //! The real steps, each of them late, and perhaps the last.
 
 use std::cell::{Cell, RefCell};
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io;
 use std::thread;
 use std::time::Duration;
@@ -119,14 +119,14 @@ impl Files for Shaken<'_> {
         self.files.identity()
     }
 
-    fn prepare(&self, record: &[u8]) -> io::Result<Permissions> {
+    fn prepare(&self, record: &[u8]) -> io::Result<u32> {
         self.step();
         self.files.prepare(record)
     }
 
-    fn rewrite(&self, file: &File, record: &[u8], permissions: Permissions) -> io::Result<()> {
+    fn rewrite(&self, file: &File, record: &[u8], mode: u32) -> io::Result<()> {
         self.step();
-        self.files.rewrite(file, record, permissions)
+        self.files.rewrite(file, record, mode)
     }
 
     fn remove(&self) -> io::Result<()> {
