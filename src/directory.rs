@@ -98,10 +98,8 @@ impl Directory {
             Some(stat) if !is_file(&stat) => return Ok(Entry::Other),
             Some(_) => {}
         }
-        // It may have been replaced since: hence no waiting for a pipe's other end, and the second look.
-        let flags =
-            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        match openat(&self.0, name.as_ref(), flags, Mode::empty()) {
+        // It may have been replaced since: hence the second look.
+        match self.open_at_once(name.as_ref(), OFlags::RDONLY) {
             Ok(file) if is_file(&fstat(&file)?) => Ok(Entry::File(file.into())),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => Ok(Entry::Other),
             Err(Errno::NOENT) => Ok(Entry::Nothing),
@@ -109,6 +107,24 @@ impl Directory {
             Err(Errno::ACCESS | Errno::PERM | Errno::AGAIN) => Ok(Entry::Unreadable),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Opens the regular file under `name` for reading and writing; `None` if there is none, or if this process
+    /// may not write it.
+    pub fn open_to_write(&self, name: impl AsRef<Path>) -> io::Result<Option<File>> {
+        match self.open_at_once(name.as_ref(), OFlags::RDWR) {
+            Ok(file) => Ok(is_file(&fstat(&file)?).then(|| file.into())),
+            Err(Errno::NOENT | Errno::ISDIR | Errno::LOOP | Errno::NXIO) => Ok(None),
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Ok(None),
+            Err(Errno::AGAIN | Errno::TXTBSY) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Follows no link, and does not wait for a pipe's other end.
+    fn open_at_once(&self, name: &Path, access: OFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        openat(&self.0, name, flags | access, Mode::empty())
     }
 
     /// A new file under `name`, opened for reading and writing; the umask applies to `mode`.
@@ -174,16 +190,6 @@ impl Directory {
         ))
     }
 
-    /// Exchanges what stands under two names, in one step.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::NotFound`] if there is nothing under one of them, [`io::ErrorKind::Unsupported`]
-    /// if the kernel or the file system cannot do it.
-    pub fn exchange(&self, one: impl AsRef<Path>, other: impl AsRef<Path>) -> io::Result<()> {
-        self.rename_with(one.as_ref(), other.as_ref(), RenameFlags::EXCHANGE)
-    }
-
     /// Moves what stands under `from` to `to`, and replaces what stood there.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         Ok(renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
@@ -196,7 +202,11 @@ impl Directory {
     /// [`io::ErrorKind::AlreadyExists`] if anything stands there, [`io::ErrorKind::Unsupported`] if the
     /// kernel or the file system cannot do it.
     pub fn rename_to_free(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        self.rename_with(from.as_ref(), to.as_ref(), RenameFlags::NOREPLACE)
+        let (from, to) = (from.as_ref(), to.as_ref());
+        match renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
+            other => Ok(other?),
+        }
     }
 
     /// Takes away a name.
@@ -207,13 +217,6 @@ impl Directory {
     /// Returns when the names as they are now would survive a power cut.
     pub fn sync(&self) -> io::Result<()> {
         Ok(fsync(&self.0)?)
-    }
-
-    fn rename_with(&self, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
-        match renameat_with(&self.0, from, &self.0, to, flags) {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
-            other => Ok(other?),
-        }
     }
 
     fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {

@@ -525,7 +525,7 @@ fn status_shows_a_line_for_each_thing_it_knows() {
                 true,
             ),
             row(
-                Some("pid=7\ngarbage"),
+                Some("pid=7\ntimest"),
                 "status f",
                 1,
                 "locked: true\nerror: contents unreadable\npid: 7\nalive: unknown\nstale: no\n",
@@ -1202,16 +1202,64 @@ fn clean_removes_what_crashes_have_left_and_nothing_else() {
 }
 
 #[test]
+fn a_file_that_is_no_lock_file_is_never_touched() {
+    let place = Place::new();
+    for content in [
+        "#!/bin/sh\nexec sema run \"$0\" -- true\n",
+        "pid=/run/daemon.pid\ntimestamp=1\n",
+        "pid=5\nuser=root\n",
+        "12345\n",
+        "\0\0\0",
+    ] {
+        place.write("f", content);
+        for is_old in [false, true] {
+            if is_old {
+                age(&place.path("f"), TWO_HOURS);
+            }
+            for arguments in [
+                "try f",
+                "try f --stale 1ms --stale-rule age",
+                "acquire f",
+                "wait f",
+                "status f",
+                "release f",
+                "release f --force",
+                "clean f",
+                "clean f --force",
+                "run f --timeout 0 -- true",
+                "run f -- true",
+            ] {
+                let words: Vec<&str> = arguments.split(' ').collect();
+                let output = place.sema(&words);
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                let expected = (Some(3), "Error: f is not a lock file\n");
+                assert_eq!((output.status.code(), &*said), expected, "{arguments}");
+                assert_eq!(place.read("f"), content, "{arguments}");
+            }
+            for arguments in [
+                &["acquire", "f"][..],
+                &["release", "f", "-f"],
+                &["clean", "f"],
+            ] {
+                let output = finish(&mut place.command("semats", arguments));
+                assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+                assert_eq!(place.read("f"), content, "{arguments:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_unreadable_lock_is_stale_by_the_age_of_its_file() {
     let place = Place::new();
-    place.write("f", "garbage");
+    place.write("f", "pid=7\ntimest");
     assert_eq!(place.status(&["try", "f"]), 1);
     age(&place.path("f"), TWO_HOURS);
     assert_eq!(place.status(&["try", "f", "--stale", "3h"]), 1);
     assert_eq!(place.status(&["try", "f"]), 0);
     assert!(place.read("f").starts_with("pid="));
     for program in ["sema", "semats"] {
-        place.write("g", "garbage");
+        place.write("g", "pid=7\n");
         let mut release = place.command(program, &["release", "g"]);
         assert_eq!(finish(&mut release).status.code(), Some(1), "{program}");
         age(&place.path("g"), TWO_HOURS);

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a lock was not taken, or not given back.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub enum SemaphoreError {
     HolderEnded(u32),
     /// A text is not that of a lock file, for this reason.
     ParseError(String),
+    /// The file at this path is neither empty nor a record, nor the beginning of one. It is not touched.
+    NotALockFile(PathBuf),
     /// It was held, and somebody has taken it away since.
     Lost,
     /// The wait was given up, since the caller asked for that.
@@ -59,6 +62,9 @@ impl fmt::Display for SemaphoreError {
                 write!(f, "process {pid}, which was to hold the lock, has ended")
             }
             SemaphoreError::ParseError(reason) => write!(f, "Parse error: {reason}"),
+            SemaphoreError::NotALockFile(path) => {
+                write!(f, "{} is not a lock file", path.display())
+            }
             SemaphoreError::Lost => f.write_str("Lock lost"),
             SemaphoreError::Cancelled => f.write_str("Wait cancelled"),
         }

@@ -1,12 +1,11 @@
 //! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for it where
 //! the file system or the kernel does not know it.
 
-use std::cell::OnceCell;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -15,14 +14,10 @@ use crate::directory::{lock_within, Directory, Entry, FileId};
 
 use super::record::{LIVE_LINE, MAX_LEN};
 use super::staleness::Content;
-use super::takeover::{After, Files, Found, Locking, Name};
+use super::takeover::{After, Files, Found, Locking};
 
 /// How long a file is waited for that somebody else has locked, to remove it.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
-
-/// For how long, and how often, we look whether a name is given back to us.
-const UNDOING_POLL: Duration = Duration::from_millis(2);
-const UNDOING_POLLS: u32 = 10;
 
 /// What names aside begin and end with: 16 hex digits stand between.
 pub(super) const ASIDE_PREFIX: &str = ".sema-";
@@ -51,7 +46,8 @@ impl Default for Settle {
 pub(super) struct Lacks {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
-    pub(super) exchange: bool,
+    /// Or what this process may not do with the file that it finds.
+    pub(super) rewriting: bool,
     pub(super) locks: bool,
 }
 
@@ -71,8 +67,6 @@ pub(super) struct Making {
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
     name: &'a OsStr,
-    /// Chosen when it is first needed.
-    aside: OnceCell<String>,
     making: Making,
 }
 
@@ -81,23 +75,8 @@ impl<'a> LockFiles<'a> {
         LockFiles {
             directory,
             name,
-            aside: OnceCell::new(),
             making,
         }
-    }
-
-    fn resolve(&self, name: Name) -> io::Result<&Path> {
-        match name {
-            Name::Lock => Ok(Path::new(self.name)),
-            Name::Aside => self.aside(),
-        }
-    }
-
-    fn aside(&self) -> io::Result<&Path> {
-        if self.aside.get().is_none() {
-            let _ = self.aside.set(name_aside()?);
-        }
-        Ok(Path::new(self.aside.get().map_or("", String::as_str)))
     }
 
     /// Locks the file and writes the record. Where files cannot be locked, the record does not say so.
@@ -114,7 +93,11 @@ impl<'a> LockFiles<'a> {
             Locking::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
             Locking::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
         };
-        (&*file).write_all(record)?;
+        self.write(file, record)
+    }
+
+    fn write(&self, mut file: &File, record: &[u8]) -> io::Result<()> {
+        file.write_all(record)?;
         if self.making.is_synced {
             file.sync_all()?;
         }
@@ -122,21 +105,22 @@ impl<'a> LockFiles<'a> {
     }
 
     /// A complete file that has no name until it gets its own.
-    fn create_unnamed(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
+    fn create_unnamed(&self, record: &[u8]) -> io::Result<Option<File>> {
         if self.making.lacks.unnamed_files || self.making.lacks.links {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let file = self.directory.create_unnamed(self.making.mode)?;
         self.fill(&file, record)?;
-        named(self.directory.link_file(&file, name), file)
+        named(self.directory.link_file(&file, self.name), file)
     }
 
     /// A complete file that has another name until it gets its own.
-    fn create_elsewhere(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
+    fn create_elsewhere(&self, record: &[u8]) -> io::Result<Option<File>> {
         let elsewhere = name_aside()?;
         let file = self.directory.create(&elsewhere, self.making.mode)?;
         let filled = self.fill(&file, record);
-        let linked = filled.and_then(|()| self.link_file(&file, Path::new(&elsewhere), name));
+        let linked = filled
+            .and_then(|()| self.link_file(&file, Path::new(&elsewhere), Path::new(self.name)));
         let _ = self.directory.remove(&elsewhere);
         named(linked, file)
     }
@@ -160,25 +144,23 @@ impl<'a> LockFiles<'a> {
 
     /// A file that is not complete yet when its name appears: nobody takes an empty file for a stale one
     /// before the timeout is over.
-    fn create_in_place(&self, name: &Path, record: &[u8]) -> io::Result<Option<File>> {
-        let file = match self.directory.create(name, self.making.mode) {
+    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
+        let file = match self.directory.create(self.name, self.making.mode) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(error),
         };
         let filled = self.fill(&file, record);
-        // We may have been asleep for so long that somebody has taken the empty file for a stale one.
-        let is_there = self.directory.identity(name)? == Some(FileId::of(&file)?);
+        // If we were asleep for very long, another process may have taken the empty file for a stale one.
+        let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
         match filled {
             Ok(()) => Ok(is_there.then_some(file)),
-            // Whoever has locked it is at just that, and what becomes of the name is up to them.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && name == self.name => {
-                Ok(None)
-            }
+            // That process has the file locked, and decides what becomes of the name.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => {
                 // Nothing may be left that looks like a lock.
                 if is_there {
-                    let _ = self.directory.remove(name);
+                    let _ = self.directory.remove(self.name);
                 }
                 Err(error)
             }
@@ -189,18 +171,13 @@ impl<'a> LockFiles<'a> {
 impl Files for LockFiles<'_> {
     type File = File;
 
-    fn create(&self, name: Name, record: &[u8]) -> io::Result<Option<File>> {
-        let path = self.resolve(name)?;
-        let mut made = self.create_unnamed(path, record);
+    fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
+        let mut made = self.create_unnamed(record);
         if is_unsupported(&made) {
-            made = match name {
-                Name::Lock => self.create_elsewhere(path, record),
-                // Nobody looks for it under this name before it is complete.
-                Name::Aside => self.create_in_place(path, record),
-            };
+            made = self.create_elsewhere(record);
         }
         if is_unsupported(&made) {
-            made = self.create_in_place(path, record);
+            made = self.create_in_place(record);
         }
         made
     }
@@ -212,6 +189,18 @@ impl Files for LockFiles<'_> {
             Entry::Unreadable => Found::Unreadable,
             Entry::Other => Found::NotAFile,
         })
+    }
+
+    fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
+        let found = file.metadata()?;
+        let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
+        if self.making.lacks.rewriting || !is_ours {
+            return Ok(None);
+        }
+        let writable = self.directory.open_to_write(self.name)?;
+        let id = FileId::of(file)?;
+        // Another file by now: the one that was found is judged, and found to have lost its name.
+        Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
     fn lock(&self, file: &File) -> io::Result<Locking> {
@@ -230,41 +219,30 @@ impl Files for LockFiles<'_> {
         FileId::of(file)
     }
 
-    fn identity(&self, name: Name) -> io::Result<Option<FileId>> {
-        self.directory.identity(self.resolve(name)?)
+    fn identity(&self) -> io::Result<Option<FileId>> {
+        self.directory.identity(self.name)
     }
 
-    fn exchange(&self) -> io::Result<()> {
-        if self.making.lacks.exchange {
-            return Err(io::ErrorKind::Unsupported.into());
+    fn prepare(&self, record: &[u8]) -> io::Result<u32> {
+        let mut sample = new_file(self.directory, self.making.mode)?;
+        sample.write_all(record)?;
+        Ok(sample.metadata()?.mode())
+    }
+
+    fn rewrite(&self, file: &File, record: &[u8], mode: u32) -> io::Result<()> {
+        if file.metadata()?.mode() != mode {
+            file.set_permissions(Permissions::from_mode(mode))?;
         }
-        self.directory.exchange(self.aside()?, self.name)
-    }
-
-    fn move_aside(&self) -> io::Result<()> {
-        self.directory.rename(self.name, self.aside()?)
-    }
-
-    fn put_back(&self) -> io::Result<()> {
-        match self.link(self.aside()?, Path::new(self.name)) {
-            // A rename replaces whatever stands there; there is no better way without links.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                match self.identity(Name::Lock)? {
-                    None => self.directory.rename(self.aside()?, self.name),
-                    Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
-                }
-            }
-            other => other,
+        let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
+        if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {
+            // Nothing may be left that looks like a lock.
+            let _ = self.directory.remove(self.name);
         }
+        rewritten
     }
 
-    fn remove(&self, name: Name) -> io::Result<()> {
-        self.directory.remove(self.resolve(name)?)
-    }
-
-    fn append(&self, mut file: &File, line: &str) -> io::Result<()> {
-        // The position is where the record ends.
-        file.write_all(line.as_bytes())
+    fn remove(&self) -> io::Result<()> {
+        self.directory.remove(self.name)
     }
 
     fn settle(&self, after: After) -> bool {
@@ -274,14 +252,6 @@ impl Files for LockFiles<'_> {
         };
         thread::sleep(pause);
         true
-    }
-
-    fn wait_for_undoing(&self, times: u32) -> bool {
-        let is_worth_it = times < UNDOING_POLLS;
-        if is_worth_it {
-            thread::sleep(UNDOING_POLL);
-        }
-        is_worth_it
     }
 }
 
@@ -325,7 +295,20 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     })
 }
 
-/// Whether a name is one that a takeover uses for a moment.
+/// A file that nobody else will see, or not for long; the umask applies to `mode`.
+pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
+    match directory.create_unnamed(mode) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            let name = name_aside()?;
+            let file = directory.create(&name, mode)?;
+            let _ = directory.remove(&name);
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+/// Whether a name is one that we use for a moment.
 pub(super) fn is_name_aside(name: &OsStr) -> bool {
     let digits = name
         .as_bytes()

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{LockFiles, Making};
-use super::record::{seconds_since_1970, TIMESTAMP};
+use super::files::{read, LockFiles, Making};
+use super::record::{seconds_since_1970, Record, TIMESTAMP};
 use super::takeover;
 use super::watch::{Flag, Watch, Woken};
 use super::Semaphore;
@@ -73,6 +73,8 @@ struct Grip {
     name: OsString,
     making: Making,
     file: File,
+    /// What the file said at the grant.
+    record: Record,
     creator: u32,
     is_lost: AtomicBool,
 }
@@ -94,6 +96,7 @@ impl<'a> SemaphoreGuard<'a> {
             directory,
             name: semaphore.place.name.clone(),
             making: semaphore.making(),
+            record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
             is_lost: AtomicBool::new(false),
@@ -138,7 +141,7 @@ impl<'a> SemaphoreGuard<'a> {
                 let _ = keeper.thread.join();
             }
         }
-        if takeover::release(&self.grip.files(), &self.grip.file)? {
+        if self.grip.is_our_record()? && takeover::release(&self.grip.files(), &self.grip.file)? {
             Ok(())
         } else {
             Err(SemaphoreError::Lost)
@@ -175,7 +178,19 @@ impl Grip {
 
     /// If that cannot be told, it is not.
     fn is_still_ours(&self) -> bool {
-        takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
+        self.is_our_record().unwrap_or(false)
+            && takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
+    }
+
+    /// Whether the file names no other holder. A taker on another host can have rewritten our file if the
+    /// file system keeps flock(2) to each host, or lost our lock while we were cut off.
+    fn is_our_record(&self) -> io::Result<bool> {
+        let now = Record::parse(&read(&self.file)?.bytes);
+        let grant = |record: &Record| {
+            let Record { host, boot, .. } = record.clone();
+            (record.pid, record.since, record.start, host, boot)
+        };
+        Ok(now.info().is_none() || grant(&now) == grant(&self.record))
     }
 
     /// Writes the present time into the file that we have open, whatever its name is by now.
@@ -223,7 +238,7 @@ fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
     let mut next_beat = Instant::now() + care.beat;
     let mut is_due = false;
     while let Some(grip) = grip.upgrade() {
-        if is_due && care.has_heartbeat {
+        if is_due && care.has_heartbeat && grip.is_our_record().unwrap_or(false) {
             // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
             let _ = grip.beat();
         }
@@ -373,6 +388,31 @@ mod tests {
         assert_eq!(beat_for(Some(Duration::ZERO)), SHORTEST_BEAT);
         assert_eq!(beat_for(Some(Duration::MAX)), LONGEST_BEAT);
         assert_eq!(beat_for(None), LONGEST_BEAT);
+    }
+
+    #[test]
+    fn a_guard_is_lost_once_its_file_names_another_holder() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("rewritten.lock");
+        let options = SemaphoreOptions::new().heartbeat(true);
+        let config = crate::lockfile::SemaphoreConfig {
+            stale_timeout: Some(Duration::ZERO),
+            ..Default::default()
+        };
+        let semaphore = Semaphore::with_options(&path, config, options).expect("a lock path");
+        let guard = semaphore.try_acquire().expect("a free lock");
+        assert!(guard.is_held());
+        // As by a taker that our flock does not reach: the inode stays the same.
+        let text = "pid=1\ntimestamp=0000000005\nx-since=5\n";
+        fs::write(&path, text).expect("another record");
+        let over = Instant::now() + LIMIT;
+        while !guard.grip.is_lost.load(Ordering::SeqCst) {
+            assert!(Instant::now() < over, "the keeper does not notice");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!guard.is_held());
+        assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+        assert_eq!(fs::read_to_string(&path).expect("a record"), text);
     }
 
     #[test]

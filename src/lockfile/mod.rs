@@ -62,10 +62,10 @@ pub(crate) use watch::Flag;
 use files::{Lacks, LockFiles, Making};
 use guard::{beat_for, Care, OnLost};
 use path::LockPath;
-use record::{token_as_read, Record};
+use record::{is_of_lock_file, token_as_read, Record};
 use staleness::{judge, Content, Place};
-use surroundings::{here, stamped, Surroundings};
-use takeover::{Attempt, Claim, Locking, Removal};
+use surroundings::{find_here, here, stamped, Surroundings};
+use takeover::{Attempt, Claim, Locking, Removal, Verdict};
 use watch::{Lifetime, Watch, Woken};
 
 /// The permissions of a lock file, before the umask.
@@ -349,7 +349,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::AlreadyLocked`] if somebody holds it, or what the system says.
+    /// [`SemaphoreError::AlreadyLocked`] if another process holds it, [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program, or what the system says.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
@@ -370,8 +371,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it could not be had in time, at once
-    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the system
+    /// [`SemaphoreError::Timeout`] if it could not be had in time; at once
+    /// [`SemaphoreError::InvalidPath`] if what is there is no regular file, and
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program; or what the system
     /// says.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
@@ -421,7 +423,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// [`SemaphoreError::NotALockFile`] if it is none, or what the system says.
     pub fn force_release(&self) -> SemaphoreResult<()> {
         let terms = Terms {
             force: true,
@@ -460,17 +462,15 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
     pub fn release(&self, terms: &Terms) -> SemaphoreResult<Result<(), Busy>> {
+        find_here()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let allows =
-            |content: &Content, locking: Locking| self.allows(terms, content, locking, &directory);
+            |content: &Content, locking| Ok(self.allows(terms, content, locking, &directory));
         let kept = match takeover::remove(&files, &allows)? {
             Removal::Removed => return Ok(Ok(())),
             Removal::Nothing => return Err(SemaphoreError::NotLocked),
-            Removal::Kept(Obstacle::Unreadable, _) if terms.force => {
-                directory.remove(&self.place.name)?;
-                return Ok(Ok(()));
-            }
+            Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
             Removal::Kept(obstacle, content) => (obstacle, content),
         };
         Ok(Err(self.busy(kept.0, kept.1, &directory)))
@@ -482,7 +482,10 @@ impl Semaphore {
         content: &Content,
         locking: Locking,
         directory: &Directory,
-    ) -> Result<(), Obstacle> {
+    ) -> Verdict {
+        if !is_of_lock_file(&content.bytes) {
+            return Err(Obstacle::NotALockFile);
+        }
         if terms.force {
             return Ok(());
         }
@@ -497,7 +500,8 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        if locking == Locking::Theirs {
+        // A guard keeps its file locked. Without one, any process that may read the file can have locked it.
+        if locking == Locking::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
         // A process of another host may have the number of the one that asks.
@@ -505,6 +509,9 @@ impl Semaphore {
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
         if is_own || is_named {
             return Ok(());
+        }
+        if locking == Locking::Theirs {
+            return Err(Obstacle::Locked);
         }
         let is_locked = (locking == Locking::Ours).then_some(false);
         let judgement = judge(
@@ -566,32 +573,36 @@ impl Semaphore {
         info: &LockInfo,
         hold: Hold,
     ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
+        find_here()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
         let claim = Claim {
             record: &|| stamped(info.pid, tag, token).print().into_bytes(),
             is_live: hold == Hold::Guarded,
-            is_stale: &|content| self.is_stale_unless_locked(content, &directory),
+            may_take: &|content| Ok(self.may_take(content, &directory)),
         };
         match takeover::acquire(&files, &claim)? {
             Attempt::Granted(file) => Ok(Ok((directory, file))),
+            Attempt::Held(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
             Attempt::Held(obstacle, content) => Ok(Err(self.busy(obstacle, content, &directory))),
         }
     }
 
-    fn is_stale_unless_locked(&self, content: &Content, directory: &Directory) -> bool {
+    /// Whether a file with this content may be taken over, if no process has it locked.
+    fn may_take(&self, content: &Content, directory: &Directory) -> Verdict {
+        if !is_of_lock_file(&content.bytes) {
+            return Err(Obstacle::NotALockFile);
+        }
         let record = Record::parse(&content.bytes);
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        judge(
-            content,
-            &record,
-            Some(false),
-            timeout,
-            rule,
-            &Surroundings { directory },
-        )
-        .is_stale
+        let world = Surroundings { directory };
+        let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+        judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
+    }
+
+    fn not_a_lock_file(&self) -> SemaphoreError {
+        SemaphoreError::NotALockFile(self.path.clone())
     }
 
     fn busy(&self, obstacle: Obstacle, content: Option<Content>, directory: &Directory) -> Busy {

@@ -15,7 +15,7 @@ use crate::directory::FileId;
 use super::record::LIVE_LINE;
 use super::staleness::Content;
 use super::takeover::{
-    acquire, release, remove, After, Attempt, Claim, Files, Found, Locking, Name, Obstacle,
+    acquire, release, remove, After, Attempt, Claim, Files, Found, Locking, Obstacle,
 };
 
 /// The owner that the stale file names; no process of the model.
@@ -27,25 +27,28 @@ type Handle = (usize, usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Path {
     Lock,
-    Aside(usize),
+    /// A name of this process alone.
+    Own(usize),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    Create(Name, Vec<u8>),
+    Create(Vec<u8>),
+    CreateOwn(Vec<u8>),
     /// What a shell does: the name first, the content later, no lock.
     CreateEmpty,
     Open,
     Lock(Handle),
     Read(Handle),
-    Identity(Name),
-    Exchange,
-    MoveAside,
-    PutBack,
+    OpenToRewrite(Handle),
+    Identity,
+    Remove,
+    RemoveOwn,
+    /// Renames the own name to the lock's name.
     Rename,
-    Remove(Name),
-    /// Takes the lock's name from this file, and from no other.
-    RemoveOnly(FileId),
+    /// Removes the lock if it still says what the process that is long gone has left.
+    RemoveLeftover,
+    Truncate(Handle),
     Append(Handle, Vec<u8>),
     Close(Handle),
     IsAlive(usize),
@@ -72,14 +75,29 @@ struct Inode {
     locked_by: Option<Handle>,
 }
 
-/// What the file system cannot do.
+/// A part of the protocol that is left out, for the search to find that out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Plant {
+    /// Every process gets every flock.
+    NoFlock,
+    /// A new file is not locked when its name appears.
+    UnlockedFile,
+    /// A taker does not look at the name before it acts.
+    NoLookBefore,
+    /// A taker does not read the file again once it has it locked.
+    NoSecondReading,
+    /// A taker does not look at the name after it has rewritten the file.
+    NoLookAfter,
+    /// An empty file counts as stale at once.
+    StaleWhenEmpty,
+}
+
+/// What a search lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Lacks {
-    exchange: bool,
-    /// A planted bug: everybody gets every lock.
-    locks: bool,
-    /// A planted bug: a taker says at once that whoever has its file locked holds the lock.
-    patience: bool,
+    /// No process may rewrite the file of another.
+    rewriting: bool,
+    planted: Option<Plant>,
 }
 
 /// What all processes share.
@@ -96,87 +114,50 @@ fn file_id(inode: (usize, usize)) -> FileId {
 }
 
 impl Disk {
-    fn path(process: usize, name: Name) -> Path {
-        match name {
-            Name::Lock => Path::Lock,
-            Name::Aside => Path::Aside(process),
-        }
-    }
-
     /// Takes the step of a process that has taken so many before; `alive` are those that live.
     fn take(&mut self, process: usize, number: usize, step: &Step, alive: &[bool]) -> Answer {
-        let own = |name: Name| Disk::path(process, name);
+        let own = Path::Own(process);
+        let handle = (process, number);
+        let planted = self.lacks.planted;
         let answer = match step {
-            Step::Create(name, bytes) => {
-                let mut bytes = bytes.clone();
-                if *name == Name::Aside && self.lacks.patience {
-                    bytes.extend_from_slice(LIVE_LINE.as_bytes());
-                }
-                self.create(own(*name), (process, number), &bytes, true)
+            Step::Create(bytes) => {
+                let is_locked = planted != Some(Plant::UnlockedFile);
+                self.create(Path::Lock, handle, bytes, is_locked)
             }
-            Step::CreateEmpty => self.create(Path::Lock, (process, number), &[], false),
-            Step::Open => match self.names.get(&Path::Lock) {
-                None => Answer::NotFound,
-                Some(inode) => {
-                    let inode = *inode;
-                    self.open.insert((process, number), inode);
-                    Answer::Opened((process, number), file_id(inode))
-                }
+            Step::CreateOwn(bytes) => self.create(own, handle, bytes, true),
+            Step::CreateEmpty => self.create(Path::Lock, handle, &[], false),
+            Step::Open => self.open(handle),
+            Step::OpenToRewrite(_) if self.lacks.rewriting => Answer::Unsupported,
+            Step::OpenToRewrite(found) => match self.names.get(&Path::Lock) {
+                Some(inode) if *inode == self.open[found] => self.open(handle),
+                _ => Answer::NotFound,
             },
             Step::Lock(handle) => {
-                let lacks_locks = self.lacks.locks;
                 let inode = self.inode(handle);
                 let is_free = inode.locked_by.is_none() || inode.locked_by == Some(*handle);
                 if is_free {
                     inode.locked_by = Some(*handle);
                 }
-                Answer::Locked(if is_free || lacks_locks {
+                Answer::Locked(if is_free || planted == Some(Plant::NoFlock) {
                     Locking::Ours
                 } else {
                     Locking::Theirs
                 })
             }
             Step::Read(handle) => Answer::Content(self.inode(handle).bytes.clone()),
-            Step::Identity(name) => {
-                Answer::Identity(self.names.get(&own(*name)).copied().map(file_id))
-            }
-            Step::Exchange if self.lacks.exchange => Answer::Unsupported,
-            Step::Exchange => {
-                let (aside, lock) = (
-                    self.names.get(&own(Name::Aside)),
-                    self.names.get(&Path::Lock),
-                );
-                match (aside.copied(), lock.copied()) {
-                    (Some(aside), Some(lock)) => {
-                        self.names.insert(Path::Lock, aside);
-                        self.names.insert(own(Name::Aside), lock);
-                        Answer::Done
-                    }
-                    _ => Answer::NotFound,
-                }
-            }
-            Step::MoveAside => self.rename(Path::Lock, own(Name::Aside)),
-            Step::Rename => self.rename(own(Name::Aside), Path::Lock),
-            Step::PutBack => match (
-                self.names.get(&own(Name::Aside)),
-                self.names.get(&Path::Lock),
-            ) {
-                (_, Some(_)) => Answer::Taken,
-                (None, None) => Answer::NotFound,
-                (Some(aside), None) => {
-                    let aside = *aside;
-                    self.names.insert(Path::Lock, aside);
-                    Answer::Done
-                }
-            },
-            Step::Remove(name) => match self.names.remove(&own(*name)) {
-                Some(_) => Answer::Done,
-                None => Answer::NotFound,
-            },
-            Step::RemoveOnly(id) => {
-                if self.names.get(&Path::Lock).copied().map(file_id) == Some(*id) {
+            Step::Identity => Answer::Identity(self.names.get(&Path::Lock).copied().map(file_id)),
+            Step::Rename => self.rename(own, Path::Lock),
+            Step::Remove => self.remove(Path::Lock),
+            Step::RemoveOwn => self.remove(own),
+            Step::RemoveLeftover => {
+                let lock = self.names.get(&Path::Lock);
+                if lock.is_some_and(|inode| self.inodes[inode].bytes.starts_with(b"pid=9")) {
                     self.names.remove(&Path::Lock);
                 }
+                Answer::Done
+            }
+            Step::Truncate(handle) => {
+                self.inode(handle).bytes.clear();
                 Answer::Done
             }
             Step::Append(handle, bytes) => {
@@ -222,6 +203,24 @@ impl Disk {
         Answer::Opened(handle, file_id(inode))
     }
 
+    fn open(&mut self, handle: Handle) -> Answer {
+        match self.names.get(&Path::Lock) {
+            None => Answer::NotFound,
+            Some(inode) => {
+                let inode = *inode;
+                self.open.insert(handle, inode);
+                Answer::Opened(handle, file_id(inode))
+            }
+        }
+    }
+
+    fn remove(&mut self, path: Path) -> Answer {
+        match self.names.remove(&path) {
+            Some(_) => Answer::Done,
+            None => Answer::NotFound,
+        }
+    }
+
     fn rename(&mut self, from: Path, to: Path) -> Answer {
         match self.names.remove(&from) {
             Some(inode) => {
@@ -261,12 +260,27 @@ impl Disk {
     }
 }
 
+/// How far a taker has got, for the plants.
+#[derive(Clone, Debug, Default)]
+enum Stage {
+    #[default]
+    Other,
+    /// It has read this, and locked nothing.
+    Read(Vec<u8>),
+    /// It has this file locked, and has read that before, if anything.
+    Locked(FileId, Option<Vec<u8>>),
+    /// It has rewritten this file.
+    Rewritten(FileId),
+}
+
 /// A process's view: answers for the steps that it has taken, and none for the next.
 struct Replay<'a> {
     process: usize,
     answers: &'a [Answer],
     taken: Cell<usize>,
     next: RefCell<Option<Step>>,
+    planted: Option<Plant>,
+    stage: RefCell<Stage>,
 }
 
 impl Replay<'_> {
@@ -308,6 +322,7 @@ impl Replay<'_> {
 
     /// The section that no two may be in.
     fn hold(&self) -> io::Result<()> {
+        self.stage.take();
         self.done(Step::Enter)?;
         self.done(Step::Leave)
     }
@@ -319,7 +334,7 @@ impl Replay<'_> {
             .and_then(|rest| rest.chars().next())
         else {
             // Nothing in it yet, and young.
-            return false;
+            return self.planted == Some(Plant::StaleWhenEmpty);
         };
         let owner = owner.to_digit(10).expect("an owner") as usize;
         let is_gone = || !matches!(self.step(Step::IsAlive(owner)), Ok(Answer::Alive(true)));
@@ -343,17 +358,29 @@ impl Drop for Open<'_> {
 impl<'a> Files for &'a Replay<'a> {
     type File = Open<'a>;
 
-    fn create(&self, name: Name, record: &[u8]) -> io::Result<Option<Open<'a>>> {
-        self.opened(Step::Create(name, record.to_vec()))
+    fn create(&self, record: &[u8]) -> io::Result<Option<Open<'a>>> {
+        self.opened(Step::Create(record.to_vec()))
     }
 
     fn open(&self) -> io::Result<Found<Open<'a>>> {
+        self.stage.take();
         Ok(self.opened(Step::Open)?.map_or(Found::Nothing, Found::File))
+    }
+
+    fn open_to_rewrite(&self, file: &Open<'a>) -> io::Result<Option<Open<'a>>> {
+        self.opened(Step::OpenToRewrite(file.handle))
     }
 
     fn lock(&self, file: &Open<'a>) -> io::Result<Locking> {
         match self.step(Step::Lock(file.handle))? {
-            Answer::Locked(locking) => Ok(locking),
+            Answer::Locked(locking) => {
+                let read = match self.stage.take() {
+                    Stage::Read(bytes) => Some(bytes),
+                    _ => None,
+                };
+                self.stage.replace(Stage::Locked(file.id, read));
+                Ok(locking)
+            }
             other => panic!("{other:?} to a lock"),
         }
     }
@@ -363,8 +390,19 @@ impl<'a> Files for &'a Replay<'a> {
     }
 
     fn read(&self, file: &Open<'a>) -> io::Result<Content> {
+        if let (Some(Plant::NoSecondReading), Stage::Locked(_, Some(bytes))) =
+            (self.planted, &*self.stage.borrow())
+        {
+            let bytes = bytes.clone();
+            return Ok(Content { bytes, modified: 0 });
+        }
         match self.step(Step::Read(file.handle))? {
-            Answer::Content(bytes) => Ok(Content { bytes, modified: 0 }),
+            Answer::Content(bytes) => {
+                if matches!(*self.stage.borrow(), Stage::Other) {
+                    self.stage.replace(Stage::Read(bytes.clone()));
+                }
+                Ok(Content { bytes, modified: 0 })
+            }
             other => panic!("{other:?} to a read"),
         }
     }
@@ -373,39 +411,34 @@ impl<'a> Files for &'a Replay<'a> {
         Ok(file.id)
     }
 
-    fn identity(&self, name: Name) -> io::Result<Option<FileId>> {
-        match self.step(Step::Identity(name))? {
+    fn identity(&self) -> io::Result<Option<FileId>> {
+        match (self.planted, &*self.stage.borrow()) {
+            (Some(Plant::NoLookBefore), Stage::Locked(id, _))
+            | (Some(Plant::NoLookAfter), Stage::Rewritten(id)) => return Ok(Some(*id)),
+            _ => {}
+        }
+        match self.step(Step::Identity)? {
             Answer::Identity(id) => Ok(id),
             other => panic!("{other:?} to a look"),
         }
     }
 
-    fn exchange(&self) -> io::Result<()> {
-        self.done(Step::Exchange)
+    fn prepare(&self, _: &[u8]) -> io::Result<u32> {
+        Ok(0o644)
     }
 
-    fn move_aside(&self) -> io::Result<()> {
-        self.done(Step::MoveAside)
+    fn rewrite(&self, file: &Open<'a>, record: &[u8], _: u32) -> io::Result<()> {
+        self.stage.replace(Stage::Rewritten(file.id));
+        self.done(Step::Truncate(file.handle))?;
+        self.done(Step::Append(file.handle, record.to_vec()))
     }
 
-    fn put_back(&self) -> io::Result<()> {
-        self.done(Step::PutBack)
-    }
-
-    fn remove(&self, name: Name) -> io::Result<()> {
-        self.done(Step::Remove(name))
-    }
-
-    fn append(&self, file: &Open<'a>, line: &str) -> io::Result<()> {
-        self.done(Step::Append(file.handle, line.as_bytes().to_vec()))
+    fn remove(&self) -> io::Result<()> {
+        self.done(Step::Remove)
     }
 
     fn settle(&self, after: After) -> bool {
         after == After::Takeover
-    }
-
-    fn wait_for_undoing(&self, times: u32) -> bool {
-        times < 1
     }
 }
 
@@ -418,11 +451,14 @@ fn claim<'a>(
     then: impl FnOnce(Open<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
     let record = || format!("pid={}\n", replay.process).into_bytes();
-    let is_stale = |content: &Content| replay.is_stale(content);
+    let may_take = |content: &Content| {
+        let is_stale = replay.is_stale(content);
+        Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
+    };
     let claim = Claim {
         record: &record,
         is_live,
-        is_stale: &is_stale,
+        may_take: &may_take,
     };
     match acquire(&replay, &claim)? {
         Attempt::Granted(file) => then(file),
@@ -446,17 +482,25 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         let ours = format!("pid={}\n", replay.process);
         let allows = |content: &Content, _: Locking| {
             let is_ours = content.bytes == ours.as_bytes();
-            is_ours.then_some(()).ok_or(Obstacle::NotStale)
+            Ok(is_ours.then_some(()).ok_or(Obstacle::NotStale))
         };
         remove(&replay, &allows).map(drop)
     })
+}
+
+/// A user who may read the file, and locks it.
+fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    if let Some(found) = replay.opened(Step::Open)? {
+        Files::lock(&replay, &found)?;
+    }
+    Ok(())
 }
 
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, locking: Locking| {
         let may = locking == Locking::Ours && replay.is_stale(content);
-        may.then_some(()).ok_or(Obstacle::NotStale)
+        Ok(may.then_some(()).ok_or(Obstacle::NotStale))
     };
     remove(&replay, &allows).map(drop)
 }
@@ -470,12 +514,12 @@ fn script<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     replay.done(Step::Append(file.handle, record.into_bytes()))?;
     drop(file);
     replay.hold()?;
-    replay.done(Step::Remove(Name::Lock))
+    replay.done(Step::Remove)
 }
 
 /// Somebody who knows that the file was left by a process that is gone, and removes that file.
 fn operator<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    replay.done(Step::RemoveOnly(file_id((LONG_GONE, 0))))
+    replay.done(Step::RemoveLeftover)
 }
 
 /// Judge, remove, create: what most programs do.
@@ -484,7 +528,7 @@ fn naive_by_unlink<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         if !replay.is_stale(&Files::read(&replay, &found)?) {
             return Ok(());
         }
-        let _ = replay.done(Step::Remove(Name::Lock));
+        let _ = replay.done(Step::Remove);
     }
     script(replay)
 }
@@ -492,14 +536,14 @@ fn naive_by_unlink<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 /// Look whether it is there, and rename one's own into its place.
 fn naive_by_rename<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let record = format!("pid={}\n", replay.process).into_bytes();
-    let file = replay.opened(Step::Create(Name::Aside, record))?;
-    if Files::identity(&replay, Name::Lock)?.is_some() {
-        return replay.done(Step::Remove(Name::Aside));
+    let file = replay.opened(Step::CreateOwn(record))?;
+    if Files::identity(&replay)?.is_some() {
+        return replay.done(Step::RemoveOwn);
     }
     replay.done(Step::Rename)?;
     drop(file);
     replay.hold()?;
-    replay.done(Step::Remove(Name::Lock))
+    replay.done(Step::Remove)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -590,6 +634,8 @@ impl Search {
             answers: &of.answers,
             taken: Cell::new(0),
             next: RefCell::new(None),
+            planted: state.disk.lacks.planted,
+            stage: RefCell::default(),
         };
         let _ = (self.programs[process])(&replay);
         let next = replay.next.into_inner();
@@ -720,11 +766,13 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, guarded, guarded], lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
+        // The release of a detached holder goes through under the reader's lock.
+        assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
     }
 }
 
-/// Somebody who removes the file under a takeover may make it leave a name that is as good as dead; that is
-/// what the stale timeout is for. But nobody gets a lock that another has.
+/// An operator who removes the file under a takeover may make the taker begin anew. But no process gets a lock
+/// that another has.
 #[test]
 fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
     let all = Lacks::default();
@@ -742,14 +790,14 @@ fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
         &[guarded, guarded, script, operator],
         STALE,
         all,
-        0,
+        1,
     );
 }
 
 #[test]
-fn a_file_system_that_cannot_exchange_is_safe_among_ourselves() {
+fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
     let lacks = Lacks {
-        exchange: true,
+        rewriting: true,
         ..Lacks::default()
     };
     for (what, lock) in [
@@ -781,29 +829,29 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
     );
 }
 
+/// Each part of the takeover, with processes that need it: without it they are two, with it they are not.
 #[test]
 fn the_search_finds_what_each_part_of_the_takeover_is_for() {
-    let no_locks = Lacks {
-        locks: true,
-        ..Lacks::default()
-    };
-    assert_caught(
-        "without flock",
-        &[guarded, guarded, guarded],
-        STALE,
-        no_locks,
-        1,
-    );
-    let hasty = Lacks {
-        patience: true,
-        ..Lacks::default()
-    };
-    let with_foreigners: &[Program] = &[guarded, guarded, script, operator];
-    assert_caught(
-        "with the line of a live holder at once",
-        with_foreigners,
-        STALE,
-        hasty,
-        1,
-    );
+    let rows: &[(Plant, bool, &[Program], Option<&str>)] = &[
+        (Plant::NoFlock, false, &[guarded, guarded], STALE),
+        (Plant::UnlockedFile, false, &[guarded, guarded], None),
+        (Plant::NoLookBefore, true, &[guarded, guarded], STALE),
+        (Plant::NoSecondReading, false, &[detached, guarded], STALE),
+        (
+            Plant::NoLookAfter,
+            false,
+            &[guarded, script, operator],
+            STALE,
+        ),
+        (Plant::StaleWhenEmpty, false, &[guarded, script], None),
+    ];
+    for (plant, rewriting, programs, lock) in rows {
+        let with = |planted| Lacks {
+            rewriting: *rewriting,
+            planted,
+        };
+        let what = format!("{plant:?}");
+        assert_caught(&what, programs, *lock, with(Some(*plant)), 0);
+        assert_never_two(&what, programs, *lock, with(None), 0);
+    }
 }

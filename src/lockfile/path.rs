@@ -4,9 +4,11 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{fstat, openat, readlinkat, FileType, Mode, OFlags, CWD};
 
 use crate::directory::parent_of;
 
@@ -14,9 +16,6 @@ use super::error::SemaphoreError;
 
 /// The kernel follows no more links than this, either.
 const MAX_LINKS: usize = 40;
-
-const STICKY: u32 = 0o1000;
-const WRITABLE_BY_ALL: u32 = 0o002;
 
 /// Where a lock file stands, wherever the process may go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,26 +77,26 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     follow(env::current_dir()?.join(path))
 }
 
-/// Follows links in the last component, where the kernel would do so under `fs.protected_symlinks`: a
-/// link in a directory where everybody may plant one counts only if it is ours, or the directory's owner's.
+/// Follows links in the last component. A link that another user may have planted is not followed, in
+/// whatever directory: root, too, would touch the files that the user chose.
 fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     for _ in 0..MAX_LINKS {
         let Some(name) = path.file_name().map(ToOwned::to_owned) else {
             break;
         };
         let directory = parent_of(&path).to_owned();
-        match fs::symlink_metadata(&path) {
-            Ok(link) if link.is_symlink() => {
-                if !may_follow(&link, &directory) {
-                    return Err(SemaphoreError::InvalidPath(format!(
-                        "it is a symbolic link of somebody else in a directory that all may write to: {}",
-                        path.display()
-                    )));
-                }
-                path = directory.join(fs::read_link(&path)?);
-            }
-            _ => return Ok(LockPath { directory, name }),
+        let Ok(Some((target, owner))) = read_link(&path) else {
+            return Ok(LockPath { directory, name });
+        };
+        let is_owner = |directory: Metadata| directory.uid() == owner;
+        let is_ours = owner == rustix::process::geteuid().as_raw();
+        if !is_ours && !fs::metadata(&directory).is_ok_and(is_owner) {
+            return Err(SemaphoreError::InvalidPath(format!(
+                "it is a symbolic link of another user: {}",
+                path.display()
+            )));
         }
+        path = directory.join(target);
     }
     Err(SemaphoreError::InvalidPath(format!(
         "its links lead nowhere: {}",
@@ -105,12 +104,16 @@ fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     )))
 }
 
-fn may_follow(link: &Metadata, directory: &Path) -> bool {
-    let Ok(directory) = fs::metadata(directory) else {
-        return false;
-    };
-    let all_may_plant = STICKY | WRITABLE_BY_ALL;
-    directory.mode() & all_may_plant != all_may_plant
-        || link.uid() == rustix::process::geteuid().as_raw()
-        || link.uid() == directory.uid()
+/// Where a link leads and whose it is; `None` if it is no link. Both are of the same link, whatever another
+/// process puts in its place meanwhile.
+fn read_link(path: &Path) -> io::Result<Option<(PathBuf, u32)>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = openat(CWD, path, flags, Mode::empty())?;
+    let stat = fstat(&link)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+        return Ok(None);
+    }
+    let target = readlinkat(&link, "", Vec::new())?;
+    let target = OsString::from_vec(target.into_bytes());
+    Ok(Some((target.into(), stat.st_uid)))
 }

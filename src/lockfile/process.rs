@@ -15,7 +15,7 @@ use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 pub struct Process {
     /// It has ended, and its parent has not asked how: it does nothing any more.
     pub is_zombie: bool,
-    /// When it was started, in clock ticks since boot, where /proc tells.
+    /// When it was started, in clock ticks since boot, where /proc tells, and as all processes are told.
     pub start_ticks: Option<u64>,
 }
 
@@ -46,8 +46,39 @@ pub fn look_up(pid: u32) -> Option<Process> {
     let is_zombie = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     (!is_thread).then(|| Process {
         is_zombie,
-        start_ticks: start_ticks(pid),
+        start_ticks: comparable_start(pid),
     })
+}
+
+/// When a process was started, in clock ticks since boot; `None` where another process could be told another
+/// number, or has been: in a time namespace, boot is at another time.
+pub fn comparable_start(pid: u32) -> Option<u64> {
+    let is_comparable = !is_shifted() && (pid == process::id() || !has_shifted_boot(pid)?);
+    is_comparable.then(|| start_ticks(pid)).flatten()
+}
+
+/// Whether boot may be at another time for this process than for others.
+fn is_shifted() -> bool {
+    static IS_SHIFTED: OnceLock<bool> = OnceLock::new();
+    if let Some(is_shifted) = IS_SHIFTED.get() {
+        return *is_shifted;
+    }
+    // Without a descriptor to spare we shall know the next time.
+    has_shifted_boot(process::id()).is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
+}
+
+/// `None` if that cannot be found out for the moment.
+fn has_shifted_boot(pid: u32) -> Option<bool> {
+    let offsets = match fs::read_to_string(format!("/proc/{pid}/timens_offsets")) {
+        Ok(offsets) => offsets,
+        // A kernel without time namespaces (before 5.6), or a process that has ended.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
+        Err(_) => return None,
+    };
+    let mut lines = offsets.lines();
+    let boot = lines.find_map(|line| line.strip_prefix("boottime"))?;
+    let mut offsets = boot.split_ascii_whitespace();
+    Some(offsets.any(|offset| offset != "0"))
 }
 
 /// The real and the effective user of a process. Not the owner of /proc/PID, which is root for a process
@@ -112,8 +143,11 @@ pub fn instant_of(ticks: u64) -> Option<u64> {
     booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
 }
 
-/// When the system was booted, in seconds since 1970.
+/// When the system was booted, in seconds since 1970; `None` in a time namespace with another boot.
 pub fn booted_at() -> Option<u64> {
+    if is_shifted() {
+        return None;
+    }
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines()
         .find_map(|line| line.strip_prefix("btime "))?

@@ -193,6 +193,55 @@ impl Record {
     }
 }
 
+/// Whether a file with this content is a lock file: it is empty, a record, or what a creator of a record
+/// has written so far. Anything else belongs to another program, which may miss it.
+pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
+    if content.len() > MAX_LEN {
+        return false;
+    }
+    let text = String::from_utf8_lossy(content);
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let mut lines = text
+        .split_inclusive('\n')
+        .filter(|line| !line.trim().is_empty())
+        .peekable();
+    let Some(first) = lines.peek() else {
+        return true;
+    };
+    if Record::parse(content).info().is_some() {
+        return ["pid", "timestamp"].contains(&key_of(first));
+    }
+    is_cut_off_at(first, "pid") && lines.all(is_line_of_record)
+}
+
+fn key_of(line: &str) -> &str {
+    line.split_once('=').map_or("", |(key, _)| key.trim())
+}
+
+/// Whether the line has this key, or is the beginning of such a line.
+fn is_cut_off_at(line: &str, key: &str) -> bool {
+    match line.split_once('=') {
+        Some((found, _)) => found.trim() == key,
+        None => !line.ends_with('\n') && key.starts_with(line.trim_start()),
+    }
+}
+
+/// Whether a creator writes such a line, or has not written it to its end.
+fn is_line_of_record(line: &str) -> bool {
+    let is_number = |line: &str| {
+        let value = line.split_once('=').map_or("", |(_, value)| value);
+        let digits = value.trim();
+        let may_be_empty = !line.ends_with('\n');
+        digits.bytes().all(|byte| byte.is_ascii_digit()) && (may_be_empty || !digits.is_empty())
+    };
+    let is_one_of = |keys: &[&str]| keys.iter().any(|key| is_cut_off_at(line, key));
+    is_one_of(&["tag"])
+        || key_of(line).starts_with("x-")
+        || (!line.ends_with('\n') && line.starts_with("x-"))
+        || line == "x"
+        || (is_one_of(&["pid", "timestamp"]) && is_number(line))
+}
+
 /// Seconds since 1970; 0 before that.
 pub(super) fn seconds_since_1970(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
@@ -447,6 +496,55 @@ mod tests {
         assert!(LockInfo::parse("pid=7\npid=abc\ntimestamp=9\n").is_err());
         let read = LockInfo::parse("pid=7\ntag=a\ntimestamp=9\ntag=b\n").expect("a record");
         assert_eq!(read.tag.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn each_beginning_of_a_record_is_that_of_a_lock_file() {
+        for seed in seeds().take(300) {
+            let text = Dice(seed).record().print();
+            for end in 0..=text.len() {
+                let bytes = &text.as_bytes()[..end];
+                assert!(is_of_lock_file(bytes), "seed {seed}: {:?}", &text[..end]);
+            }
+        }
+        for text in [
+            "\n \r\n",
+            "\u{feff}pid=7",
+            " pid = 7 \r\n\n timestamp = 9\r\n",
+            "timestamp=9\npid=7\ncolour=green\nnothing\n",
+            "pid=99999999999\n",
+            "pid=7\nx-new=1\nx-",
+        ] {
+            assert!(is_of_lock_file(text.as_bytes()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_other_programs_are_no_lock_files() {
+        let long = format!("pid=7\ntimestamp=9\n{}", "x".repeat(MAX_LEN));
+        for text in [
+            "#!/bin/sh\npid=7\ntimestamp=9\n",
+            "# a comment\n",
+            "7\n",
+            "pidfile=/run/x\n",
+            "pid\n",
+            "pid=\n",
+            "pid=abc",
+            "pid=-1\ntimestamp=1\n",
+            "pid=/run/x.pid\n",
+            "pid=7\nuser=root\n",
+            "pid=7\ntime\n",
+            "pid=7\ntimestamp=now\n",
+            "timestamp=1\n",
+            "tag=x\n",
+            "colour=green\npid=7\ntimestamp=9\n",
+            "pid=7\n\0\0",
+            "\0",
+            "x",
+            &long,
+        ] {
+            assert!(!is_of_lock_file(text.as_bytes()), "{text:?}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub enum Alive {
     Unknown,
 }
 
-/// Where a process is: what its number means depends on that.
+/// Where a process is: what its number means depends on that. `None` is what cannot be found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) host: Option<String>,
@@ -48,7 +48,9 @@ pub(super) trait World {
     /// Seconds since 1970, by the system's clock.
     fn now(&self) -> u64;
     /// Seconds since 1970, by the clock that the file's `mtime` comes from.
-    fn file_system_now(&self) -> u64;
+    fn file_system_now(&self) -> Option<u64>;
+    /// When this kernel was started, in seconds since 1970.
+    fn booted_at(&self) -> Option<u64>;
     /// The process with this number, here.
     fn process(&self, pid: u32) -> Option<Process>;
     /// When something happened that was so many clock ticks after boot, in seconds since 1970.
@@ -90,12 +92,14 @@ pub(super) fn judge(
             stale_in: None,
         };
     };
-    let is_dead_for_sure = is_of_an_earlier_boot(record, world.here())
-        || (says_flock(record, world.here()) && is_locked != Some(true));
+    let here = world.here();
+    let is_dead_for_sure = is_of_an_earlier_boot(record, world)
+        || (says_flock(record, here) && is_locked != Some(true));
     let age = age(content, record, world);
     let is_old = Duration::from_secs(age) > timeout;
-    // Whoever has it locked is in the way of a takeover, however old it is.
-    let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || alive != Alive::Yes);
+    let may_be_dead = alive != Alive::Yes && origin(record, here) != Origin::Unknown;
+    // A process that has it locked is in the way of a takeover, however old it is.
+    let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || may_be_dead);
     let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
     Judgement {
         alive,
@@ -108,7 +112,7 @@ pub(super) fn judge(
     }
 }
 
-/// For how many seconds nobody has said that the lock is held.
+/// For how many seconds no process has said that the lock is held; 0 if that cannot be known.
 fn age(content: &Content, record: &Record, world: &impl World) -> u64 {
     let now = world.now();
     match record.info() {
@@ -116,13 +120,15 @@ fn age(content: &Content, record: &Record, world: &impl World) -> u64 {
             now.saturating_sub(info.timestamp)
         }
         // Unreadable, or of another clock: then by the file system's.
-        _ => world.file_system_now().saturating_sub(content.modified),
+        _ => world
+            .file_system_now()
+            .map_or(0, |now| now.saturating_sub(content.modified)),
     }
 }
 
 fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Alive {
     let here = world.here();
-    if is_of_an_earlier_boot(record, here) {
+    if is_of_an_earlier_boot(record, world) {
         return Alive::No;
     }
     if says_flock(record, here) {
@@ -132,7 +138,10 @@ fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Ali
             None => {}
         }
     }
-    let Some(info) = record.info().filter(|_| is_of_this_place(record, here)) else {
+    let Some(info) = record
+        .info()
+        .filter(|_| origin(record, here) == Origin::Here)
+    else {
         return Alive::Unknown;
     };
     match world.process(info.pid) {
@@ -160,24 +169,63 @@ fn is_the_one(record: &Record, timestamp: &u64, process: &Process, world: &impl 
 
 /// Whether the holder promises to have the file locked while it lives, and we can tell.
 pub(super) fn says_flock(record: &Record, here: &Place) -> bool {
-    record.is_live && record.host.is_some() && record.host == here.host && record.boot == here.boot
+    record.is_live && agreement(&record.boot, &here.boot) == Agreement::Same
 }
 
-fn is_of_an_earlier_boot(record: &Record, here: &Place) -> bool {
-    match (&record.boot, &here.boot) {
-        (Some(then), Some(now)) => then != now && record.host.is_some() && record.host == here.host,
-        _ => false,
+/// Whether the record is of this host, and was last written before this kernel was started. A later one under
+/// our name is of another host, of which ours is a clone perhaps.
+fn is_of_an_earlier_boot(record: &Record, world: &impl World) -> bool {
+    let here = world.here();
+    let is_before = |timestamp| world.booted_at().is_some_and(|boot| timestamp < boot);
+    agreement(&record.boot, &here.boot) == Agreement::Other
+        && agreement(&record.host, &here.host) == Agreement::Same
+        && record.timestamp.is_some_and(is_before)
+}
+
+/// Where a record was written, as far as process numbers go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Here,
+    Elsewhere,
+    /// It says where, and we do not know whether that is here.
+    Unknown,
+}
+
+fn origin(record: &Record, here: &Place) -> Origin {
+    // A host can change its name, and share it with another; a boot's id is that of one kernel alone.
+    let kernel = match agreement(&record.boot, &here.boot) {
+        Agreement::Unsaid => agreement(&record.host, &here.host),
+        of_boot => of_boot,
+    };
+    match (
+        kernel,
+        agreement(&record.pid_namespace, &here.pid_namespace),
+    ) {
+        (Agreement::Unknown, _) => Origin::Unknown,
+        (Agreement::Other, _) | (_, Agreement::Other) => Origin::Elsewhere,
+        (_, Agreement::Unknown) => Origin::Unknown,
+        _ => Origin::Here,
     }
 }
 
-/// Whether the record's process numbers mean to us what they mean to its writer. Whoever says nothing
-/// is taken to be here.
-fn is_of_this_place(record: &Record, here: &Place) -> bool {
-    let agrees =
-        |theirs: &Option<String>, ours: &Option<String>| theirs.is_none() || theirs == ours;
-    agrees(&record.host, &here.host)
-        && agrees(&record.boot, &here.boot)
-        && agrees(&record.pid_namespace, &here.pid_namespace)
+/// How what a record says compares with what we know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Agreement {
+    Same,
+    Other,
+    /// The record says nothing. It is taken for one of here.
+    Unsaid,
+    /// We cannot find out.
+    Unknown,
+}
+
+fn agreement(theirs: &Option<String>, ours: &Option<String>) -> Agreement {
+    match (theirs, ours) {
+        (None, _) => Agreement::Unsaid,
+        (Some(_), None) => Agreement::Unknown,
+        (Some(theirs), Some(ours)) if theirs == ours => Agreement::Same,
+        (Some(_), Some(_)) => Agreement::Other,
+    }
 }
 
 #[cfg(test)]
@@ -196,10 +244,12 @@ mod tests {
     /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW - 10_000`.
     const START: u64 = 100 * 1000;
     const STARTED: u64 = NOW - 9000;
+    const BOOTED: u64 = NOW - 10_000;
 
     struct Virtual {
         here: Place,
-        file_system_now: u64,
+        booted_at: Option<u64>,
+        file_system_now: Option<u64>,
     }
 
     impl Virtual {
@@ -211,7 +261,8 @@ mod tests {
                     boot: text("b"),
                     pid_namespace: text("n"),
                 },
-                file_system_now: NOW,
+                booted_at: Some(BOOTED),
+                file_system_now: Some(NOW),
             }
         }
     }
@@ -225,8 +276,12 @@ mod tests {
             NOW
         }
 
-        fn file_system_now(&self) -> u64 {
+        fn file_system_now(&self) -> Option<u64> {
             self.file_system_now
+        }
+
+        fn booted_at(&self) -> Option<u64> {
+            self.booted_at
         }
 
         fn process(&self, pid: u32) -> Option<Process> {
@@ -238,7 +293,7 @@ mod tests {
         }
 
         fn instant_of(&self, ticks: u64) -> Option<u64> {
-            Some(NOW - 10_000 + ticks / 100)
+            Some(BOOTED + ticks / 100)
         }
     }
 
@@ -368,7 +423,7 @@ mod tests {
                 "another host, live",
                 PID,
                 YOUNG,
-                "x-host=g\nx-boot=b\nx-live=flock\n".into(),
+                "x-host=g\nx-boot=a\nx-live=flock\n".into(),
                 Unknown,
                 false,
             ),
@@ -383,8 +438,32 @@ mod tests {
             (
                 "an earlier boot",
                 PID,
-                NOW,
+                BOOTED - 1,
                 "x-host=h\nx-boot=a\n".into(),
+                No,
+                true,
+            ),
+            (
+                "another boot under our name, since ours",
+                PID,
+                YOUNG,
+                "x-host=h\nx-boot=a\n".into(),
+                Unknown,
+                false,
+            ),
+            (
+                "our boot under another name",
+                PID,
+                OLD,
+                "x-host=g\nx-boot=b\n".into(),
+                Yes,
+                false,
+            ),
+            (
+                "our boot under another name, dead",
+                NOBODY,
+                OLD,
+                "x-host=g\nx-boot=b\n".into(),
                 No,
                 true,
             ),
@@ -486,16 +565,10 @@ mod tests {
 
     #[test]
     fn an_unreadable_file_is_as_old_as_the_file_system_says() {
-        for text in [
-            "",
-            "rubbish",
-            "pid=5\n",
-            "timestamp=1\n",
-            "pid=-1\ntimestamp=1\n",
-        ] {
+        for text in ["", "pid=5\n", "pid=99999999999\ntimestamp=1\n"] {
             let at = |modified, file_system_now| {
                 let world = Virtual {
-                    file_system_now,
+                    file_system_now: Some(file_system_now),
                     ..Virtual::new()
                 };
                 let rule = StaleRule::AgeAndLiveness;
@@ -521,6 +594,37 @@ mod tests {
         // Clocks may differ a little; then it is young.
         assert!(!stale(NOW + 60, OLD));
         assert!(stale(u64::MAX, OLD));
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_not_stale() {
+        let stale_in = |world: &Virtual, text: &str, modified| {
+            let rule = StaleRule::AgeAndLiveness;
+            let judgement = judged_in(world, text, modified, Some(false), rule);
+            assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
+            judgement.stale_in
+        };
+        let known = Virtual::new();
+        let mut nowhere = Virtual::new();
+        nowhere.here = Place::default();
+        for line in ["x-host=h", "x-boot=b", "x-host=g\nx-boot=b", "x-pidns=n"] {
+            let text = lines(NOBODY, OLD, &format!("{line}\n"));
+            assert_eq!(stale_in(&known, &text, NOW), Some(0), "{line}");
+            assert_eq!(stale_in(&nowhere, &text, NOW), None, "{line}");
+        }
+        // Another implementation's says nothing of places.
+        assert_eq!(stale_in(&nowhere, &lines(NOBODY, OLD, ""), NOW), Some(0));
+        // Without the time of our boot, a lock of another boot goes by its age.
+        let mut timeless = Virtual::new();
+        timeless.booted_at = None;
+        let rebooted = |timestamp| lines(PID, timestamp, "x-host=h\nx-boot=a\n");
+        assert_eq!(stale_in(&timeless, &rebooted(YOUNG), NOW), Some(1));
+        assert_eq!(stale_in(&timeless, &rebooted(OLD), NOW), Some(0));
+        // Nor is a file old whose file system's time cannot be had.
+        let mut clockless = Virtual::new();
+        clockless.file_system_now = None;
+        assert_eq!(stale_in(&known, "", OLD), Some(0));
+        assert_eq!(stale_in(&clockless, "", OLD), Some(TIMEOUT + 1));
     }
 
     #[test]

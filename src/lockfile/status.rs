@@ -13,9 +13,9 @@ use crate::directory::{Directory, Entry};
 use super::error::SemaphoreResult;
 use super::files::{is_name_aside, read};
 use super::process;
-use super::record::{seconds_since_1970, LockInfo, Record};
+use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::surroundings::{here, Surroundings};
+use super::surroundings::{find_here, here, Surroundings};
 use super::takeover::{self, Locking, Obstacle, Removal};
 use super::{Busy, Semaphore};
 
@@ -128,7 +128,7 @@ impl Status {
 pub struct Cleaned {
     /// A stale lock.
     pub lock: bool,
-    /// So many files that were left of takeovers and of creations.
+    /// The number of files left by creations that came to no end.
     pub temporaries: u32,
 }
 
@@ -158,7 +158,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// What the system says. That nothing stands there is no error, nor that it cannot be read.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says. That
+    /// there is no file is no error, nor that it cannot be read.
+    ///
+    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn status(&self) -> SemaphoreResult<Status> {
         let found = self.look()?;
         Ok(found.map_or_else(Status::free, |busy| busy.status))
@@ -180,6 +183,9 @@ impl Semaphore {
             Entry::Other => return without_content(Obstacle::NotAFile),
         };
         let content = read(&file)?;
+        if !is_of_lock_file(&content.bytes) {
+            return Err(self.not_a_lock_file());
+        }
         let record = Record::parse(&content.bytes);
         // Only where it matters, since it is in the way of a takeover for the moment.
         let is_locked = says_flock(&record, here()).then(|| {
@@ -194,8 +200,8 @@ impl Semaphore {
         Ok(Some(Busy { obstacle, status }))
     }
 
-    /// Removes the lock if it is stale, and files that crashes have left beside it: of takeovers in this
-    /// directory, and temporary files that other implementations have made for this lock.
+    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this directory
+    /// that were to become locks, and temporary files that other implementations have made for this lock.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -210,7 +216,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says.
+    ///
+    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(Unlockable::Keep)
             .map(|(cleaned, _)| cleaned)
@@ -221,19 +229,23 @@ impl Semaphore {
         &self,
         unlockable: Unlockable,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
+        find_here()?;
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
         let mut obstacle = None;
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
-            let allows = |content: &Content, locking: Locking| match locking {
-                Locking::Theirs => Err(Obstacle::Locked),
-                _ if !self.is_stale_unless_locked(content, &directory) => Err(Obstacle::NotStale),
-                Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
-                Locking::Ours | Locking::Unknown => Ok(()),
+            let allows = |content: &Content, locking: Locking| {
+                let verdict = self.may_take(content, &directory);
+                Ok(verdict.and_then(|()| match locking {
+                    Locking::Theirs => Err(Obstacle::Locked),
+                    Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
+                    Locking::Ours | Locking::Unknown => Ok(()),
+                }))
             };
             match takeover::remove(&files, &allows)? {
                 Removal::Removed => cleaned.lock = true,
+                Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
                 Removal::Kept(why, _) => obstacle = Some(why),
                 Removal::Nothing => {}
             }
@@ -252,7 +264,7 @@ impl Semaphore {
         Ok((cleaned, obstacle))
     }
 
-    /// A file of a takeover, or of a creation, that nobody has locked any more, and that is old.
+    /// A file that was to become a lock, that no process has locked any more, and that is old.
     fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
         let Some(timeout) = self.config.stale_timeout else {
             return false;
@@ -295,6 +307,6 @@ impl Semaphore {
 /// How long ago a file was last written, by the clock of its file system.
 fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
-    let now = Surroundings { directory }.file_system_now();
+    let now = Surroundings { directory }.file_system_now()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
 }

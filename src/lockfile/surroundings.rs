@@ -1,6 +1,6 @@
 //! What is known of the world: clocks, processes, and where we are.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -8,10 +8,11 @@ use std::time::SystemTime;
 
 use crate::directory::Directory;
 
-use super::files::name_aside;
+use super::files::new_file;
 use super::process::{self, Process};
 use super::record::{seconds_since_1970, Record};
 use super::staleness::{Place, World};
+use super::takeover::is_forbidden;
 
 /// The world as seen from a directory.
 pub(super) struct Surroundings<'a> {
@@ -27,13 +28,20 @@ impl World for Surroundings<'_> {
         seconds_since_1970(SystemTime::now())
     }
 
-    fn file_system_now(&self) -> u64 {
+    fn file_system_now(&self) -> Option<u64> {
         // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
-        let modified = new_file(self.directory).and_then(|file| Ok(file.metadata()?.mtime()));
-        modified
-            .ok()
-            .and_then(|seconds| u64::try_from(seconds).ok())
-            .unwrap_or_else(|| self.now())
+        let modified =
+            new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
+        match modified {
+            Ok(seconds) => u64::try_from(seconds).ok(),
+            // A process that may make no file here cannot take over either: this is only to be shown.
+            Err(error) if is_forbidden(&error) => Some(self.now()),
+            Err(_) => None,
+        }
+    }
+
+    fn booted_at(&self) -> Option<u64> {
+        process::booted_at()
     }
 
     fn process(&self, pid: u32) -> Option<Process> {
@@ -45,33 +53,27 @@ impl World for Surroundings<'_> {
     }
 }
 
-/// A file that nobody else will see, or not for long.
-fn new_file(directory: &Directory) -> io::Result<File> {
-    const MODE: u32 = 0o600;
-    match directory.create_unnamed(MODE) {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            let name = name_aside()?;
-            let file = directory.create(&name, MODE)?;
-            let _ = directory.remove(&name);
-            Ok(file)
-        }
-        other => other,
-    }
-}
-
-/// Where this process is. Whoever cannot find out for the moment, for want of a descriptor, is nowhere until
-/// the next time: a place that lacks something would be another one for as long as the process lives.
+/// Where this process is; nowhere if that cannot be found out for the moment.
 pub(super) fn here() -> &'static Place {
-    static HERE: OnceLock<Place> = OnceLock::new();
     static NOWHERE: Place = Place {
         host: None,
         boot: None,
         pid_namespace: None,
     };
-    HERE.get().unwrap_or_else(|| match look_around() {
-        Ok(place) => HERE.get_or_init(|| place),
-        Err(_) => &NOWHERE,
-    })
+    find_here().unwrap_or(&NOWHERE)
+}
+
+/// Finds out where this process is, once and for all: without that, no lock can be judged.
+///
+/// # Errors
+///
+/// If the system does not let us look, for want of a descriptor or of memory.
+pub(super) fn find_here() -> io::Result<&'static Place> {
+    static HERE: OnceLock<Place> = OnceLock::new();
+    match HERE.get() {
+        Some(place) => Ok(place),
+        None => look_around().map(|place| HERE.get_or_init(|| place)),
+    }
 }
 
 fn look_around() -> io::Result<Place> {
@@ -114,7 +116,7 @@ pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Recor
         host: here.host,
         boot: here.boot,
         pid_namespace: here.pid_namespace,
-        start: process::start_ticks(pid),
+        start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,
     }

@@ -179,6 +179,7 @@ fn note(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::NotStale | Obstacle::Locked => None,
         Obstacle::NotAFile => Some("not a regular file"),
+        Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
         Obstacle::NoLocks => Some("stale, but the file system knows no locks on files"),

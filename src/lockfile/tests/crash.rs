@@ -53,7 +53,7 @@ fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -
     let claim = Claim {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
-        is_stale: &|content| is_stale_in(seconds, content, directory),
+        may_take: &|content| may_take_in(seconds, content, directory),
     };
     takeover::acquire(files, &claim).expect("an attempt")
 }

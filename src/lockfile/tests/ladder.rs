@@ -1,5 +1,6 @@
 //! The same behaviour on every file system, whatever it lacks.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -109,6 +110,47 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     });
 }
 
+/// The inode, the permissions, and how many names it has.
+fn file_of(path: &Path) -> (u64, u32, u64) {
+    let file = fs::symlink_metadata(path).expect("a file");
+    (file.ino(), file.mode() & 0o7777, file.nlink())
+}
+
+#[test]
+fn a_stale_file_of_ours_is_rewritten_in_place() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("ladder.lock");
+    let stale = format!("pid={DEAD}\ntimestamp=1\ntag={}\n", "x".repeat(2000));
+    fs::write(&path, stale).expect("a stale lock");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
+    let (inode, ..) = file_of(&path);
+    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let guard = semaphore.try_acquire().expect("a stale lock");
+    let fresh = lacking(&path.with_file_name("fresh"), Lacks::default(), HOUR);
+    let _fresh = fresh.try_acquire().expect("a free lock");
+    let (_, mode, _) = file_of(fresh.path());
+    assert_eq!(file_of(&path), (inode, mode, 1));
+    assert!(guard.is_held() && semaphore.try_acquire().is_err());
+    let text = fs::read_to_string(&path).expect("a record");
+    assert!(text.ends_with(LIVE_LINE) && !text.contains("xx"), "{text}");
+    guard.release().expect("a release");
+}
+
+#[test]
+fn a_stale_file_with_another_name_is_replaced() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("ladder.lock");
+    let other = scratch.path().join("other");
+    let stale = format!("pid={DEAD}\ntimestamp=1\n");
+    fs::write(&path, &stale).expect("a stale lock");
+    fs::hard_link(&path, &other).expect("another name");
+    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let guard = semaphore.try_acquire().expect("a stale lock");
+    assert!(guard.is_held());
+    assert_ne!(file_of(&path).0, file_of(&other).0);
+    assert_eq!(fs::read_to_string(&other).expect("a record"), stale);
+}
+
 #[test]
 fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
     everywhere(|path, lacks| {
@@ -121,9 +163,10 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
             record: &|| stamped(DEAD, None, None).print().into_bytes(),
             is_live: false,
             // It is judged as it was, and is another's when it comes to be locked.
-            is_stale: &|content| {
+            may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
-                content.bytes == stale.as_bytes()
+                let is_stale = content.bytes == stale.as_bytes();
+                Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
             },
         };
         let attempt = takeover::acquire(&files, &claim).expect("an attempt");
@@ -136,12 +179,12 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
 /// Somebody who judged the stale file before it was taken over may remove ours in its stead.
 #[test]
 fn a_takeover_settles_however_it_was_done() {
-    for exchange in [false, true] {
+    for rewriting in [false, true] {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("ladder.lock");
         fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
         let lacks = Lacks {
-            exchange,
+            rewriting,
             ..Lacks::default()
         };
         let mut semaphore = lacking(&path, lacks, HOUR);

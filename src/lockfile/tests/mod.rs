@@ -7,6 +7,7 @@ mod shaken;
 mod stress;
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -25,7 +26,7 @@ fn all_lacks() -> impl Iterator<Item = Lacks> {
     (0..16).map(|bits| Lacks {
         unnamed_files: bits & 1 != 0,
         links: bits & 2 != 0,
-        exchange: bits & 4 != 0,
+        rewriting: bits & 4 != 0,
         locks: bits & 8 != 0,
     })
 }
@@ -83,8 +84,12 @@ impl World for Later<'_> {
         self.now.now() + self.seconds
     }
 
-    fn file_system_now(&self) -> u64 {
-        self.now.file_system_now() + self.seconds
+    fn file_system_now(&self) -> Option<u64> {
+        Some(self.now.file_system_now()? + self.seconds)
+    }
+
+    fn booted_at(&self) -> Option<u64> {
+        self.now.booted_at()
     }
 
     fn process(&self, pid: u32) -> Option<Process> {
@@ -96,23 +101,17 @@ impl World for Later<'_> {
     }
 }
 
-/// Whether a file is stale in so many seconds, by a timeout of one hour.
-fn is_stale_in(seconds: u64, content: &Content, directory: &Directory) -> bool {
+/// Whether a file may be taken over in so many seconds, by a timeout of one hour.
+fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
     let world = Later {
         now: Surroundings { directory },
         seconds,
     };
     let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
-    judge(
-        content,
-        &record,
-        Some(false),
-        timeout,
-        StaleRule::AgeAndLiveness,
-        &world,
-    )
-    .is_stale
+    let rule = StaleRule::AgeAndLiveness;
+    let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+    Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
 /// This program once more, as the part of a test that is another process. The test of that name reads

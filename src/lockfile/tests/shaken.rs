@@ -11,7 +11,7 @@ use rustix::process::{getpid, kill_process, Signal};
 use super::*;
 use crate::directory::FileId;
 use crate::lockfile::files::LockFiles;
-use crate::lockfile::takeover::{After, Files, Found, Name};
+use crate::lockfile::takeover::{After, Files, Found};
 
 /// When a process dies.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +74,19 @@ impl<'a> Shaken<'a> {
 impl Files for Shaken<'_> {
     type File = File;
 
-    fn create(&self, name: Name, record: &[u8]) -> io::Result<Option<File>> {
+    fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
         self.step();
-        self.files.create(name, record)
+        self.files.create(record)
     }
 
     fn open(&self) -> io::Result<Found<File>> {
         self.step();
         self.files.open()
+    }
+
+    fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
+        self.step();
+        self.files.open_to_rewrite(file)
     }
 
     fn lock(&self, file: &File) -> io::Result<Locking> {
@@ -109,43 +114,28 @@ impl Files for Shaken<'_> {
         self.files.id(file)
     }
 
-    fn identity(&self, name: Name) -> io::Result<Option<FileId>> {
+    fn identity(&self) -> io::Result<Option<FileId>> {
         self.step();
-        self.files.identity(name)
+        self.files.identity()
     }
 
-    fn exchange(&self) -> io::Result<()> {
+    fn prepare(&self, record: &[u8]) -> io::Result<u32> {
         self.step();
-        self.files.exchange()
+        self.files.prepare(record)
     }
 
-    fn move_aside(&self) -> io::Result<()> {
+    fn rewrite(&self, file: &File, record: &[u8], mode: u32) -> io::Result<()> {
         self.step();
-        self.files.move_aside()
+        self.files.rewrite(file, record, mode)
     }
 
-    fn put_back(&self) -> io::Result<()> {
+    fn remove(&self) -> io::Result<()> {
         self.step();
-        self.files.put_back()
-    }
-
-    fn remove(&self, name: Name) -> io::Result<()> {
-        self.step();
-        self.files.remove(name)
-    }
-
-    fn append(&self, file: &File, line: &str) -> io::Result<()> {
-        self.step();
-        self.files.append(file, line)
+        self.files.remove()
     }
 
     fn settle(&self, after: After) -> bool {
         self.step();
         self.files.settle(after)
-    }
-
-    fn wait_for_undoing(&self, times: u32) -> bool {
-        self.step();
-        self.files.wait_for_undoing(times)
     }
 }

@@ -183,7 +183,7 @@ fn run(run: &Run) -> Seen {
     let claim = Claim {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
-        is_stale: &|content| is_stale_in(7200, content, &directory),
+        may_take: &|content| may_take_in(7200, content, &directory),
     };
     let last = takeover::acquire(&files, &claim).expect("an attempt");
     assert!(
@@ -210,7 +210,7 @@ fn lacks_to_bits(lacks: Lacks) -> u64 {
     let bits = [
         lacks.unnamed_files,
         lacks.links,
-        lacks.exchange,
+        lacks.rewriting,
         lacks.locks,
     ];
     bits.iter()
@@ -257,7 +257,7 @@ fn worker() {
         let claim = Claim {
             record: &|| stamped(pid, None, None).print().into_bytes(),
             is_live,
-            is_stale: &|content| is_stale_in(ahead, content, &directory),
+            may_take: &|content| may_take_in(ahead, content, &directory),
         };
         let Attempt::Granted(file) = takeover::acquire(&files, &claim).expect("an attempt") else {
             files.rest();
@@ -283,8 +283,8 @@ fn worker() {
             drop(file);
         } else if is_released {
             let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
-                Some(pid) if pid == dead_pid => Ok(()),
-                _ => Err(Obstacle::NotStale),
+                Some(pid) if pid == dead_pid => Ok(Ok(())),
+                _ => Ok(Err(Obstacle::NotStale)),
             };
             if !matches!(
                 takeover::remove(&files, &own).expect("a release"),
@@ -333,7 +333,7 @@ fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
         is_detached: true,
         limit: Duration::from_secs(4),
         lacks: Lacks {
-            exchange: true,
+            rewriting: true,
             ..Lacks::default()
         },
         ..Run::default()
@@ -341,10 +341,10 @@ fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
 }
 
 #[test]
-fn without_an_exchange_they_are_never_two_inside_either() {
+fn takers_that_may_not_rewrite_are_never_two_inside_either() {
     let seen = run(&Run {
         lacks: Lacks {
-            exchange: true,
+            rewriting: true,
             ..Lacks::default()
         },
         rounds: 150,
@@ -360,7 +360,7 @@ fn on_the_poorest_file_system_with_locks_they_are_never_two_inside_either() {
         lacks: Lacks {
             unnamed_files: true,
             links: true,
-            exchange: true,
+            rewriting: true,
             locks: false,
         },
         rounds: 150,
@@ -399,8 +399,8 @@ fn scripts_that_create_and_remove_are_never_inside_with_us() {
 fn for_a_long_time_they_are_never_two_inside() {
     for lacks in all_lacks().filter(|lacks| !lacks.locks) {
         for (deaths, scripts) in [(0, 0), (150, 0), (0, 2)] {
-            // A script may find the name free for a moment where files cannot be exchanged.
-            if lacks.exchange && scripts > 0 {
+            // A taker that removes the file may hit a script's in the microseconds after its look.
+            if lacks.rewriting && scripts > 0 {
                 continue;
             }
             let seen = run(&Run {
