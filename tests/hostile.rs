@@ -167,6 +167,31 @@ fn whoever_does_not_read_statistics_does_not_keep_others_from_them_for_ever() {
     drop((deaf, daemon));
 }
 
+/// What the kernel accepts after the time is over must not begin it anew.
+#[test]
+fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
+    for round in 0..3 {
+        let daemon = Daemon::start(&["--write-timeout", "2"]);
+        let mut holder = daemon.connect();
+        (0..100).for_each(|number| {
+            holder.acquire_for(&format!("{number}{}", "k".repeat(200)), 0, 60);
+        });
+        let mut deaf = daemon.connect();
+        let began = Instant::now();
+        // Ends when the server has closed the connection, or has dropped it.
+        while deaf
+            .try_send(&"stats\n_\n_\n".repeat(1000).into_bytes())
+            .is_ok()
+        {
+            assert!(began.elapsed() < PATIENCE, "it is still connected");
+        }
+        let took = began.elapsed();
+        println!("round {round}: dropped after {took:?}");
+        assert!(took > Duration::from_millis(1900), "{took:?}: too early");
+        assert!(took < Duration::from_millis(3500), "{took:?}: too late");
+    }
+}
+
 #[test]
 fn a_second_signal_ends_the_farewell_to_a_peer_that_does_not_read() {
     let daemon = Daemon::start(&["--write-timeout", "5"]);

@@ -93,6 +93,9 @@ impl Stream {
             }
         };
         match poll(&mut [PollFd::new(self, PollFlags::OUT)], timeout.as_ref()) {
+            // The kernel may have a little room long before it says so: to write into that would take
+            // the peer's silence for progress.
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
