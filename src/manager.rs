@@ -15,8 +15,8 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::table::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable, Mint, Progress,
-    Refusal, Ticket, Token,
+    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, KeySnapshot, Kind, Limit, LockTable, Mint,
+    Progress, Refusal, Ticket, Token,
 };
 
 /// How many slots of a closed connection are released in one visit: about a tenth of a millisecond.
@@ -159,9 +159,10 @@ impl Manager {
         self.visit(|table, _| table.is_draining())
     }
 
-    /// What an operator may see, in no particular order.
-    pub fn snapshot(&self) -> Vec<KeySnapshot> {
-        self.visit(|table, now| table.snapshot(now))
+    /// What an operator may see of up to `at_most` keys, sorted: of those behind `after`, or of the
+    /// first ones.
+    pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
+        self.visit(|table, now| table.snapshot(after, at_most, now))
     }
 
     /// Grants what waiters are owed since there were no tokens.
@@ -644,7 +645,7 @@ mod tests {
         let grant = granted(&holder, FOREVER);
         assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
         let deadline = Instant::now() + FOREVER;
-        while !manager.snapshot().is_empty() {
+        while !manager.snapshot(None, 1).is_empty() {
             assert!(Instant::now() < deadline, "the idle key is still there");
             thread::sleep(Duration::from_millis(5));
         }

@@ -139,32 +139,78 @@ fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() 
     );
 }
 
-/// Only a few statistics are made at a time, and a Unix socket waits for ever for a peer to read.
 #[test]
-#[ignore = "long: cargo test --test hostile -- --ignored"]
-fn whoever_does_not_read_statistics_does_not_keep_others_from_them_for_ever() {
-    const KEYS: usize = 1000;
-    let directory = tempfile::tempdir().expect("there is room");
-    let path = directory.path().join("socket");
-    let daemon = Daemon::start_unix(&path, &["--write-timeout", "0"]);
-    let mut holder = Client::unix(&path);
-    for number in 0..KEYS {
-        let key = format!("{}{number}", "k".repeat(200));
-        holder.acquire_for(&key, 0, 600);
+fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
+    let daemon = Daemon::start(&["--max-locks", "5000"]);
+    remember_keys(&daemon, 4000);
+    let mut deaf: Vec<Client> = (0..64).map(|_| daemon.connect()).collect();
+    deaf.iter_mut()
+        .for_each(|client| client.send(&"stats\n_\n_\n".repeat(8)));
+    let mut holder = daemon.connect();
+    holder.acquire_for("held", 0, 600);
+    let mut waiter = daemon.connect();
+    waiter.send("l\nheld\n60\n");
+    daemon.wait_for_waiters("held", 1);
+
+    holder.send("stats\n_\n_\n");
+    thread::sleep(Duration::from_millis(300));
+    let left = Instant::now();
+    drop(holder);
+    assert!(parse_grant(&waiter.line(), "ok").is_some());
+    let waited = left.elapsed();
+    assert!(waited < Duration::from_secs(1), "{waited:?} for the lock");
+    let asked = Instant::now();
+    let idle = daemon.stats()["idle_locks"].as_array().map(Vec::len);
+    assert_eq!(idle, Some(4000));
+    let waited = asked.elapsed();
+    assert!(waited < Duration::from_secs(2), "{waited:?} for statistics");
+    drop(deaf);
+}
+
+#[test]
+fn unread_statistics_take_little_memory() {
+    let daemon = Daemon::start(&["--max-locks", "20000", "--write-timeout", "0"]);
+    remember_keys(&daemon, 20_000);
+    daemon.stats();
+    let before = resident_kib(daemon.pid());
+    let mut deaf: Vec<Client> = (0..20).map(|_| daemon.connect()).collect();
+    deaf.iter_mut()
+        .for_each(|client| client.send("stats\n_\n_\n"));
+    thread::sleep(Duration::from_secs(1));
+    let each = resident_kib(daemon.pid()).saturating_sub(before) / 20;
+    println!("{each} KiB each");
+    assert!(each < 200, "{each} KiB each");
+}
+
+#[test]
+fn a_slow_reader_of_long_statistics_is_not_cut_off() {
+    let daemon = Daemon::start(&["--max-locks", "12000", "--write-timeout", "1"]);
+    remember_keys(&daemon, 12_000);
+    let mut slow = daemon.connect();
+    slow.send("stats\n_\n_\n");
+    let began = Instant::now();
+    let mut reply = Vec::new();
+    while reply.last() != Some(&b'\n') {
+        let piece = slow.next_bytes(100_000, PATIENCE);
+        assert!(
+            !piece.is_empty(),
+            "cut off after {} bytes and {:?}",
+            reply.len(),
+            began.elapsed()
+        );
+        reply.extend(piece);
+        thread::sleep(Duration::from_millis(50));
     }
-    let deaf: Vec<UnixStream> = (0..8)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&path).expect("it listens");
-            stream.write_all(b"stats\n_\n_\n").expect("there is room");
-            stream
-        })
-        .collect();
-    thread::sleep(Duration::from_millis(500));
-    let mut monitor = Client::unix(&path);
-    monitor.send("stats\n_\n_\n");
-    let answer = monitor.try_line(Duration::from_secs(55));
-    assert!(answer.is_some_and(|answer| answer.starts_with("ok {")));
-    drop((deaf, daemon));
+    println!("{} bytes in {:?}", reply.len(), began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_secs(2),
+        "that was not slow"
+    );
+    let json = reply.strip_prefix(b"ok ").expect("statistics");
+    let stats: serde_json::Value = serde_json::from_slice(json).expect("JSON");
+    let keys = stats["idle_locks"].as_array().expect("a list");
+    assert_eq!(keys.len(), 12_000);
+    assert!(keys.is_sorted_by_key(|entry| entry["key"].as_str()));
 }
 
 /// What the kernel accepts after the time is over must not begin it anew.
@@ -495,6 +541,25 @@ fn start_on(path: &Path) -> Daemon {
     let mut command = Daemon::command();
     command.args(["--port", "off", "--unix"]).arg(path);
     Daemon::from_command(command)
+}
+
+/// Has the server know `count` keys of 250 bytes, all of them idle.
+fn remember_keys(daemon: &Daemon, count: usize) {
+    const AT_A_TIME: usize = 200;
+    for first in (0..count).step_by(AT_A_TIME) {
+        let mut client = daemon.connect();
+        let asked = first..count.min(first + AT_A_TIME);
+        let request = |number| format!("l\n{number:0>250}\n0 600\n");
+        client.send(&asked.clone().map(request).collect::<String>());
+        for _ in asked {
+            assert!(parse_grant(&client.line(), "ok").is_some());
+        }
+    }
+    eventually(PATIENCE, "all keys are idle", || {
+        daemon.stats()["locks"]
+            .as_array()
+            .is_some_and(Vec::is_empty)
+    });
 }
 
 /// How many threads of the process serve connections or wait for one.

@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 
 use crate::arguments::{self, Parsed};
 use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
-use crate::dflock::{self, SessionRules, Turns};
+use crate::dflock::{self, SessionRules};
 use crate::escape::{reason, Escaped};
 use crate::fence_file::{self, Reserver};
 use crate::logging::Throttle;
@@ -138,7 +138,6 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
-        stats_turns: Turns::default(),
         auth_refusals: Throttle::default(),
     });
 
