@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 use support::clock::{clear_up_after, with_a_clock_of_its_own};
 use support::limited::{limited, with_processes};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
@@ -85,6 +85,43 @@ fn out_of_memory_for_more_clients_the_server_still_serves_those_it_has() {
         }
         assert!(crowd.iter_mut().all(is_served));
         assert!(daemon.wait_exit(Duration::ZERO).is_none());
+    }
+}
+
+/// The room that is left is too little for any thread, for some of them, for all but their signal
+/// stacks, and so on.
+#[test]
+fn a_limit_imposed_after_the_start_lets_no_client_end_the_server() {
+    raise_our_own_limit();
+    for resource in [Resource::As, Resource::Data] {
+        for left in [0, 7, 20, 33, 36, 40, 60] {
+            let daemon = Daemon::start(&[]);
+            let mut early: Vec<Client> = (0..8).map(|_| daemon.connect()).collect();
+            assert!(early.iter_mut().all(is_served));
+            let name = match resource {
+                Resource::As => "VmSize:",
+                _ => "VmData:",
+            };
+            let limit = (status_kib(&daemon, name) << 10) + (left << 20);
+            limit_to(&daemon, resource, Some(limit));
+
+            let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
+            crowd.retain_mut(is_served);
+            println!("{} more within {left} MB of {name}", crowd.len());
+            assert!(crowd.len() < 200, "the limit was never reached");
+            let ended = daemon.wait_exit(Duration::ZERO);
+            assert!(ended.is_none(), "{left} MB: {}", daemon.log());
+            assert!(daemon.log().contains("turned-away reason=no-thread"));
+            for (number, client) in crowd.iter_mut().chain(&mut early).enumerate() {
+                client.acquire(&format!("{number:0>250}"), 0);
+                assert!(client.stats()["locks"].is_array());
+            }
+            drop(crowd);
+            limit_to(&daemon, resource, None);
+            eventually(PATIENCE, "new clients are served again", || {
+                is_served(&mut daemon.connect())
+            });
+        }
     }
 }
 
@@ -220,6 +257,24 @@ impl Footprint {
             threads: count("task"),
         }
     }
+}
+
+/// A value of the server's status, in KiB.
+fn status_kib(daemon: &Daemon, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let count = line.expect("every process has it").trim();
+    count.trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// Limits a server that runs, or lifts its limit.
+fn limit_to(daemon: &Daemon, resource: Resource, limit: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a small number"));
+    let limit = Rlimit {
+        current: limit,
+        maximum: None,
+    };
+    prlimit(pid, resource, limit).expect("it is our child");
 }
 
 /// The storms are clients of this process, all at the same time.
