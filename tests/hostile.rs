@@ -325,6 +325,32 @@ fn dead_phase_one_entries_are_forgotten() {
 }
 
 #[test]
+fn a_token_line_takes_no_more_memory_than_the_secret_needs() {
+    const CLIENTS: usize = 100;
+    for secret in [None, Some("s3cret")] {
+        let mut command = Daemon::command();
+        command.args(["--port", "0", "--print-port"]);
+        if let Some(secret) = secret {
+            command.env("LATCHD_AUTH_TOKEN", secret);
+        }
+        let daemon = Daemon::from_command(command);
+        let before = resident_kib(daemon.pid());
+        let mut crowd: Vec<Client> = (0..CLIENTS).map(|_| daemon.connect()).collect();
+        let half = format!("auth\n_\n{}", "x".repeat(65_000));
+        crowd.iter_mut().for_each(|client| client.send(&half));
+        thread::sleep(Duration::from_millis(500)); // until all of it has been read
+        let each = resident_kib(daemon.pid()).saturating_sub(before) / CLIENTS as u64;
+        println!("{each} KiB each, secret {secret:?}");
+        assert!(each < 40, "{each} KiB each, secret {secret:?}");
+        crowd.iter_mut().for_each(|client| client.send("\n"));
+        for mut client in crowd {
+            client.expect(secret.map_or("error", |_| "error_auth"));
+            client.expect_eof();
+        }
+    }
+}
+
+#[test]
 fn a_close_that_frees_very_many_slots_holds_up_nobody() {
     const SLOTS: usize = 100_000;
     let daemon = Daemon::start(&[]);

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -123,6 +123,39 @@ fn a_limit_imposed_after_the_start_lets_no_client_end_the_server() {
             });
         }
     }
+}
+
+#[test]
+fn connections_may_take_a_quarter_of_the_cgroups_memory() {
+    let Some(group) = MemoryGroup::of_bytes(64 << 20) else {
+        eprintln!("NOT TESTED: no memory cgroup to be had");
+        return;
+    };
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.inner());
+    let wrapper = ["sh", "-c", &enter, "sh"];
+    let program = Path::new(env!("CARGO_BIN_EXE_latchd"));
+    let daemon = Daemon::from_command(limited(&wrapper, program));
+    daemon.wait_for_log("max_connections=256 ", PATIENCE);
+    let mut crowd: Vec<Client> = (0..256).map(|_| daemon.connect()).collect();
+    assert!(crowd.iter_mut().all(is_served));
+    assert!(!is_served(&mut daemon.connect()));
+    daemon.wait_for_log("turned-away reason=max-connections", PATIENCE);
+    drop(daemon);
+
+    // An operator who names a number gets it.
+    let mut command = limited(&wrapper, program);
+    command.args(["--max-connections", "400"]);
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("max_connections=400 ", PATIENCE);
+    let log = daemon.log();
+    let worst = log
+        .split_once("worst_case_mb=")
+        .and_then(|(_, rest)| rest.split_whitespace().next())
+        .and_then(|count| count.parse::<u64>().ok());
+    assert!(
+        worst.is_some_and(|worst| (25..100).contains(&worst)),
+        "{log}"
+    );
 }
 
 // ---- clocks ----------------------------------------------------------------------------------
@@ -255,6 +288,35 @@ impl Footprint {
         Footprint {
             descriptors: count("fd"),
             threads: count("task"),
+        }
+    }
+}
+
+/// A memory cgroup (version 1) with a limit, and one in it without, both of which go when dropped.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    fn of_bytes(limit: u64) -> Option<MemoryGroup> {
+        let name = format!("latchd-test-{}", std::process::id());
+        let group = MemoryGroup(Path::new("/sys/fs/cgroup/memory").join(name));
+        fs::create_dir_all(group.0.join("inner")).ok()?;
+        let file = group.0.join("memory.limit_in_bytes");
+        fs::write(file, limit.to_string()).ok()?;
+        Some(group)
+    }
+
+    fn inner(&self) -> String {
+        self.0.join("inner").display().to_string()
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        for group in [self.0.join("inner"), self.0.clone()] {
+            // A process that was just killed leaves its group only a moment later.
+            eventually(PATIENCE, "the group is empty", || {
+                fs::remove_dir(&group).is_ok() || !group.exists()
+            });
         }
     }
 }

@@ -76,10 +76,11 @@ pub fn serve(
 ) {
     let conn = connection.id();
     debug!("opened conn={conn} peer={stream}");
+    let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
     let mut session = Session {
         stream,
         rules,
-        reader: LineReader::new(line_limit),
+        reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::new(),
         authenticated: rules.auth_token.is_none(),
         claims: Claims {

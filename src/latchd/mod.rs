@@ -1,5 +1,6 @@
 //! The program `latchd`: options, wiring, signals and exit codes. See latchd(8).
 
+mod memory;
 mod notify;
 mod options;
 
@@ -34,6 +35,7 @@ use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers, STACK_LEN};
 use crate::table::{Caps, ConnId, Holdings, Mint};
+use memory::Amounts;
 use options::{Auth, Flags, Options, Sockets, UnixSocket};
 
 const PROGRAM: &str = "latchd";
@@ -55,6 +57,10 @@ const MAPS_PER_THREAD: u64 = 4;
 /// The part of the address space that is not for stacks, and what a connection takes beside its stack.
 const HEAP_SHARE: u64 = 2;
 const HEAP_PER_CONNECTION: u64 = 32 * 1024;
+
+/// Slots and waiters in all.
+const MAX_SLOTS: usize = 65_536;
+const MAX_WAITERS_TOTAL: usize = 65_536;
 
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
@@ -122,10 +128,19 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         spawn("fences", move || reserver.run(|| manager.tokens_are_back())).map_err(no_thread)?;
     }
     let allowed = what_the_machine_allows();
+    let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = options
         .max_connections
-        .unwrap_or(allowed)
+        .unwrap_or_else(|| allowed.min(memory::allowed_connections(secret_len)))
         .min(what_memory_allows());
+    let worst_case = Amounts {
+        connections: max_connections,
+        secret_len,
+        keys: options.max_locks,
+        slots: MAX_SLOTS,
+        waiters: MAX_WAITERS_TOTAL,
+    }
+    .worst_case();
     if options
         .max_connections
         .is_some_and(|wanted| wanted > allowed)
@@ -142,8 +157,9 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
     });
 
     info!(
-        "starting version={} max_connections={max_connections}",
-        env!("CARGO_PKG_VERSION")
+        "starting version={} max_connections={max_connections} worst_case_mb={}",
+        env!("CARGO_PKG_VERSION"),
+        worst_case.div_ceil(1024 * 1024)
     );
     serve(&listeners, &manager, &connections, &session_rules)?;
     if let (true, Some(port)) = (
