@@ -22,6 +22,9 @@ use crate::table::{
 /// How many slots of a closed connection are released in one visit: about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
 
+/// A wait that lasts for so long is worth a system call or two more.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
 /// What a manager is told once, at its start.
 pub struct Rules {
     /// The most that the table takes on.
@@ -349,8 +352,21 @@ impl Connection {
     /// Blocks until the claim is granted or refused, the peer hangs up, or `wait_timeout` is over.
     /// Spends the ticket in any case.
     pub fn wait(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
+        self.wait_and_tell(ticket, wait_timeout, || {})
+    }
+
+    /// As [`Connection::wait`]. A wait that lasts for a second calls `when_long` once, without the
+    /// mutex.
+    pub fn wait_and_tell(
+        &self,
+        ticket: Ticket,
+        wait_timeout: Duration,
+        when_long: impl FnOnce(),
+    ) -> Outcome {
         let mut state = self.manager.state.lock();
-        let deadline = Instant::now().checked_add(wait_timeout);
+        let began = Instant::now();
+        let deadline = began.checked_add(wait_timeout);
+        let mut when_long = Some(when_long);
         let is_a_try = wait_timeout.is_zero();
         let outcome = loop {
             let now = Instant::now();
@@ -376,9 +392,19 @@ impl Connection {
             if self.manager.pass_on(&mut state) {
                 continue;
             }
-            match deadline {
-                Some(deadline) => {
-                    self.wake.wait_until(&mut state, deadline);
+            let long_at = began + LONG_WAIT;
+            if let Some(when_long) = when_long.take_if(|_| long_at <= now) {
+                MutexGuard::unlocked(&mut state, when_long);
+                continue;
+            }
+            let look_again = match (deadline, when_long.is_some()) {
+                (Some(deadline), true) => Some(deadline.min(long_at)),
+                (None, true) => Some(long_at),
+                (deadline, false) => deadline,
+            };
+            match look_again {
+                Some(at) => {
+                    self.wake.wait_until(&mut state, at);
                 }
                 None => self.wake.wait(&mut state),
             }

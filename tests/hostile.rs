@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -348,6 +349,70 @@ fn a_token_line_takes_no_more_memory_than_the_secret_needs() {
             client.expect_eof();
         }
     }
+}
+
+/// With a full window, the end of the stream cannot reach the server.
+#[test]
+fn a_client_that_floods_behind_its_wait_loses_its_place() {
+    const CLIENTS: usize = 10;
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 600);
+    let flood = "ping\n_\n_\n".repeat(1_000_000);
+    let flooding: Vec<TcpStream> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
+            stream.write_all(b"l\nk\n600\n").expect("it is connected");
+            let patience = Some(Duration::from_millis(50));
+            stream.set_write_timeout(patience).expect("it is not zero");
+            assert!(stream.write_all(flood.as_bytes()).is_err(), "the window");
+            stream
+        })
+        .collect();
+    let left = Instant::now();
+    drop(flooding);
+    daemon.wait_for_waiters("k", 0);
+    println!("noticed after {:?}", left.elapsed());
+
+    // One that sends its flood only later.
+    let mut late = TcpStream::connect(daemon.addr()).expect("it listens");
+    late.write_all(b"l\nk\n600\n").expect("it is connected");
+    daemon.wait_for_waiters("k", 1);
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(waiter_count(&holder.stats(), "k"), 1);
+    let patience = Some(Duration::from_millis(50));
+    late.set_write_timeout(patience).expect("it is not zero");
+    let _ = late.write_all(flood.as_bytes());
+    daemon.wait_for_waiters("k", 0);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+}
+
+#[test]
+fn requests_behind_a_long_wait_are_answered() {
+    const PINGS: usize = 2000;
+    let daemon = Daemon::start(&[]);
+    let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
+    let grant = holder.acquire_for("k", 0, 600);
+    waiter.send("l\nk\n600\n");
+    waiter.send(&"ping\n_\n_\n".repeat(PINGS));
+    daemon.wait_for_waiters("k", 1);
+    thread::sleep(Duration::from_secs(2));
+    waiter.send("ping\n_\n_\n");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    let granted = parse_grant(&waiter.line(), "ok").expect("its turn");
+    for _ in 0..PINGS + 1 {
+        waiter.expect("ok");
+    }
+    // Once it waits no more, it may send as much as it likes.
+    let mut writer = waiter.writer();
+    let pings = "ping\n_\n_\n".repeat(20_000);
+    let sending = thread::spawn(move || writer.write_all(pings.as_bytes()));
+    for _ in 0..20_000 {
+        waiter.expect("ok");
+    }
+    sending.join().unwrap().expect("all of it is read");
+    assert_eq!(waiter.request("r", "k", &granted.token), "ok");
 }
 
 #[test]

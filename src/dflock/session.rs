@@ -14,6 +14,7 @@ use crate::escape::Escaped;
 use crate::logging::Throttle;
 use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
+use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::table::{Claim, Kind, Progress, Refusal, Ticket, Token};
@@ -73,12 +74,14 @@ pub fn serve(
     connection: Connection,
     rules: &SessionRules,
     connections: &Connections,
+    watch: &HangupWatch,
 ) {
     let conn = connection.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
     let mut session = Session {
         stream,
+        watch,
         rules,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::new(),
@@ -109,6 +112,7 @@ pub fn serve(
 
 struct Session<'a> {
     stream: &'a Stream,
+    watch: &'a HangupWatch,
     rules: &'a SessionRules,
     reader: LineReader<3>,
     out: Vec<u8>,
@@ -165,7 +169,7 @@ impl Session<'_> {
     fn wait(&mut self, ticket: Ticket, wait_timeout: Duration) -> Result<(), Ending> {
         // Whoever blocks must not sit on the replies to earlier requests.
         self.flush()?;
-        let outcome = self.claims.connection.wait(ticket, wait_timeout);
+        let outcome = self.wait_and_watch(ticket, wait_timeout);
         // A Ctrl-C in telnet while we waited: it discards our reply unless it is answered first.
         let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
@@ -174,6 +178,25 @@ impl Session<'_> {
             outcome => self.reply(&reply_to(outcome))?,
         }
         received.map_err(Ending::from)
+    }
+
+    /// A peer that fills its window behind the wait counts as gone; that it sends anything is looked at
+    /// only when the wait is long.
+    fn wait_and_watch(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
+        let connection = &self.claims.connection;
+        let heed = |input| {
+            // Should this fail, a peer that floods us is seen to leave only later.
+            let _ = self.watch.set_input(self.stream, connection.id().0, input);
+        };
+        let mut is_long = false;
+        let outcome = connection.wait_and_tell(ticket, wait_timeout, || {
+            is_long = true;
+            heed(Input::Heeded);
+        });
+        if is_long {
+            heed(Input::Ignored);
+        }
+        outcome
     }
 
     /// Statistics can be large, and a peer need not read them: they are written as they are made, so

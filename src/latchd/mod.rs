@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{after, bounded, never, select, unbounded, Receiver};
-use log::{info, warn};
+use log::{debug, info, warn};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -30,7 +30,7 @@ use crate::logging::Throttle;
 use crate::manager::{Manager, Rules};
 use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
 use crate::net::connections::{Admission, Connections};
-use crate::net::hangup::HangupWatch;
+use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers, STACK_LEN};
@@ -57,6 +57,10 @@ const MAPS_PER_THREAD: u64 = 4;
 /// The part of the address space that is not for stacks, and what a connection takes beside its stack.
 const HEAP_SHARE: u64 = 2;
 const HEAP_PER_CONNECTION: u64 = 32 * 1024;
+
+/// So many unread bytes behind a wait are taken for a full window: half of the smallest that Linux
+/// offers by default.
+const FLOOD_LEN: u64 = 32 * 1024;
 
 /// Slots and waiters in all.
 const MAX_SLOTS: usize = 65_536;
@@ -220,9 +224,16 @@ fn serve(
     };
     let reaper = Arc::clone(manager);
     spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
-    let reporter = Arc::clone(manager);
+    let (reporter, senders) = (Arc::clone(manager), Arc::clone(connections));
     spawn("hangup", move || {
-        let error = watch.run(|id| reporter.hang_up(ConnId(id)));
+        let error = watch.run(|id, sign| match sign {
+            Sign::HungUp => reporter.hang_up(ConnId(id)),
+            Sign::Sent if senders.unread_len(id) >= FLOOD_LEN => {
+                debug!("cut-off conn={id} reason=flood-behind-wait");
+                reporter.hang_up(ConnId(id));
+            }
+            Sign::Sent => {}
+        });
         panic!("the hang-up watch failed: {error}");
     })
     .map_err(no_thread)?;
@@ -248,7 +259,7 @@ fn converse(
     let stream = admission.stream();
     let connection = manager.connect(ConnId(admission.id()));
     match watch.watch(stream, admission.id()) {
-        Ok(()) => dflock::serve(stream, connection, rules, connections),
+        Ok(()) => dflock::serve(stream, connection, rules, connections, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::io::{ioctl_fionread, Errno};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
@@ -38,6 +38,11 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
         };
+    }
+
+    /// How many bytes have arrived and have not been read.
+    pub fn unread_len(&self) -> u64 {
+        ioctl_fionread(self).unwrap_or(0)
     }
 
     /// Reads what is there without blocking; `None` if nothing is.
