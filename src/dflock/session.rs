@@ -4,14 +4,14 @@
 //! a read, in a write, and in [`Connection::wait`]; each is bounded, and no other client notices.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
 use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
 use crate::escape::Escaped;
-use crate::logging::Throttle;
+use crate::logging::SourceThrottle;
 use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
 use crate::net::hangup::{HangupWatch, Input};
@@ -52,7 +52,7 @@ pub struct SessionRules {
     /// What `auth` must present before anything else.
     pub auth_token: Option<Box<[u8]>>,
     /// Keeps guessers from flooding the log.
-    pub auth_refusals: Throttle,
+    pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
 
 /// Why a conversation is over.
@@ -314,7 +314,7 @@ fn part(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules
             (Reply::Error, Duration::ZERO)
         }
         Ending::AuthFailed => {
-            if let Some(held_back) = rules.auth_refusals.admit() {
+            if let Some(held_back) = rules.auth_refusals.admit(stream.source()) {
                 warn!("auth-refused peer={stream} held_back={held_back}");
             }
             (Reply::AuthFailed, AUTH_COOLDOWN)

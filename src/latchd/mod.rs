@@ -26,7 +26,7 @@ use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
 use crate::dflock::{self, SessionRules};
 use crate::escape::{reason, Escaped};
 use crate::fence_file::{self, Reserver};
-use crate::logging::Throttle;
+use crate::logging::SourceThrottle;
 use crate::manager::{Manager, Rules};
 use crate::mint::{fence_of_clock, ClockFences, SaltedMint};
 use crate::net::connections::{Admission, Connections};
@@ -157,7 +157,7 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
-        auth_refusals: Throttle::default(),
+        auth_refusals: SourceThrottle::default(),
     });
 
     info!(

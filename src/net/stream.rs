@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -38,6 +38,18 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
         };
+    }
+
+    /// Where the peer is: its address without the port, for IPv6 its network; `None` if it is on this
+    /// host, or gone.
+    pub fn source(&self) -> Option<IpAddr> {
+        let Stream::Tcp(stream) = self else {
+            return None;
+        };
+        Some(match stream.peer_addr().ok()?.ip().to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip => ip,
+        })
     }
 
     /// How many bytes have arrived and have not been read.
