@@ -4,6 +4,8 @@
 //! nobody reads it, lines are dropped and counted; the count is the first thing to be written when
 //! there is room again.
 
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +25,9 @@ const QUEUE_LEN: usize = 1024;
 
 /// The least time between two lines about the same.
 const THROTTLE: Duration = Duration::from_secs(1);
+
+/// The sources that are throttled each on its own.
+const MAX_SOURCES: usize = 64;
 
 /// Whether lines begin with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,13 +132,65 @@ impl Throttle {
     }
 
     fn admit_at(&self, now: Instant) -> Option<u64> {
-        let mut throttled = self.0.lock();
-        if throttled.last.is_some_and(|last| now - last < THROTTLE) {
-            throttled.held_back += 1;
+        self.0.lock().admit(now)
+    }
+}
+
+impl Throttled {
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.is_held_back(now) {
+            self.held_back += 1;
             return None;
         }
-        throttled.last = Some(now);
-        Some(std::mem::take(&mut throttled.held_back))
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.held_back))
+    }
+
+    fn is_held_back(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now - last < THROTTLE)
+    }
+}
+
+/// A [`Throttle`] for each source, so that none of them hides another. When very many are at it, the
+/// others share one.
+#[derive(Debug)]
+pub struct SourceThrottle<S>(Mutex<Sources<S>>);
+
+#[derive(Debug)]
+struct Sources<S> {
+    known: HashMap<S, Throttled>,
+    others: Throttled,
+}
+
+impl<S: Eq + Hash> SourceThrottle<S> {
+    /// Whether a line about `source` may be logged now; then, how many have been held back.
+    pub fn admit(&self, source: S) -> Option<u64> {
+        self.admit_at(source, Instant::now())
+    }
+
+    fn admit_at(&self, source: S, now: Instant) -> Option<u64> {
+        let mut sources = self.0.lock();
+        let Sources { known, others } = &mut *sources;
+        if known.len() >= MAX_SOURCES && !known.contains_key(&source) {
+            known.retain(|_, throttled| {
+                let stays = throttled.is_held_back(now);
+                others.held_back += if stays { 0 } else { throttled.held_back };
+                stays
+            });
+            if known.len() >= MAX_SOURCES {
+                return others.admit(now);
+            }
+        }
+        known.entry(source).or_default().admit(now)
+    }
+}
+
+impl<S> Default for SourceThrottle<S> {
+    fn default() -> Self {
+        SourceThrottle(Mutex::new(Sources {
+            known: HashMap::new(),
+            others: Throttled::default(),
+        }))
     }
 }
 
@@ -233,5 +290,26 @@ mod tests {
         }
         assert_eq!(throttle.admit_at(start + THROTTLE), Some(999));
         assert_eq!(throttle.admit_at(start + 5 * THROTTLE), Some(0));
+    }
+
+    #[test]
+    fn no_source_hides_another_and_their_number_is_bounded() {
+        let throttle = SourceThrottle::default();
+        let start = Instant::now();
+        let count = MAX_SOURCES as u64;
+        for source in 0..count {
+            assert_eq!(throttle.admit_at(source, start), Some(0), "{source}");
+            assert_eq!(throttle.admit_at(source, start), None, "{source}");
+        }
+        assert_eq!(throttle.admit_at(count, start), Some(0));
+        assert_eq!(throttle.admit_at(count + 1, start), None);
+        assert_eq!(throttle.0.lock().known.len(), MAX_SOURCES);
+        let later = start + THROTTLE;
+        assert_eq!(throttle.admit_at(0, later), Some(1));
+        assert_eq!(throttle.admit_at(1000, later), Some(0));
+        let sources = throttle.0.lock();
+        assert_eq!(sources.known.len(), 2);
+        // One of source `count + 1`, and those of the sources that were forgotten.
+        assert_eq!(sources.others.held_back, count);
     }
 }

@@ -16,13 +16,16 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::mint::Salts;
 use crate::table::{
-    Ask, Caps, Claim, ConnId, FenceSource, Grant, Holdings, KeySnapshot, Kind, Limit, LockTable,
-    Progress, Refusal, Scope, Ticket, Token,
+    Ask, Caps, Claim, ConnId, FenceSource, Grant, Holdings, Key, KeySnapshot, Kind, Limit,
+    LockTable, Progress, Refusal, Scope, Ticket, Token,
 };
 
 /// How many leases are ended, or slots of a closed connection released, before other threads get
 /// their turn: about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
+
+/// A wait that lasts for so long is worth a system call or two more.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// What a manager is told once, at its start.
 pub struct Rules {
@@ -164,9 +167,12 @@ impl Manager {
         self.visit(Scope::Nothing, |table, _| table.is_draining())
     }
 
-    /// What an operator may see, in no particular order.
-    pub fn snapshot(&self) -> Vec<KeySnapshot> {
-        self.visit(Scope::Everything, |table, now| table.snapshot(now))
+    /// What an operator may see of up to `at_most` keys, sorted: of those behind `after`, or of the
+    /// first ones.
+    pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
+        self.visit(Scope::Everything, |table, now| {
+            table.snapshot(after, at_most, now)
+        })
     }
 
     /// Grants what waiters are owed since there were no tokens.
@@ -380,8 +386,21 @@ impl Connection {
     /// Blocks until the claim is granted or refused, the peer hangs up, or `wait_timeout` is over.
     /// Spends the ticket in any case.
     pub fn wait(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
+        self.wait_and_tell(ticket, wait_timeout, || {})
+    }
+
+    /// As [`Connection::wait`]. A wait that lasts for a second calls `when_long` once, without the
+    /// mutex.
+    pub fn wait_and_tell(
+        &self,
+        ticket: Ticket,
+        wait_timeout: Duration,
+        when_long: impl FnOnce(),
+    ) -> Outcome {
         let mut state = self.manager.state.lock();
-        let deadline = Instant::now().checked_add(wait_timeout);
+        let began = Instant::now();
+        let deadline = began.checked_add(wait_timeout);
+        let mut when_long = Some(when_long);
         let is_a_try = wait_timeout.is_zero();
         let outcome = loop {
             let now = self.manager.catch_up(&mut state, Scope::Ticket(ticket));
@@ -407,9 +426,19 @@ impl Connection {
             if self.manager.pass_on(&mut state) {
                 continue;
             }
-            match deadline {
-                Some(deadline) => {
-                    self.wake.wait_until(&mut state, deadline);
+            let long_at = began + LONG_WAIT;
+            if let Some(when_long) = when_long.take_if(|_| long_at <= now) {
+                MutexGuard::unlocked(&mut state, when_long);
+                continue;
+            }
+            let look_again = match (deadline, when_long.is_some()) {
+                (Some(deadline), true) => Some(deadline.min(long_at)),
+                (None, true) => Some(long_at),
+                (deadline, false) => deadline,
+            };
+            match look_again {
+                Some(at) => {
+                    self.wake.wait_until(&mut state, at);
                 }
                 None => self.wake.wait(&mut state),
             }
@@ -720,7 +749,7 @@ mod tests {
         let grant = granted(&holder, FOREVER);
         assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
         let deadline = Instant::now() + FOREVER;
-        while !manager.snapshot().is_empty() {
+        while !manager.snapshot(None, 1).is_empty() {
             assert!(Instant::now() < deadline, "the idle key is still there");
             thread::sleep(Duration::from_millis(5));
         }

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
 use support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 
 const SECRET: &str = "open-sesame-3f1c";
@@ -205,6 +206,27 @@ fn guessing_takes_a_tenth_of_a_second_each_and_holds_up_nobody_nor_floods_the_lo
     assert_eq!(lines.len() as u64 + held_back, guess_count + 1, "{log}");
 }
 
+#[test]
+fn one_who_guesses_all_the_time_hides_no_other_address() {
+    let daemon = with_secret();
+    let addr = daemon.addr();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| guess_until(&is_over, addr));
+        }
+        let _end = AtTheEnd(&is_over);
+        daemon.wait_for_log("auth-refused peer=127.0.0.1:", PATIENCE);
+        for other in ["127.0.0.2", "127.0.0.3", "127.0.0.4"] {
+            let mut stream = connect_from(other, addr);
+            assert_eq!(guess(&mut stream, b"auth\n_\nwrong\n"), "error_auth\n");
+            let peer = stream.local_addr().expect("it is connected");
+            let line = format!("auth-refused peer={peer} held_back=0\n");
+            daemon.wait_for_log(&line, PATIENCE);
+        }
+    });
+}
+
 // ---- the Unix socket -------------------------------------------------------------------------
 
 #[test]
@@ -258,6 +280,24 @@ fn with_secret() -> Daemon {
     let mut command = latchd();
     command.env("LATCHD_AUTH_TOKEN", SECRET);
     Daemon::from_command(command)
+}
+
+/// Connects with another of the addresses that are this host's own.
+fn connect_from(source: &str, to: SocketAddr) -> TcpStream {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    let source: IpAddr = source.parse().expect("an address");
+    bind(&socket, &SocketAddr::from((source, 0))).expect("all of 127/8 is local");
+    connect(&socket, &to).expect("it listens");
+    socket.into()
+}
+
+/// Says that it is over when dropped, so that the guessers end with a test that fails, too.
+struct AtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn is_shown_in(daemon: &Daemon, place: &str) -> bool {

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -141,35 +142,103 @@ fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() 
     );
 }
 
-/// Only a few statistics are made at a time, and a Unix socket waits for ever for a peer to read.
 #[test]
-#[ignore = "long: cargo test --test hostile -- --ignored"]
-fn whoever_does_not_read_statistics_does_not_keep_others_from_them_for_ever() {
-    const KEYS: usize = 1000;
-    let directory = tempfile::tempdir().expect("there is room");
-    let path = directory.path().join("socket");
-    let daemon = Daemon::start_unix(
-        &path,
-        &["--write-timeout", "0", "--max-per-connection", "1000"],
-    );
-    let mut holder = Client::unix(&path);
-    for number in 0..KEYS {
-        let key = format!("{}{number}", "k".repeat(200));
-        holder.acquire_for(&key, 0, 600);
+fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
+    let daemon = Daemon::start(&["--max-locks", "5000"]);
+    remember_keys(&daemon, 4000);
+    let mut deaf: Vec<Client> = (0..64).map(|_| daemon.connect()).collect();
+    deaf.iter_mut()
+        .for_each(|client| client.send(&"stats\n_\n_\n".repeat(8)));
+    let mut holder = daemon.connect();
+    holder.acquire_for("held", 0, 600);
+    let mut waiter = daemon.connect();
+    waiter.send("l\nheld\n60\n");
+    daemon.wait_for_waiters("held", 1);
+
+    holder.send("stats\n_\n_\n");
+    thread::sleep(Duration::from_millis(300));
+    let left = Instant::now();
+    drop(holder);
+    assert!(parse_grant(&waiter.line(), "ok").is_some());
+    let waited = left.elapsed();
+    assert!(waited < Duration::from_secs(1), "{waited:?} for the lock");
+    let asked = Instant::now();
+    let idle = daemon.stats()["idle_locks"].as_array().map(Vec::len);
+    assert_eq!(idle, Some(4000));
+    let waited = asked.elapsed();
+    assert!(waited < Duration::from_secs(2), "{waited:?} for statistics");
+    drop(deaf);
+}
+
+#[test]
+fn unread_statistics_take_little_memory() {
+    let daemon = Daemon::start(&["--max-locks", "20000", "--write-timeout", "0"]);
+    remember_keys(&daemon, 20_000);
+    daemon.stats();
+    let before = resident_kib(daemon.pid());
+    let mut deaf: Vec<Client> = (0..20).map(|_| daemon.connect()).collect();
+    deaf.iter_mut()
+        .for_each(|client| client.send("stats\n_\n_\n"));
+    thread::sleep(Duration::from_secs(1));
+    let each = resident_kib(daemon.pid()).saturating_sub(before) / 20;
+    println!("{each} KiB each");
+    assert!(each < 200, "{each} KiB each");
+}
+
+#[test]
+fn a_slow_reader_of_long_statistics_is_not_cut_off() {
+    let daemon = Daemon::start(&["--max-locks", "12000", "--write-timeout", "1"]);
+    remember_keys(&daemon, 12_000);
+    let mut slow = daemon.connect();
+    slow.send("stats\n_\n_\n");
+    let began = Instant::now();
+    let mut reply = Vec::new();
+    while reply.last() != Some(&b'\n') {
+        let piece = slow.next_bytes(100_000, PATIENCE);
+        assert!(
+            !piece.is_empty(),
+            "cut off after {} bytes and {:?}",
+            reply.len(),
+            began.elapsed()
+        );
+        reply.extend(piece);
+        thread::sleep(Duration::from_millis(50));
     }
-    let deaf: Vec<UnixStream> = (0..8)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&path).expect("it listens");
-            stream.write_all(b"stats\n_\n_\n").expect("there is room");
-            stream
-        })
-        .collect();
-    thread::sleep(Duration::from_millis(500));
-    let mut monitor = Client::unix(&path);
-    monitor.send("stats\n_\n_\n");
-    let answer = monitor.try_line(Duration::from_secs(55));
-    assert!(answer.is_some_and(|answer| answer.starts_with("ok {")));
-    drop((deaf, daemon));
+    println!("{} bytes in {:?}", reply.len(), began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_secs(2),
+        "that was not slow"
+    );
+    let json = reply.strip_prefix(b"ok ").expect("statistics");
+    let stats: serde_json::Value = serde_json::from_slice(json).expect("JSON");
+    let keys = stats["idle_locks"].as_array().expect("a list");
+    assert_eq!(keys.len(), 12_000);
+    assert!(keys.is_sorted_by_key(|entry| entry["key"].as_str()));
+}
+
+/// What the kernel accepts after the time is over must not begin it anew.
+#[test]
+fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
+    for round in 0..3 {
+        let daemon = Daemon::start(&["--write-timeout", "2"]);
+        let mut holder = daemon.connect();
+        (0..100).for_each(|number| {
+            holder.acquire_for(&format!("{number}{}", "k".repeat(200)), 0, 60);
+        });
+        let mut deaf = daemon.connect();
+        let began = Instant::now();
+        // Ends when the server has closed the connection, or has dropped it.
+        while deaf
+            .try_send(&"stats\n_\n_\n".repeat(1000).into_bytes())
+            .is_ok()
+        {
+            assert!(began.elapsed() < PATIENCE, "it is still connected");
+        }
+        let took = began.elapsed();
+        println!("round {round}: dropped after {took:?}");
+        assert!(took > Duration::from_millis(1900), "{took:?}: too early");
+        assert!(took < Duration::from_millis(3500), "{took:?}: too late");
+    }
 }
 
 #[test]
@@ -256,6 +325,96 @@ fn dead_phase_one_entries_are_forgotten() {
     assert_eq!(client.request("w", &key(0), "0"), "error_not_enqueued");
     let last = key(KEYS - 1);
     assert_eq!(client.request("w", &last, "0"), "error_lease_expired");
+}
+
+#[test]
+fn a_token_line_takes_no_more_memory_than_the_secret_needs() {
+    const CLIENTS: usize = 100;
+    for secret in [None, Some("s3cret")] {
+        let mut command = Daemon::command();
+        command.args(["--port", "0", "--print-port"]);
+        if let Some(secret) = secret {
+            command.env("LATCHD_AUTH_TOKEN", secret);
+        }
+        let daemon = Daemon::from_command(command);
+        let before = resident_kib(daemon.pid());
+        let mut crowd: Vec<Client> = (0..CLIENTS).map(|_| daemon.connect()).collect();
+        let half = format!("auth\n_\n{}", "x".repeat(65_000));
+        crowd.iter_mut().for_each(|client| client.send(&half));
+        thread::sleep(Duration::from_millis(500)); // until all of it has been read
+        let each = resident_kib(daemon.pid()).saturating_sub(before) / CLIENTS as u64;
+        println!("{each} KiB each, secret {secret:?}");
+        assert!(each < 40, "{each} KiB each, secret {secret:?}");
+        crowd.iter_mut().for_each(|client| client.send("\n"));
+        for mut client in crowd {
+            client.expect(secret.map_or("error", |_| "error_auth"));
+            client.expect_eof();
+        }
+    }
+}
+
+/// With a full window, the end of the stream cannot reach the server.
+#[test]
+fn a_client_that_floods_behind_its_wait_loses_its_place() {
+    const CLIENTS: usize = 10;
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 600);
+    let flood = "ping\n_\n_\n".repeat(1_000_000);
+    let flooding: Vec<TcpStream> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
+            stream.write_all(b"l\nk\n600\n").expect("it is connected");
+            let patience = Some(Duration::from_millis(50));
+            stream.set_write_timeout(patience).expect("it is not zero");
+            assert!(stream.write_all(flood.as_bytes()).is_err(), "the window");
+            stream
+        })
+        .collect();
+    let left = Instant::now();
+    drop(flooding);
+    daemon.wait_for_waiters("k", 0);
+    println!("noticed after {:?}", left.elapsed());
+
+    // One that sends its flood only later.
+    let mut late = TcpStream::connect(daemon.addr()).expect("it listens");
+    late.write_all(b"l\nk\n600\n").expect("it is connected");
+    daemon.wait_for_waiters("k", 1);
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(waiter_count(&holder.stats(), "k"), 1);
+    let patience = Some(Duration::from_millis(50));
+    late.set_write_timeout(patience).expect("it is not zero");
+    let _ = late.write_all(flood.as_bytes());
+    daemon.wait_for_waiters("k", 0);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+}
+
+#[test]
+fn requests_behind_a_long_wait_are_answered() {
+    const PINGS: usize = 2000;
+    let daemon = Daemon::start(&[]);
+    let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
+    let grant = holder.acquire_for("k", 0, 600);
+    waiter.send("l\nk\n600\n");
+    waiter.send(&"ping\n_\n_\n".repeat(PINGS));
+    daemon.wait_for_waiters("k", 1);
+    thread::sleep(Duration::from_secs(2));
+    waiter.send("ping\n_\n_\n");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    let granted = parse_grant(&waiter.line(), "ok").expect("its turn");
+    for _ in 0..PINGS + 1 {
+        waiter.expect("ok");
+    }
+    // Once it waits no more, it may send as much as it likes.
+    let mut writer = waiter.writer();
+    let pings = "ping\n_\n_\n".repeat(20_000);
+    let sending = thread::spawn(move || writer.write_all(pings.as_bytes()));
+    for _ in 0..20_000 {
+        waiter.expect("ok");
+    }
+    sending.join().unwrap().expect("all of it is read");
+    assert_eq!(waiter.request("r", "k", &granted.token), "ok");
 }
 
 #[test]
@@ -462,6 +621,25 @@ fn start_on(path: &Path) -> Daemon {
     let mut command = Daemon::command();
     command.args(["--port", "off", "--unix"]).arg(path);
     Daemon::from_command(command)
+}
+
+/// Has the server know `count` keys of 250 bytes, all of them idle.
+fn remember_keys(daemon: &Daemon, count: usize) {
+    const AT_A_TIME: usize = 200;
+    for first in (0..count).step_by(AT_A_TIME) {
+        let mut client = daemon.connect();
+        let asked = first..count.min(first + AT_A_TIME);
+        let request = |number| format!("l\n{number:0>250}\n0 600\n");
+        client.send(&asked.clone().map(request).collect::<String>());
+        for _ in asked {
+            assert!(parse_grant(&client.line(), "ok").is_some());
+        }
+    }
+    eventually(PATIENCE, "all keys are idle", || {
+        daemon.stats()["locks"]
+            .as_array()
+            .is_some_and(Vec::is_empty)
+    });
 }
 
 /// How many threads of the process serve connections or wait for one.

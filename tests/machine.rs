@@ -5,12 +5,12 @@ mod support;
 
 use std::fs;
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 use support::clock::{clear_up_after, with_a_clock_of_its_own};
 use support::limited::{limited, with_processes};
 use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
@@ -86,6 +86,76 @@ fn out_of_memory_for_more_clients_the_server_still_serves_those_it_has() {
         assert!(crowd.iter_mut().all(is_served));
         assert!(daemon.wait_exit(Duration::ZERO).is_none());
     }
+}
+
+/// The room that is left is too little for any thread, for some of them, for all but their signal
+/// stacks, and so on.
+#[test]
+fn a_limit_imposed_after_the_start_lets_no_client_end_the_server() {
+    raise_our_own_limit();
+    for resource in [Resource::As, Resource::Data] {
+        for left in [4, 7, 20, 33, 36, 40, 60] {
+            let daemon = Daemon::start(&[]);
+            let mut early: Vec<Client> = (0..8).map(|_| daemon.connect()).collect();
+            assert!(early.iter_mut().all(is_served));
+            let name = match resource {
+                Resource::As => "VmSize:",
+                _ => "VmData:",
+            };
+            let limit = (status_kib(&daemon, name) << 10) + (left << 20);
+            limit_to(&daemon, resource, Some(limit));
+
+            let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
+            crowd.retain_mut(is_served);
+            println!("{} more within {left} MB of {name}", crowd.len());
+            assert!(crowd.len() < 200, "the limit was never reached");
+            let ended = daemon.wait_exit(Duration::ZERO);
+            assert!(ended.is_none(), "{left} MB: {}", daemon.log());
+            assert!(daemon.log().contains("turned-away reason=no-thread"));
+            for (number, client) in crowd.iter_mut().chain(&mut early).enumerate() {
+                client.acquire(&format!("{number:0>250}"), 0);
+                assert!(client.stats()["locks"].is_array());
+            }
+            drop(crowd);
+            limit_to(&daemon, resource, None);
+            eventually(PATIENCE, "new clients are served again", || {
+                is_served(&mut daemon.connect())
+            });
+        }
+    }
+}
+
+#[test]
+fn connections_may_take_a_quarter_of_the_cgroups_memory() {
+    let Some(group) = MemoryGroup::of_bytes(64 << 20) else {
+        eprintln!("NOT TESTED: no memory cgroup to be had");
+        return;
+    };
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.inner());
+    let wrapper = ["sh", "-c", &enter, "sh"];
+    let program = Path::new(env!("CARGO_BIN_EXE_latchd"));
+    let daemon = Daemon::from_command(limited(&wrapper, program));
+    daemon.wait_for_log("max_connections=256 ", PATIENCE);
+    let mut crowd: Vec<Client> = (0..256).map(|_| daemon.connect()).collect();
+    assert!(crowd.iter_mut().all(is_served));
+    assert!(!is_served(&mut daemon.connect()));
+    daemon.wait_for_log("turned-away reason=max-connections", PATIENCE);
+    drop(daemon);
+
+    // An operator who names a number gets it.
+    let mut command = limited(&wrapper, program);
+    command.args(["--max-connections", "400"]);
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("max_connections=400 ", PATIENCE);
+    let log = daemon.log();
+    let worst = log
+        .split_once("worst_case_mb=")
+        .and_then(|(_, rest)| rest.split_whitespace().next())
+        .and_then(|count| count.parse::<u64>().ok());
+    assert!(
+        worst.is_some_and(|worst| (25..100).contains(&worst)),
+        "{log}"
+    );
 }
 
 // ---- clocks ----------------------------------------------------------------------------------
@@ -220,6 +290,53 @@ impl Footprint {
             threads: count("task"),
         }
     }
+}
+
+/// A memory cgroup (version 1) with a limit, and one in it without, both of which go when dropped.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    fn of_bytes(limit: u64) -> Option<MemoryGroup> {
+        let name = format!("latchd-test-{}", std::process::id());
+        let group = MemoryGroup(Path::new("/sys/fs/cgroup/memory").join(name));
+        fs::create_dir_all(group.0.join("inner")).ok()?;
+        let file = group.0.join("memory.limit_in_bytes");
+        fs::write(file, limit.to_string()).ok()?;
+        Some(group)
+    }
+
+    fn inner(&self) -> String {
+        self.0.join("inner").display().to_string()
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        for group in [self.0.join("inner"), self.0.clone()] {
+            // A process that was just killed leaves its group only a moment later.
+            eventually(PATIENCE, "the group is empty", || {
+                fs::remove_dir(&group).is_ok() || !group.exists()
+            });
+        }
+    }
+}
+
+/// A value of the server's status, in KiB.
+fn status_kib(daemon: &Daemon, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let count = line.expect("every process has it").trim();
+    count.trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// Limits a server that runs, or lifts its limit.
+fn limit_to(daemon: &Daemon, resource: Resource, limit: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a small number"));
+    let limit = Rlimit {
+        current: limit,
+        maximum: None,
+    };
+    prlimit(pid, resource, limit).expect("it is our child");
 }
 
 /// The storms are clients of this process, all at the same time.

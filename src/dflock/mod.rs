@@ -9,4 +9,4 @@ mod request;
 mod session;
 mod stats;
 
-pub use session::{serve, SessionRules, Turns};
+pub use session::{serve, SessionRules};

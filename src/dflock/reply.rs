@@ -3,9 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{Grant, KeySnapshot, Refusal};
-
-use super::stats;
+use crate::table::{Grant, Refusal};
 
 /// What a client is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,11 +15,6 @@ pub(super) enum Reply {
     Acquired(Grant),
     /// `ok` with the lease from now on.
     Renewed(Duration),
-    /// `ok` with what the server knows.
-    Stats {
-        connection_count: usize,
-        keys: Vec<KeySnapshot>,
-    },
     Queued,
     Timeout,
     Error,
@@ -39,14 +32,6 @@ impl Reply {
             Reply::Granted(grant) => put_grant(out, "ok", grant),
             Reply::Acquired(grant) => put_grant(out, "acquired", grant),
             Reply::Renewed(lease) => put(out, format_args!("ok {}", lease.as_secs())),
-            Reply::Stats {
-                connection_count,
-                keys,
-            } => {
-                out.extend(b"ok ");
-                stats::write_json(*connection_count, keys, out);
-                out.push(b'\n');
-            }
             Reply::Queued => put(out, format_args!("queued")),
             Reply::Timeout => put(out, format_args!("timeout")),
             Reply::Error => put(out, format_args!("error")),

@@ -9,7 +9,7 @@ use crate::table::{Kind, Limit, Token};
 /// The longest command, key or argument, in bytes without the LF.
 const MAX_LINE_LEN: usize = 256;
 
-/// The longest argument of `auth`.
+/// The longest argument of `auth`, whatever the secret.
 const MAX_AUTH_LINE_LEN: usize = 65_536;
 
 /// The longest timeout or lease: beyond it, clients that count nanoseconds in 64 bits overflow.
@@ -24,10 +24,11 @@ const AUTH: &[u8] = b"auth";
 /// The lines of one request: command, key, argument.
 pub(super) type Frame<'a> = [&'a [u8]; 3];
 
-/// How long each line of a frame may be.
-pub(super) fn line_limit(index: usize, command: &[u8]) -> usize {
+/// How long each line of a frame may be, where the secret has `secret_len` bytes. Blanks may be around
+/// it.
+pub(super) fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     if index == 2 && command == AUTH {
-        MAX_AUTH_LINE_LEN
+        (secret_len + MAX_LINE_LEN).min(MAX_AUTH_LINE_LEN)
     } else {
         MAX_LINE_LEN
     }

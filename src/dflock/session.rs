@@ -4,17 +4,17 @@
 //! a read, in a write, and in [`Connection::wait`]; each is bounded, and no other client notices.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
 use log::{debug, trace, warn};
-use parking_lot::{Condvar, Mutex};
 use subtle::ConstantTimeEq;
 
 use crate::escape::Escaped;
-use crate::logging::Throttle;
+use crate::logging::SourceThrottle;
 use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
+use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::table::{Claim, Kind, Progress, Refusal, Ticket, Token};
@@ -22,6 +22,7 @@ use crate::table::{Claim, Kind, Progress, Refusal, Ticket, Token};
 use super::phases::{Phase, Phases};
 use super::reply::Reply;
 use super::request::{line_limit, parse, Frame, ProtocolError, Request};
+use super::stats;
 
 /// How long a peer that has not given the right token is kept waiting for the close.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -29,18 +30,12 @@ const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 /// For how long we listen to what a peer still sends before we close on it.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
 
-/// Replies are written when no request is left in the buffer, or when there are this many bytes.
+/// Replies are written when no request is left in the buffer, or when there are this many bytes, each
+/// time with a whole write timeout.
 const FULL_OUT_LEN: usize = 16 * 1024;
 
 /// Longer than any deadline.
 const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
-
-/// How many statistics may be under way at a time.
-const MAX_STATS: usize = 8;
-
-/// For how long the writing of one may keep its turn, also where replies may take longer: so long does
-/// the kernel bear with a TCP peer that does not read.
-const LONGEST_TURN: Duration = Duration::from_secs(30);
 
 /// Dead phase-one entries that are kept beside those that are alive.
 const MAX_DEAD: usize = 64;
@@ -52,14 +47,12 @@ pub struct SessionRules {
     pub default_lease: Duration,
     /// For how long a line may take, and how long a connection may idle that has nothing to lose.
     pub read_timeout: Duration,
-    /// For how long a reply may take; `None` is for ever.
+    /// For how long a reply may take, or each piece of a long one; `None` is for ever.
     pub write_timeout: Option<Duration>,
     /// What `auth` must present before anything else.
     pub auth_token: Option<Box<[u8]>>,
-    /// Limits how many large replies there are at a time.
-    pub stats_turns: Turns,
     /// Keeps guessers from flooding the log.
-    pub auth_refusals: Throttle,
+    pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
 
 /// Why a conversation is over.
@@ -81,13 +74,16 @@ pub fn serve(
     connection: Connection,
     rules: &SessionRules,
     connections: &Connections,
+    watch: &HangupWatch,
 ) {
     let conn = connection.id();
     debug!("opened conn={conn} peer={stream}");
+    let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
     let mut session = Session {
         stream,
+        watch,
         rules,
-        reader: LineReader::new(line_limit),
+        reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::new(),
         authenticated: rules.auth_token.is_none(),
         claims: Claims {
@@ -116,6 +112,7 @@ pub fn serve(
 
 struct Session<'a> {
     stream: &'a Stream,
+    watch: &'a HangupWatch,
     rules: &'a SessionRules,
     reader: LineReader<3>,
     out: Vec<u8>,
@@ -172,7 +169,7 @@ impl Session<'_> {
     fn wait(&mut self, ticket: Ticket, wait_timeout: Duration) -> Result<(), Ending> {
         // Whoever blocks must not sit on the replies to earlier requests.
         self.flush()?;
-        let outcome = self.claims.connection.wait(ticket, wait_timeout);
+        let outcome = self.wait_and_watch(ticket, wait_timeout);
         // A Ctrl-C in telnet while we waited: it discards our reply unless it is answered first.
         let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
@@ -183,46 +180,51 @@ impl Session<'_> {
         received.map_err(Ending::from)
     }
 
-    /// Statistics can be large, and a peer need not read them: only a few are made at a time.
+    /// A peer that fills its window behind the wait counts as gone; that it sends anything is looked at
+    /// only when the wait is long.
+    fn wait_and_watch(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
+        let connection = &self.claims.connection;
+        let heed = |input| {
+            // Should this fail, a peer that floods us is seen to leave only later.
+            let _ = self.watch.set_input(self.stream, connection.id().0, input);
+        };
+        let mut is_long = false;
+        let outcome = connection.wait_and_tell(ticket, wait_timeout, || {
+            is_long = true;
+            heed(Input::Heeded);
+        });
+        if is_long {
+            heed(Input::Ignored);
+        }
+        outcome
+    }
+
+    /// Statistics can be large, and a peer need not read them: they are written as they are made, so
+    /// that they take no more memory than any other reply.
     fn show_stats(&mut self) -> Result<(), Ending> {
-        let _turn = self.rules.stats_turns.take();
-        let reply = self.claims.stats();
-        let write_timeout = self.rules.write_timeout.unwrap_or(LONGEST_TURN);
-        self.reply_within(&reply, Some(write_timeout.min(LONGEST_TURN)))
+        let manager = self.claims.connection.manager();
+        self.out.extend(b"ok ");
+        stats::write_json(
+            self.claims.connections.count(),
+            |after| manager.snapshot(after, stats::PAGE_LEN),
+            &mut self.out,
+            |out| flush_if_full(out, self.stream, self.rules),
+        )?;
+        self.out.push(b'\n');
+        Ok(())
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
-        self.reply_within(reply, self.rules.write_timeout)
-    }
-
-    fn reply_within(
-        &mut self,
-        reply: &Reply,
-        write_timeout: Option<Duration>,
-    ) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
             let conn = self.claims.connection.id();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         reply.write(&mut self.out);
-        if self.out.len() >= FULL_OUT_LEN {
-            self.flush_within(write_timeout)?;
-        }
-        Ok(())
+        flush_if_full(&mut self.out, self.stream, self.rules)
     }
 
     fn flush(&mut self) -> Result<(), Ending> {
-        self.flush_within(self.rules.write_timeout)
-    }
-
-    fn flush_within(&mut self, write_timeout: Option<Duration>) -> Result<(), Ending> {
-        if self.out.is_empty() {
-            return Ok(());
-        }
-        let written = self.stream.write_within(&self.out, write_timeout);
-        self.out.clear();
-        self.out.shrink_to(FULL_OUT_LEN);
-        written.map_err(Ending::Broken)
+        flush(&mut self.out, self.stream, self.rules)
     }
 
     /// Blocks until there is more to look at, or until it is time to look at the clock again.
@@ -287,6 +289,23 @@ impl Session<'_> {
     }
 }
 
+fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
+    if out.len() < FULL_OUT_LEN {
+        return Ok(());
+    }
+    flush(out, stream, rules)
+}
+
+fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    let written = stream.write_within(out, rules.write_timeout);
+    out.clear();
+    out.shrink_to(FULL_OUT_LEN);
+    written.map_err(Ending::Broken)
+}
+
 /// Says what there is to say, and sees to it that the peer can read it.
 fn part(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
@@ -295,7 +314,7 @@ fn part(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules
             (Reply::Error, Duration::ZERO)
         }
         Ending::AuthFailed => {
-            if let Some(held_back) = rules.auth_refusals.admit() {
+            if let Some(held_back) = rules.auth_refusals.admit(stream.source()) {
                 warn!("auth-refused peer={stream} held_back={held_back}");
             }
             (Reply::AuthFailed, AUTH_COOLDOWN)
@@ -348,34 +367,6 @@ impl SessionRules {
         };
         let is_right = bool::from(token.ct_eq(given));
         is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
-    }
-}
-
-/// Lets a few in at a time.
-#[derive(Debug, Default)]
-pub struct Turns {
-    taken: Mutex<usize>,
-    one_free: Condvar,
-}
-
-/// One of the turns, until dropped.
-struct Turn<'a>(&'a Turns);
-
-impl Turns {
-    /// Blocks until a turn is free.
-    fn take(&self) -> Turn<'_> {
-        let mut taken = self.taken.lock();
-        self.one_free
-            .wait_while(&mut taken, |taken| *taken >= MAX_STATS);
-        *taken += 1;
-        Turn(self)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock() -= 1;
-        self.0.one_free.notify_one();
     }
 }
 
@@ -559,13 +550,6 @@ impl Claims<'_> {
             is_alive
         });
         self.sweep_at = 2 * self.phases.len() + MAX_DEAD;
-    }
-
-    fn stats(&self) -> Reply {
-        Reply::Stats {
-            connection_count: self.connections.count(),
-            keys: self.connection.manager().snapshot(),
-        }
     }
 
     /// A release over the connection that enqueued ends the phase, too: many clients never send `w`.

@@ -4,12 +4,21 @@ use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{HolderSnapshot, KeySnapshot, Kind, Usage};
+use crate::table::{HolderSnapshot, Key, KeySnapshot, Kind, Usage};
 
-/// Appends the statistics as one JSON object on one line, each list sorted by key.
-pub(super) fn write_json(connection_count: usize, keys: &[KeySnapshot], out: &mut Vec<u8>) {
-    let mut sorted: Vec<&KeySnapshot> = keys.iter().collect();
-    sorted.sort_unstable_by_key(|snapshot| snapshot.key.as_str());
+/// The keys that are looked at in one visit to the table. Fewer of them are one snapshot; more are
+/// taken in steps, so that neither the table's mutex nor memory depends on their number.
+pub(super) const PAGE_LEN: usize = 128;
+
+/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after` gives
+/// [`PAGE_LEN`] keys behind the one named, or the first ones; fewer only at the end. `drain` is called
+/// after every key, and may empty what has been written so far.
+pub(super) fn write_json<E>(
+    connection_count: usize,
+    mut page_after: impl FnMut(Option<&Key>) -> Vec<KeySnapshot>,
+    out: &mut Vec<u8>,
+    mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
+) -> Result<(), E> {
     let is_idle = |snapshot: &KeySnapshot| matches!(snapshot.usage, Usage::Idle(_));
     let lists = [
         ("locks", Kind::Lock, false),
@@ -19,21 +28,31 @@ pub(super) fn write_json(connection_count: usize, keys: &[KeySnapshot], out: &mu
     ];
 
     put(out, format_args!("{{\"connections\":{connection_count}"));
+    let mut page = page_after(None);
+    let is_whole = page.len() < PAGE_LEN;
     for (name, kind, idle) in lists {
         put(out, format_args!(",\"{name}\":["));
-        let mut members = sorted
-            .iter()
-            .filter(|snapshot| snapshot.kind == kind && is_idle(snapshot) == idle)
-            .peekable();
-        while let Some(snapshot) = members.next() {
-            write_key(snapshot, out);
-            if members.peek().is_some() {
-                out.push(b',');
+        if !is_whole {
+            page = page_after(None);
+        }
+        let mut separator = "";
+        loop {
+            let is_member = |key: &&KeySnapshot| key.kind == kind && is_idle(key) == idle;
+            for snapshot in page.iter().filter(is_member) {
+                put(out, format_args!("{separator}"));
+                write_key(snapshot, out);
+                separator = ",";
+                drain(out)?;
             }
+            if page.len() < PAGE_LEN {
+                break;
+            }
+            page = page_after(page.last().map(|last| &last.key));
         }
         out.push(b']');
     }
     out.push(b'}');
+    Ok(())
 }
 
 fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
@@ -107,12 +126,32 @@ fn put(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Key, Limit};
+    use crate::table::{ConnId, Limit};
+    use std::convert::Infallible;
+
+    /// The JSON for a table with these keys, and the most bytes that were held back at a time.
+    fn json_and_most_held(keys: &[KeySnapshot]) -> (String, usize) {
+        let mut sorted = keys.to_vec();
+        sorted.sort_by(|a, b| a.key.cmp(&b.key));
+        let page_after = |after: Option<&Key>| {
+            let behind = sorted
+                .iter()
+                .filter(|snapshot| after.is_none_or(|after| snapshot.key > *after));
+            behind.take(PAGE_LEN).cloned().collect()
+        };
+        let (mut json, mut out, mut most_held) = (Vec::new(), Vec::new(), 0);
+        let written = write_json(14, page_after, &mut out, |out| {
+            most_held = most_held.max(out.len());
+            json.append(out);
+            Ok::<(), Infallible>(())
+        });
+        assert_eq!(written, Ok(()));
+        json.append(&mut out);
+        (String::from_utf8(json).expect("JSON is text"), most_held)
+    }
 
     fn json(keys: &[KeySnapshot]) -> String {
-        let mut out = Vec::new();
-        write_json(14, keys, &mut out);
-        String::from_utf8(out).expect("JSON is text")
+        json_and_most_held(keys).0
     }
 
     fn busy(key: &str, kind: Kind, limit: u32) -> KeySnapshot {
@@ -161,6 +200,30 @@ mod tests {
                 r#""idle_locks":[],"idle_semaphores":[{"key":"z","idle_s":0.250}]}"#
             )
         );
+    }
+
+    #[test]
+    fn any_number_of_keys_is_listed_once_each_in_pieces() {
+        for count in [PAGE_LEN - 1, PAGE_LEN, PAGE_LEN + 1, 5 * PAGE_LEN] {
+            let keys: Vec<KeySnapshot> = (0..count)
+                .flat_map(|number| {
+                    let lock = busy(&format!("{number:04}a"), Kind::Lock, 1);
+                    let semaphore = busy(&format!("{number:04}b"), Kind::Semaphore, 2);
+                    [lock, semaphore]
+                })
+                .collect();
+            let (text, most_held) = json_and_most_held(&keys);
+            assert!(most_held < 500, "{most_held} bytes at a time");
+            let parsed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            for (list, suffix) in [("locks", "a"), ("semaphores", "b")] {
+                let listed = parsed[list].as_array().expect("a list");
+                assert_eq!(listed.len(), count);
+                for (number, entry) in listed.iter().enumerate() {
+                    assert_eq!(entry["key"], format!("{number:04}{suffix}"));
+                }
+            }
+            assert_eq!(parsed["idle_locks"].as_array().map(Vec::len), Some(0));
+        }
     }
 
     #[test]

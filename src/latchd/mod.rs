@@ -1,5 +1,6 @@
 //! The program `latchd`: options, wiring, signals and exit codes. See latchd(8).
 
+mod memory;
 mod notify;
 mod options;
 
@@ -15,25 +16,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{after, bounded, never, select, unbounded, Receiver};
-use log::{info, warn};
+use log::{debug, info, warn};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{self, Parsed};
 use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
-use crate::dflock::{self, SessionRules, Turns};
+use crate::dflock::{self, SessionRules};
 use crate::escape::{reason, Escaped};
 use crate::fence_file::{self, Reserver};
-use crate::logging::Throttle;
+use crate::logging::SourceThrottle;
 use crate::manager::{Manager, Rules};
 use crate::mint::{fence_of_clock, ClockFences, Salts};
 use crate::net::connections::{Admission, Connections};
-use crate::net::hangup::HangupWatch;
+use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers, STACK_LEN};
 use crate::table::{Caps, ConnId, FenceSource, Holdings};
+use memory::Amounts;
 use options::{Auth, Flags, Options, Sockets, UnixSocket};
 
 const PROGRAM: &str = "latchd";
@@ -55,6 +57,10 @@ const MAPS_PER_THREAD: u64 = 4;
 /// The part of the address space that is not for stacks, and what a connection takes beside its stack.
 const HEAP_SHARE: u64 = 2;
 const HEAP_PER_CONNECTION: u64 = 32 * 1024;
+
+/// So many unread bytes behind a wait are taken for a full window: half of the smallest that Linux
+/// offers by default.
+const FLOOD_LEN: u64 = 32 * 1024;
 
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
@@ -130,10 +136,19 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         spawn("fences", move || reserver.run(|| manager.tokens_are_back())).map_err(no_thread)?;
     }
     let allowed = what_the_machine_allows();
+    let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = options
         .max_connections
-        .unwrap_or(allowed)
+        .unwrap_or_else(|| allowed.min(memory::allowed_connections(secret_len)))
         .min(what_memory_allows());
+    let worst_case = Amounts {
+        connections: max_connections,
+        secret_len,
+        keys: options.max_locks,
+        slots: options.max_slots,
+        waiters: options.max_waiters_total,
+    }
+    .worst_case();
     if options
         .max_connections
         .is_some_and(|wanted| wanted > allowed)
@@ -146,13 +161,13 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
-        stats_turns: Turns::default(),
-        auth_refusals: Throttle::default(),
+        auth_refusals: SourceThrottle::default(),
     });
 
     info!(
-        "starting version={} max_connections={max_connections}",
-        env!("CARGO_PKG_VERSION")
+        "starting version={} max_connections={max_connections} worst_case_mb={}",
+        env!("CARGO_PKG_VERSION"),
+        worst_case.div_ceil(1024 * 1024)
     );
     serve(&listeners, &manager, &connections, &session_rules)?;
     if let (true, Some(port)) = (
@@ -210,9 +225,16 @@ fn serve(
     };
     let reaper = Arc::clone(manager);
     spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
-    let reporter = Arc::clone(manager);
+    let (reporter, senders) = (Arc::clone(manager), Arc::clone(connections));
     spawn("hangup", move || {
-        let error = watch.run(|id| reporter.hang_up(ConnId(id)));
+        let error = watch.run(|id, sign| match sign {
+            Sign::HungUp => reporter.hang_up(ConnId(id)),
+            Sign::Sent if senders.unread_len(id) >= FLOOD_LEN => {
+                debug!("cut-off conn={id} reason=flood-behind-wait");
+                reporter.hang_up(ConnId(id));
+            }
+            Sign::Sent => {}
+        });
         panic!("the hang-up watch failed: {error}");
     })
     .map_err(no_thread)?;
@@ -238,7 +260,7 @@ fn converse(
     let stream = admission.stream();
     let connection = manager.connect(ConnId(admission.id()));
     match watch.watch(stream, admission.id()) {
-        Ok(()) => dflock::serve(stream, connection, rules, connections),
+        Ok(()) => dflock::serve(stream, connection, rules, connections, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }

@@ -115,6 +115,14 @@ impl Connections {
         self.open.lock().streams.len()
     }
 
+    /// How many bytes connection `id` has sent that have not been read.
+    pub fn unread_len(&self, id: u64) -> u64 {
+        let open = self.open.lock();
+        open.streams
+            .get(&id)
+            .map_or(0, |stream| stream.unread_len())
+    }
+
     /// Ends one or both directions of every connection.
     pub fn shut_down_all(&self, how: Shutdown) {
         for stream in self.open.lock().streams.values() {

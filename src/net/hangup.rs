@@ -5,6 +5,9 @@
 //! can it see one that hides behind pipelined requests. Each socket is registered once, edge
 //! triggered, so the watch costs a connection one system call in its life and delays no reply. A
 //! socket that is closed leaves the watch by itself.
+//!
+//! A peer that fills its window behind a wait cannot tell us any more that it leaves: the kernel has no
+//! room for that. So a session that waits for long has the watch heed what its peer sends, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,6 +18,28 @@ use super::stream::Stream;
 
 /// Hang-ups fetched at a time.
 const BATCH_LEN: usize = 64;
+
+const HANG_UPS: EventFlags = EventFlags::RDHUP
+    .union(EventFlags::HUP)
+    .union(EventFlags::ERR);
+
+/// What the watch has seen of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// It has closed or half-closed its side, or is gone.
+    HungUp,
+    /// It has sent something, and the watch heeds that.
+    Sent,
+}
+
+/// Whether the watch heeds what a peer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Each time that something arrives.
+    Heeded,
+    /// Not at all.
+    Ignored,
+}
 
 /// Watches sockets for hang-ups: a close, a half-close, a reset, or a peer that has vanished.
 #[derive(Debug)]
@@ -31,14 +56,24 @@ impl HangupWatch {
 
     /// Watches one more socket under the number `id`. A hang-up that has come already counts.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
-        let events = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::ET;
-        epoll::add(&self.epoll, stream, EventData::new_u64(id), events)?;
+        epoll::add(
+            &self.epoll,
+            stream,
+            EventData::new_u64(id),
+            events(Input::Ignored),
+        )?;
         Ok(())
     }
 
-    /// Calls `report` with the number of each connection whose peer hangs up, once or more often,
-    /// until the watch itself fails.
-    pub fn run(&self, mut report: impl FnMut(u64)) -> io::Error {
+    /// Changes whether what arrives at a socket that is watched is heeded. What is there already counts.
+    pub fn set_input(&self, stream: &Stream, id: u64, input: Input) -> io::Result<()> {
+        epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
+        Ok(())
+    }
+
+    /// Calls `report` with the number of each connection whose peer hangs up or sends what is heeded,
+    /// once or more often, until the watch itself fails.
+    pub fn run(&self, mut report: impl FnMut(u64, Sign)) -> io::Error {
         let empty = Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(0),
@@ -48,13 +83,25 @@ impl HangupWatch {
             match epoll::wait(&self.epoll, &mut events[..], None) {
                 Ok(count) => {
                     for event in &events[..count] {
-                        let data = event.data;
-                        report(data.u64());
+                        let (data, flags) = (event.data, event.flags);
+                        let sign = match flags.intersects(HANG_UPS) {
+                            true => Sign::HungUp,
+                            false => Sign::Sent,
+                        };
+                        report(data.u64(), sign);
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return error.into(),
             }
         }
+    }
+}
+
+fn events(input: Input) -> EventFlags {
+    let events = HANG_UPS | EventFlags::ET;
+    match input {
+        Input::Heeded => events | EventFlags::IN,
+        Input::Ignored => events,
     }
 }

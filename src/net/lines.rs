@@ -11,15 +11,13 @@ const BUFFER_LEN: usize = 4096;
 /// How much is kept of a line that is thrown away.
 const HEAD_LEN: usize = 64;
 
-/// How long line number `index` (from 0) of a frame may be, given the frame's first line; the LF is
-/// not counted. The first line itself is asked for with an empty one.
-pub type LineLimit = fn(index: usize, first: &[u8]) -> usize;
+/// See [`LineReader::new`].
+type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
 ///
 /// A line ends with LF, and every CR before the LF is stripped. The buffer grows beyond its 4096 bytes only
 /// for a line whose limit asks for it, and shrinks again after it.
-#[derive(Debug)]
 pub struct LineReader<const N: usize> {
     buffer: Vec<u8>,
     /// Where the current frame begins.
@@ -65,8 +63,9 @@ pub enum ReadEnd {
 }
 
 impl<const N: usize> LineReader<N> {
-    /// A reader of lines no longer than `limit` allows.
-    pub fn new(limit: LineLimit) -> Self {
+    /// A reader of lines no longer than `limit` allows: given a line's number in its frame, from 0, and
+    /// the frame's first line (for which itself it is empty); the LF is not counted.
+    pub fn new(limit: impl Fn(usize, &[u8]) -> usize + 'static) -> Self {
         LineReader {
             buffer: vec![0; BUFFER_LEN],
             start: 0,
@@ -77,7 +76,7 @@ impl<const N: usize> LineReader<N> {
             overlong: false,
             head: Vec::new(),
             lines_seen: 0,
-            limit,
+            limit: Box::new(limit),
             telnet: Telnet::default(),
             answers: Vec::new(),
         }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::io::{ioctl_fionread, Errno};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
@@ -38,6 +38,23 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
         };
+    }
+
+    /// Where the peer is: its address without the port, for IPv6 its network; `None` if it is on this
+    /// host, or gone.
+    pub fn source(&self) -> Option<IpAddr> {
+        let Stream::Tcp(stream) = self else {
+            return None;
+        };
+        Some(match stream.peer_addr().ok()?.ip().to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip => ip,
+        })
+    }
+
+    /// How many bytes have arrived and have not been read.
+    pub fn unread_len(&self) -> u64 {
+        ioctl_fionread(self).unwrap_or(0)
     }
 
     /// Reads what is there without blocking; `None` if nothing is.
@@ -93,6 +110,9 @@ impl Stream {
             }
         };
         match poll(&mut [PollFd::new(self, PollFlags::OUT)], timeout.as_ref()) {
+            // The kernel may have a little room long before it says so: to write into that would take
+            // the peer's silence for progress.
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }

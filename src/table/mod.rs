@@ -18,6 +18,7 @@ mod token;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use deadlines::Deadlines;
@@ -30,7 +31,8 @@ pub use types::{
 
 /// All keys, with their holders and waiters.
 pub struct LockTable {
-    keys: HashMap<Key, KeyQueue>,
+    /// Sorted, so that a snapshot can be taken in steps.
+    keys: BTreeMap<Key, KeyQueue>,
     tickets: HashMap<Ticket, Place>,
     conns: HashMap<ConnId, Belongings>,
     /// When each holder's lease is over.
@@ -82,7 +84,7 @@ impl LockTable {
     /// An empty table.
     pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
-            keys: HashMap::new(),
+            keys: BTreeMap::new(),
             tickets: HashMap::new(),
             conns: HashMap::new(),
             leases: Deadlines::new(),
@@ -504,12 +506,20 @@ impl LockTable {
         })
     }
 
-    /// What an operator may see, in no particular order.
-    pub fn snapshot(&mut self, now: Instant) -> Vec<KeySnapshot> {
+    /// What an operator may see of up to `at_most` keys, sorted: of those behind `after`, or of the
+    /// first ones.
+    pub fn snapshot(
+        &mut self,
+        after: Option<&Key>,
+        at_most: usize,
+        now: Instant,
+    ) -> Vec<KeySnapshot> {
         self.settle(Scope::Everything, now);
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.keys
-            .values()
-            .map(|queue| queue.snapshot(now))
+            .range::<Key, _>((behind, Bound::Unbounded))
+            .take(at_most)
+            .map(|(_, queue)| queue.snapshot(now))
             .collect()
     }
 

@@ -439,7 +439,7 @@ fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
     world.held(3, "k6");
     assert!(!world.table.is_held("k7", Kind::Lock, tokens[7], world.now));
     world.collected(waiter);
-    assert_eq!(world.table.snapshot(world.now).len(), 10);
+    assert_eq!(world.table.snapshot(None, 20, world.now).len(), 10);
     assert_eq!(held(&world), 2);
 }
 
