@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::mint::Salts;
+use crate::fence::mint::Salts;
 use crate::table::{
-    Ask, Caps, Claim, ConnId, FenceSource, Grant, Holdings, Key, KeySnapshot, Kind, Limit,
-    LockTable, Progress, Refusal, Scope, Ticket, Token,
+    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, KeySnapshot, Kind, Limit, LockTable, Progress,
+    Refusal, Scope, Ticket,
 };
+use crate::token::{FenceSource, Token};
 
 /// How many leases are ended, or slots of a closed connection released, before other threads get
 /// their turn: about a tenth of a millisecond.
@@ -528,7 +529,7 @@ impl Drop for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mint::ClockFences;
+    use crate::fence::mint::ClockFences;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 

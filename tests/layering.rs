@@ -5,74 +5,58 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules of this crate that it may name. Whatever is not listed is forbidden.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("table", &["table"]),
-    ("escape", &[]),
-    ("arguments", &[]),
-    ("logging", &[]),
-    ("directory", &[]),
-    ("mint", &["table"]),
-    ("fence_file", &["mint", "escape", "directory"]),
-    ("net", &["net", "escape", "logging", "directory"]),
-    ("manager", &["table", "mint"]),
-    (
-        "dflock",
-        &["dflock", "table", "manager", "net", "escape", "logging"],
-    ),
-    ("client", &["client", "net", "table", "escape"]),
-    ("lockfile", &["lockfile", "directory", "escape"]),
-    (
-        "lfp",
-        &["lfp", "lockfile", "directory", "net", "escape", "logging"],
-    ),
-    (
-        "lfpd",
-        &[
-            "lfpd",
-            "daemon",
-            "lfp",
-            "lockfile",
-            "net",
-            "arguments",
-            "logging",
-            "escape",
-        ],
-    ),
-    ("daemon", &["net", "escape", "logging"]),
-    ("run", &["escape"]),
-    (
-        "latch",
-        &["latch", "client", "run", "arguments", "escape", "directory"],
-    ),
-    ("sema", &["sema", "lockfile", "run", "arguments", "escape"]),
+    // programs
     (
         "latchd",
         &[
-            "latchd",
-            "daemon",
-            "dflock",
-            "table",
-            "manager",
-            "mint",
-            "fence_file",
-            "net",
-            "arguments",
-            "logging",
-            "escape",
+            "latchd", "server", "cli", "manager", "fence", "protocol", "table", "token", "net",
+            "sys", "text", "log",
         ],
     ),
+    (
+        "lfpd",
+        &["lfpd", "server", "cli", "net", "sys", "text", "log"],
+    ),
+    (
+        "latch",
+        &["latch", "cli", "supervise", "client", "sys", "text"],
+    ),
+    (
+        "sema",
+        &["sema", "cli", "supervise", "lockfile", "sys", "text"],
+    ),
+    // shared by programs
+    ("server", &["net", "text", "log"]),
+    ("cli", &["text"]),
+    ("supervise", &["sys", "text"]),
+    // services
+    ("manager", &["table", "token", "fence"]),
+    ("fence", &["token", "sys", "text"]),
+    ("client", &["client", "protocol", "token", "net", "text"]),
+    ("lockfile", &["lockfile", "sys", "text"]),
+    // codecs
+    ("protocol", &["protocol", "table", "token"]),
+    // core
+    ("table", &["table", "token"]),
+    ("token", &[]),
+    // ground
+    ("net", &["net", "sys", "text", "log"]),
+    ("sys", &["sys", "text"]),
+    ("text", &[]),
+    ("log", &[]),
 ];
 
 /// What the pure modules must not touch: clocks, threads, sockets, files, randomness, logs.
 const PURE: [&str; 9] = [
     "src/table",
-    "src/dflock/request.rs",
-    "src/dflock/reply.rs",
-    "src/dflock/stats.rs",
-    "src/lfp/command.rs",
-    "src/lfp/reply.rs",
+    "src/token.rs",
+    "src/protocol",
+    "src/lfpd/command.rs",
+    "src/lfpd/reply.rs",
+    "src/lfpd/uucp/names.rs",
     "src/lockfile/staleness.rs",
     "src/lockfile/takeover.rs",
-    "src/lockfile/uucp.rs",
+    "src/text.rs",
 ];
 const IMPURE: &[&str] = &[
     "Instant::now",
@@ -89,7 +73,7 @@ const IMPURE: &[&str] = &[
     "crossbeam",
     "crate::manager",
     "crate::net",
-    "crate::mint",
+    "crate::fence::mint",
 ];
 
 fn root() -> &'static Path {

@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use super::address::Address;
 use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
-use crate::table;
+use crate::token;
 
 /// The longest time that the protocol knows.
 pub(super) const MAX_SECONDS: u64 = 9_223_372_036;
@@ -41,7 +41,7 @@ const MAX_LIMIT: u32 = 1_048_576;
 /// # }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Token(table::Token);
+pub struct Token(token::Token);
 
 impl Token {
     /// The number that rises with every grant: a resource that has seen a higher one must refuse
@@ -55,7 +55,7 @@ impl FromStr for Token {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let token = table::Token::parse(text);
+        let token = token::Token::parse(text);
         token.map(Token).ok_or(Error::InvalidArgument(
             "a token is 32 lower-case hex digits",
         ))

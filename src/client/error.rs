@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::escape::{reason, Escaped};
+use crate::text::{reason, Escaped};
 
 /// Why a request came to nothing. Every status that a server may answer has its variant.
 #[derive(Debug)]

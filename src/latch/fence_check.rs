@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::directory::{lock_within, Directory};
+use crate::sys::directory::{lock_within, Directory};
 
 const RECORD_LEN: usize = 17;
 

@@ -2,7 +2,7 @@
 
 mod fence_check;
 mod options;
-mod table;
+mod stats;
 
 use std::env;
 use std::ffi::OsString;
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use rustix::io::Errno;
 
-use crate::arguments::{self, Parsed};
+use crate::cli::arguments::{self, Parsed};
 use crate::client::{
     check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
 };
-use crate::escape::{escaped_json, reason, Escaped};
-use crate::run::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
+use crate::supervise::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
+use crate::text::{escaped_json, reason, Escaped};
 use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
@@ -80,7 +80,7 @@ type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (latch(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    run::stage(PROGRAM);
+    supervise::stage(PROGRAM);
     let mut arguments = env::args_os().skip(1);
     let ours: Vec<OsString> = arguments
         .by_ref()
@@ -151,7 +151,7 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let client = client(options.reach())?;
-    run::check_proc().map_err(no_process)?;
+    supervise::check_proc().map_err(no_process)?;
     let mut signals = SignalWatch::new().map_err(|error| no_signals(&error))?;
 
     let server = client.server_of(&options.key).to_string();
@@ -261,7 +261,7 @@ fn run_under(
         inherited: None,
         orphan: Orphan::Ends,
     };
-    let ended = run::run(&job, signals, &held).map_err(|error| no_process(reason(&error)))?;
+    let ended = supervise::run(&job, signals, &held).map_err(|error| no_process(reason(&error)))?;
     if ended == Ended::Lost {
         // A server that is silent is told of before the lock counts as lost.
         let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
@@ -432,7 +432,7 @@ fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
         let shown_as = |json: String| match form {
             Form::Json => Ok(json + "\n"),
             Form::EscapedJson => Ok(escaped_json(&json) + "\n"),
-            Form::Table => table::render(&json).ok_or_else(|| Error::bad_reply(&json)),
+            Form::Table => stats::render(&json).ok_or_else(|| Error::bad_reply(&json)),
         };
         let answer = client
             .connect(server)

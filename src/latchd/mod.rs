@@ -1,8 +1,9 @@
 //! The program `latchd`: options, wiring, signals and exit codes. See latchd(8).
 
 mod memory;
-mod notify;
 mod options;
+mod phases;
+mod session;
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -21,22 +22,24 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
-use crate::arguments::{self, Parsed};
-use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
-use crate::dflock::{self, SessionRules};
-use crate::escape::{reason, Escaped};
-use crate::fence_file::{self, Reserver};
-use crate::logging::SourceThrottle;
+use crate::cli::arguments::{self, Parsed};
+use crate::fence::file::{self, Reserver};
+use crate::fence::mint::{fence_of_clock, ClockFences, Salts};
+use crate::log::SourceThrottle;
 use crate::manager::{Manager, Rules};
-use crate::mint::{fence_of_clock, ClockFences, Salts};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers, STACK_LEN};
-use crate::table::{Caps, ConnId, FenceSource, Holdings};
+use crate::server::{print, refuse, start_log, CANNOT_START, USAGE};
+use crate::sys::notify;
+use crate::table::{Caps, ConnId, Holdings};
+use crate::text::{reason, Escaped};
+use crate::token::FenceSource;
 use memory::Amounts;
 use options::{Auth, Flags, Options, Sockets, UnixSocket};
+use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
 
@@ -200,7 +203,7 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
     let Some(path) = fence_file else {
         return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
-    let opened = fence_file::open(path, clock, fence_file::RANGE);
+    let opened = file::open(path, clock, file::RANGE);
     let (fences, reserver) =
         opened.map_err(|why| format!("cannot use the fence file {}: {why}", shown(path)))?;
     Ok((Box::new(fences), Some(reserver)))
@@ -260,7 +263,7 @@ fn converse(
     let stream = admission.stream();
     let connection = manager.connect(ConnId(admission.id()));
     match watch.watch(stream, admission.id()) {
-        Ok(()) => dflock::serve(stream, connection, rules, connections, watch),
+        Ok(()) => session::serve(stream, connection, rules, connections, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }

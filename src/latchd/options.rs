@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-use crate::escape::Escaped;
-use crate::logging::{LogRules, Timestamps};
+use crate::log::{LogRules, Timestamps};
+use crate::text::Escaped;
 
 /// The longest duration, as on the wire.
 const MAX_SECONDS: u64 = 9_223_372_036;

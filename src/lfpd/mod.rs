@@ -1,6 +1,16 @@
 //! The program `lfpd`: options, wiring, signals and exit codes. See lfpd(8).
 
+mod command;
+mod holders;
+mod locks;
 mod options;
+mod peer;
+mod places;
+mod reply;
+mod session;
+mod sock_diag;
+mod uucp;
+mod wire;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -21,16 +31,22 @@ use rustix::system::uname;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
-use crate::arguments::{self, Parsed};
-use crate::daemon::{print, refuse, start_log, CANNOT_START, USAGE};
-use crate::escape::{reason, Escaped};
-use crate::lfp::{self, Holders, LockRules, Locks, NotLocal, Peer, Places, SessionRules, Wire};
-use crate::lockfile::uucp_files::LockFiles;
+use crate::cli::arguments::{self, Parsed};
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::{spawn, Workers};
+use crate::server::{print, refuse, start_log, CANNOT_START, USAGE};
+use crate::text::{reason, Escaped};
+use holders::{Holders, MAX_HOLDERS};
+use locks::{LockRules, Locks};
 use options::{Flags, Options, Source};
+use peer::{NotLocal, Peer};
+use places::Places;
+use reply::TURNED_AWAY;
+use session::SessionRules;
+use uucp::files::LockFiles;
+use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
 
@@ -218,7 +234,7 @@ fn serve_one(
 ) {
     let locks = locks(options, None);
     let wire = Wire::new(input, output, signals.stop.as_fd());
-    lfp::serve(&wire, peer, None, &locks, &session_rules(options));
+    session::serve(&wire, peer, None, &locks, &session_rules(options));
 }
 
 /// Serves whoever the listeners let in, each on a thread, until a signal.
@@ -235,7 +251,7 @@ fn serve_all(
     spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
 
     let connections = Connections::new(options.max_connections.saturating_add(MAX_NEWCOMERS))
-        .with_farewell(lfp::TURNED_AWAY);
+        .with_farewell(TURNED_AWAY);
     let connections = Arc::new(connections);
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
@@ -285,10 +301,10 @@ fn converse(
     let user = *peer.as_ref().unwrap_or(&Peer(None));
     let Some(place) = places.take(user, &admission) else {
         // No lingering: a user who has its share could fill the room for newcomers with that.
-        return admission.stream().send_once(lfp::TURNED_AWAY);
+        return admission.stream().send_once(TURNED_AWAY);
     };
     let wire = Wire::new(socket, socket, stop);
-    lfp::serve(&wire, peer, Some(&place), locks, rules);
+    session::serve(&wire, peer, Some(&place), locks, rules);
 }
 
 fn no_thread(error: io::Error) -> String {
@@ -327,7 +343,7 @@ fn watch_signals() -> io::Result<EndSignals> {
 fn allow_descriptors(max_connections: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
-    let wanted = others.saturating_add(lfp::MAX_HOLDERS) as u64;
+    let wanted = others.saturating_add(MAX_HOLDERS) as u64;
     let current = limit.current.unwrap_or(wanted);
     let raised = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);
     let raise = Rlimit {
@@ -340,7 +356,7 @@ fn allow_descriptors(max_connections: usize) -> usize {
     };
     let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
     let spare = allowed.saturating_sub(others).max(allowed / 4);
-    spare.min(lfp::MAX_HOLDERS)
+    spare.min(MAX_HOLDERS)
 }
 
 /// A path for a message: in one line, whatever is in it.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-use crate::escape::Escaped;
-use crate::lfp::PeerRule;
-use crate::logging::{LogRules, Timestamps};
+use super::peer::PeerRule;
+use crate::log::{LogRules, Timestamps};
+use crate::text::Escaped;
 
 /// Where lock files are looked for beside our own directory.
 const SEARCH_DIRS: &str = "/etc/locks:/usr/spool/kermit:/usr/spool/locks:/usr/spool/uucp:\

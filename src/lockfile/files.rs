@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::directory::{lock_within, Directory, Entry, FileId};
+use crate::sys::directory::{lock_within, Directory, Entry, FileId};
 
 use super::record::{LIVE_LINE, MAX_LEN};
 use super::staleness::Content;

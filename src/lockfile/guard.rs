@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::directory::Directory;
+use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFiles, Making};

@@ -21,21 +21,16 @@
 mod error;
 mod files;
 mod guard;
+mod host;
 #[cfg(test)]
 mod model;
 mod path;
-pub(crate) mod process;
 mod record;
 mod staleness;
 mod status;
-mod surroundings;
 mod takeover;
 #[cfg(test)]
 mod tests;
-pub(crate) mod uucp;
-pub(crate) mod uucp_device;
-pub(crate) mod uucp_files;
-pub(crate) mod uucp_mark;
 mod watch;
 
 use std::fmt;
@@ -46,7 +41,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::directory::Directory;
+use crate::sys::directory::Directory;
+use crate::sys::process;
 
 pub use error::{SemaphoreError, SemaphoreResult};
 pub use files::Settle;
@@ -61,10 +57,10 @@ pub(crate) use watch::Flag;
 
 use files::{Lacks, LockFiles, Making};
 use guard::{beat_for, Care, OnLost};
+use host::{find_here, here, stamped, Surroundings};
 use path::LockPath;
 use record::{is_of_lock_file, token_as_read, Record};
 use staleness::{judge, Content, Place};
-use surroundings::{find_here, here, stamped, Surroundings};
 use takeover::{Attempt, Claim, Locking, Removal, Verdict};
 use watch::{Lifetime, Watch, Woken};
 

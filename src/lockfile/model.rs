@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::io;
 
-use crate::directory::FileId;
+use crate::sys::directory::FileId;
 
 use super::record::LIVE_LINE;
 use super::staleness::Content;

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{fstat, openat, readlinkat, FileType, Mode, OFlags, CWD};
 
-use crate::directory::parent_of;
+use crate::sys::directory::parent_of;
 
 use super::error::SemaphoreError;
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::process::Process;
 use super::record::Record;
+use crate::sys::process::Process;
 
 /// A timestamp further ahead than this, in seconds, was not made by our clock.
 const CLOCK_TOLERANCE: u64 = 60;

@@ -8,16 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::directory::{Directory, Entry};
+use crate::sys::directory::{Directory, Entry};
 
 use super::error::SemaphoreResult;
 use super::files::{is_name_aside, read};
-use super::process;
+use super::host::{find_here, here, Surroundings};
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::surroundings::{find_here, here, Surroundings};
 use super::takeover::{self, Locking, Obstacle, Removal};
 use super::{Busy, Semaphore};
+use crate::sys::process;
 
 /// A temporary file of another implementation is left alone while it is younger than this.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);

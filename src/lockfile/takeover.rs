@@ -21,7 +21,7 @@
 
 use std::io;
 
-use crate::directory::FileId;
+use crate::sys::directory::FileId;
 
 use super::record::LIVE_LINE;
 use super::staleness::Content;

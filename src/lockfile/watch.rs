@@ -12,9 +12,9 @@ use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use crate::directory::Directory;
+use crate::sys::directory::Directory;
 
-use super::process;
+use crate::sys::process;
 
 /// Enough to close a descriptor, in bytes.
 const CLOSER_STACK_LEN: usize = 64 * 1024;

@@ -36,7 +36,7 @@ impl fmt::Display for NotListening {
             NotListening::Connected => f.write_str(
                 "it is a connected socket, but all connections must reach one process: use wait, not nowait",
             ),
-            NotListening::Io(error) => f.write_str(&crate::escape::reason(error)),
+            NotListening::Io(error) => f.write_str(&crate::text::reason(error)),
         }
     }
 }

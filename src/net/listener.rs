@@ -22,9 +22,9 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
-use crate::directory::{lock_within, Directory};
-use crate::escape::Escaped;
-use crate::logging::Throttle;
+use crate::log::Throttle;
+use crate::sys::directory::{lock_within, Directory};
+use crate::text::Escaped;
 
 use super::connections::{Admission, Connections};
 use super::stream::Stream;

@@ -1,8 +1,8 @@
 //! The program `sema`: lock files without a server, for the shell. See sema(1).
 
-mod job;
 mod options;
 mod report;
+mod run;
 mod semats;
 
 use std::env;
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use nix::unistd::{self, getsid};
 
-use crate::escape::{reason, Plain};
 use crate::lockfile::{
     acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, Patience, Semaphore,
     SemaphoreConfig, SemaphoreError, SemaphoreOptions, Terms, Unlockable,
 };
-use crate::run;
+use crate::supervise;
+use crate::text::{reason, Plain};
 use options::{Command, Options, Parsed, Request, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 
@@ -74,7 +74,7 @@ type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    run::stage(PROGRAM);
+    supervise::stage(PROGRAM);
     let mut arguments = env::args_os();
     let called = arguments.next().map(PathBuf::from).unwrap_or_default();
     let name = called.file_name().unwrap_or_default();
@@ -103,7 +103,7 @@ fn carry_out(request: &Request) -> Outcome {
         Command::Status => status(request),
         Command::Wait => wait(request),
         Command::Clean => clean(request),
-        Command::Run => job::run(request),
+        Command::Run => run::run(request),
     }
 }
 

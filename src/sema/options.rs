@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::escape::Plain;
 use crate::lockfile::{check_path, SemaphoreConfig, Settle, StaleRule};
+use crate::text::Plain;
 
 /// What a program of this name has always called itself.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");

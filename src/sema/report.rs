@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::escape::Plain;
 use crate::lockfile::{Alive, Busy, Obstacle, Status};
+use crate::text::Plain;
 
 /// A JSON object whose keys stand in the order in which they were added.
 #[derive(Debug, Default)]

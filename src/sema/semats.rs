@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::escape::Plain;
 use crate::lockfile::{
     acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
     SemaphoreOptions, Status, Terms,
 };
+use crate::text::Plain;
 
 use super::report::{complain, print, shown_path, Object};
 use super::{caller, give_back, impediment, reason, ALREADY_HELD};

@@ -14,17 +14,16 @@ mod queue;
 mod snapshot;
 #[cfg(test)]
 mod tests;
-mod token;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
+use crate::token::{Fence, FenceSource, Salt, Token};
 use deadlines::Deadlines;
 use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
-pub use token::{Fence, FenceSource, Salt, Token};
 pub use types::{
     Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Scope, Ticket,
 };

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::snapshot::{HolderSnapshot, KeySnapshot, Usage};
-use super::token::{Fence, Salt, Token};
 use super::types::{ConnId, Key, Kind, Limit, Refusal, Ticket};
+use crate::token::{Fence, Salt, Token};
 
 /// Has a slot of the key.
 pub(super) struct Holder {

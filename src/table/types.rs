@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::token::{Salt, Token};
+use crate::token::{Salt, Token};
 
 /// A name that can be held. Cloning shares the text.
 ///

@@ -9,6 +9,7 @@ use std::thread;
 use super::*;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::watch::Watch;
+use crate::sys::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -13,10 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::files::Making;
-use super::process::Process;
+use super::host::Surroundings;
 use super::staleness::{judge, Place, World};
-use super::surroundings::Surroundings;
 use super::*;
+use crate::sys::process::Process;
 
 /// No process has it.
 const DEAD: u32 = 999_999_999;

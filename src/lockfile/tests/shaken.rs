@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::process::{getpid, kill_process, Signal};
 
 use super::*;
-use crate::directory::FileId;
 use crate::lockfile::files::LockFiles;
 use crate::lockfile::takeover::{After, Files, Found};
+use crate::sys::directory::FileId;
 
 /// When a process dies.
 #[derive(Clone, Copy, Debug)]

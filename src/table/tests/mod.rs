@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::token::Salt;
 
 /// Gives the fences 1, 2, 3 ... unless it is out of them.
 struct CountingFences {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use log::warn;
 use parking_lot::Mutex;
 
-use crate::logging::Throttle;
+use crate::log::Throttle;
 use crate::net::connections::Admission;
 
 use super::peer::Peer;

@@ -24,9 +24,9 @@ use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use crate::directory::Directory;
-use crate::escape::{reason, Escaped};
-use crate::mint::FenceSource;
+use crate::sys::directory::Directory;
+use crate::text::{reason, Escaped};
+use crate::token::FenceSource;
 
 /// The fences reserved at a time.
 pub const RANGE: u64 = 1 << 20;

@@ -9,12 +9,12 @@ use std::time::SystemTime;
 use log::{debug, warn};
 use rustix::io::Errno;
 
-use crate::escape::{reason, Escaped};
-use crate::lockfile::uucp::DevicePath;
-use crate::lockfile::uucp_device::{Device, NotADevice};
-use crate::lockfile::uucp_files::{LockFiles, Outcome, OwnLock};
-use crate::lockfile::uucp_mark::LockedFor;
-use crate::logging::Throttle;
+use crate::lfpd::uucp::device::{Device, NotADevice};
+use crate::lfpd::uucp::files::{LockFiles, Outcome, OwnLock};
+use crate::lfpd::uucp::mark::LockedFor;
+use crate::lfpd::uucp::names::DevicePath;
+use crate::log::Throttle;
+use crate::text::{reason, Escaped};
 
 use super::command::Request;
 use super::holders::Holders;

@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::escape::reason;
-use crate::logging::{Log, LogRules};
+use crate::log::{Log, LogRules};
 use crate::net::inherited;
+use crate::text::reason;
 
 /// Exit status: the server cannot start.
 pub const CANNOT_START: u8 = 1;

@@ -5,8 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use log::error;
 use parking_lot::Mutex;
 
-pub use crate::table::FenceSource;
-use crate::table::Salt;
+use crate::token::{FenceSource, Salt};
 
 /// The number of random bytes taken from the kernel at a time: one system call for 512 claims.
 const SALT_BUFFER_LEN: usize = 4096;

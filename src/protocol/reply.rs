@@ -7,7 +7,7 @@ use crate::table::{Grant, Refusal};
 
 /// What a client is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub enum Reply {
     Ok,
     /// `ok` with token and lease.
     Granted(Grant),
@@ -26,7 +26,7 @@ pub(super) enum Reply {
 
 impl Reply {
     /// Appends the reply's line to `out`.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
+    pub fn write(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Ok => put(out, format_args!("ok")),
             Reply::Granted(grant) => put_grant(out, "ok", grant),

@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 
-use crate::escape::reason;
 use crate::lockfile::{
     acquire_any, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
     SemaphoreOptions, SemaphoreResult, Waited,
 };
-use crate::run::{self, Ended, Event, HeldLock, Job, Killed, Orphan, SignalWatch};
+use crate::supervise::{self, Ended, Event, HeldLock, Job, Killed, Orphan, SignalWatch};
+use crate::text::reason;
 
 use super::options::{OnLost, Options, Request};
 use super::report::{complain, shown_path};
@@ -20,7 +20,8 @@ use super::{
 /// Waits for the lock, runs the command, gives the lock back, and exits as the command did.
 pub(super) fn run(request: &Request) -> Outcome {
     let options = &request.options;
-    run::check_proc().map_err(|why| Failure::new(format_args!("cannot start a process: {why}")))?;
+    supervise::check_proc()
+        .map_err(|why| Failure::new(format_args!("cannot start a process: {why}")))?;
     let no_signals = |error: io::Error| failure("cannot catch signals", &error);
     let mut signals = SignalWatch::new().map_err(no_signals)?;
     let lost = Event::new().map_err(no_signals)?;
@@ -71,7 +72,7 @@ pub(super) fn run(request: &Request) -> Outcome {
         inherited: Some(guard.as_fd()),
         orphan: Orphan::GoesOn,
     };
-    let ended = run::run(&job, &mut signals, &held)
+    let ended = supervise::run(&job, &mut signals, &held)
         .map_err(|error| failure("cannot start a process", &error))?;
     if ended == Ended::Lost {
         return Err(Failure::about(path, &SemaphoreError::Lost));

@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use crate::directory::Directory;
+use crate::sys::directory::Directory;
 
 use super::files::new_file;
-use super::process::{self, Process};
 use super::record::{seconds_since_1970, Record};
 use super::staleness::{Place, World};
 use super::takeover::is_forbidden;
+use crate::sys::process::{self, Process};
 
 /// The world as seen from a directory.
 pub(super) struct Surroundings<'a> {

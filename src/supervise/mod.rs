@@ -350,7 +350,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
 pub fn check_proc() -> Result<(), String> {
     match fs::metadata(THIS_PROGRAM) {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::escape::reason(&error))),
+        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::text::reason(&error))),
     }
 }
 
@@ -405,8 +405,8 @@ pub fn stage(program: &str) {
     let _ = writeln!(
         io::stderr(),
         "{program}: {}: {}",
-        crate::escape::Plain(command.as_bytes()),
-        crate::escape::reason(&error)
+        crate::text::Plain(command.as_bytes()),
+        crate::text::reason(&error)
     );
     let status = if error.kind() == io::ErrorKind::NotFound {
         NOT_FOUND

@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
-use crate::escape::Escaped;
-use crate::logging::SourceThrottle;
+use crate::log::SourceThrottle;
 use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
-use crate::table::{Claim, Kind, Progress, Refusal, Ticket, Token};
+use crate::table::{Claim, Kind, Progress, Refusal, Ticket};
+use crate::text::Escaped;
+use crate::token::Token;
 
 use super::phases::{Phase, Phases};
-use super::reply::Reply;
-use super::request::{line_limit, parse, Frame, ProtocolError, Request};
-use super::stats;
+use crate::protocol::reply::Reply;
+use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
+use crate::protocol::stats;
 
 /// How long a peer that has not given the right token is kept waiting for the close.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);

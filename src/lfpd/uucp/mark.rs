@@ -11,7 +11,7 @@ use rustix::fs::{fchown, Gid, Stat};
 use rustix::param::clock_ticks_per_second;
 use rustix::process::geteuid;
 
-use super::process;
+use crate::sys::process;
 
 /// Others read who holds the device, and write nothing.
 pub(super) const MODE: u32 = 0o444;

@@ -20,12 +20,12 @@ use parking_lot::Mutex;
 use rustix::fs::{fchown, fstat, statat, AtFlags, Dir, Uid};
 use rustix::io::Errno;
 
-use crate::directory::{lock_within, Directory, Entry, FileId};
-use crate::escape::Escaped;
+use crate::sys::directory::{lock_within, Directory, Entry, FileId};
+use crate::text::Escaped;
 
-use super::uucp::{content, holder_in, MAX_CONTENT_LEN};
-use super::uucp_device::Device;
-use super::uucp_mark::{LockedFor, MODE};
+use super::device::Device;
+use super::mark::{LockedFor, MODE};
+use super::names::{content, holder_in, MAX_CONTENT_LEN};
 
 /// For how long other threads may have the turn before we give up.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -528,7 +528,7 @@ fn shown(name: &OsStr) -> Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lockfile::uucp::DevicePath;
+    use crate::lfpd::uucp::names::DevicePath;
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::process::Command;

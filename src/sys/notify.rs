@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 /// # Errors
 ///
 /// If it cannot be sent.
-pub(super) fn notify(state: &str) -> io::Result<()> {
+pub fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
         return Ok(());
     };

@@ -8,12 +8,12 @@ use crate::table::{HolderSnapshot, Key, KeySnapshot, Kind, Usage};
 
 /// The keys that are looked at in one visit to the table. Fewer of them are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
-pub(super) const PAGE_LEN: usize = 128;
+pub const PAGE_LEN: usize = 128;
 
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after` gives
 /// [`PAGE_LEN`] keys behind the one named, or the first ones; fewer only at the end. `drain` is called
 /// after every key, and may empty what has been written so far.
-pub(super) fn write_json<E>(
+pub fn write_json<E>(
     connection_count: usize,
     mut page_after: impl FnMut(Option<&Key>) -> Vec<KeySnapshot>,
     out: &mut Vec<u8>,

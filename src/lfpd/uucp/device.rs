@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-use super::uucp::{numbered_names, DevicePath};
+use super::names::{numbered_names, DevicePath};
 
 /// As many links as the kernel follows, and as many parts as a path can have that a client sends.
 const MAX_STEPS: usize = 40 + 128;

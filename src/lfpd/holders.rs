@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::Timespec;
 
-use crate::directory::FileId;
-use crate::lockfile::process;
-use crate::lockfile::uucp_files::OwnLock;
+use crate::lfpd::uucp::files::OwnLock;
+use crate::sys::directory::FileId;
+use crate::sys::process;
 
 use super::places::share_of;
 
@@ -213,10 +213,10 @@ fn is_over(pid: u32, end: &End) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lockfile::uucp::DevicePath;
-    use crate::lockfile::uucp_device::Device;
-    use crate::lockfile::uucp_files::{LockFiles, Outcome};
-    use crate::lockfile::uucp_mark::LockedFor;
+    use crate::lfpd::uucp::device::Device;
+    use crate::lfpd::uucp::files::{LockFiles, Outcome};
+    use crate::lfpd::uucp::mark::LockedFor;
+    use crate::lfpd::uucp::names::DevicePath;
     use std::path::Path;
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};

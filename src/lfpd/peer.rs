@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrAny};
 
-use crate::lockfile::process;
+use crate::sys::process;
 
-use super::socket_user::{plain, user_of};
+use super::sock_diag::{plain, user_of};
 
 /// What is done about those who ask for somebody else's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::escape::Escaped;
+use crate::text::Escaped;
 
 /// Makes a table of the JSON that a server answers to `stats`; `None` if it is not that.
 pub(super) fn render(json: &str) -> Option<String> {

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use crate::table::{Kind, Limit, Token};
+use crate::table::{Kind, Limit};
+use crate::token::Token;
 
 /// The longest command, key or argument, in bytes without the LF.
 const MAX_LINE_LEN: usize = 256;
@@ -22,11 +23,11 @@ const MAX_LIMIT: u32 = 1_048_576;
 const AUTH: &[u8] = b"auth";
 
 /// The lines of one request: command, key, argument.
-pub(super) type Frame<'a> = [&'a [u8]; 3];
+pub type Frame<'a> = [&'a [u8]; 3];
 
 /// How long each line of a frame may be, where the secret has `secret_len` bytes. Blanks may be around
 /// it.
-pub(super) fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
+pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     if index == 2 && command == AUTH {
         (secret_len + MAX_LINE_LEN).min(MAX_AUTH_LINE_LEN)
     } else {
@@ -36,7 +37,7 @@ pub(super) fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usi
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request<'a> {
+pub enum Request<'a> {
     /// `l`, `sl`
     Acquire {
         key: &'a str,
@@ -81,7 +82,7 @@ pub(super) enum Request<'a> {
 
 /// Why three lines are no request. All of them are answered `error`; the code is for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ProtocolError {
+pub enum ProtocolError {
     InvalidCommand,
     InvalidInteger,
     InvalidKey,
@@ -96,7 +97,7 @@ pub(super) enum ProtocolError {
 
 impl ProtocolError {
     /// A word for the log, and the number that the protocol has for it, if any.
-    pub(super) fn describe(self) -> (&'static str, u8) {
+    pub fn describe(self) -> (&'static str, u8) {
         match self {
             ProtocolError::InvalidCommand => ("invalid-command", 3),
             ProtocolError::InvalidInteger => ("invalid-integer", 4),
@@ -113,7 +114,7 @@ impl ProtocolError {
 }
 
 /// Reads a request from its three lines.
-pub(super) fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
+pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     let [command, key, argument] = frame.map(std::str::from_utf8);
     let (Ok(command), Ok(key), Ok(argument)) = (command, key, argument) else {
         return Err(ProtocolError::NotUtf8);

@@ -1,0 +1,3 @@
+//! What the programs' command lines have in common.
+
+pub mod arguments;

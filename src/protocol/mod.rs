@@ -1,0 +1,5 @@
+//! The latch protocol: latch-protocol(7). Pure functions between lines and values.
+
+pub mod reply;
+pub mod request;
+pub mod stats;

@@ -1,0 +1,5 @@
+//! The system, without a protocol: directories, processes, systemd.
+
+pub mod directory;
+pub mod notify;
+pub mod process;
