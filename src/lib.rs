@@ -12,7 +12,7 @@
 //!   ground      net/   sys/   text   log
 //! ```
 //!
-//! Arrows point down only; `tests/layering.rs` keeps it so.
+//! Arrows point down only; `tests/house/layering.rs` keeps it so.
 //!
 //! # The route of an `l`
 //!

@@ -1,9 +1,5 @@
 //! `lfpd` through real sockets: replies, files, who may ask, and what the usual client forces.
 
-#[path = "support/lfp.rs"]
-mod lfp;
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,9 +13,9 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
-use support::limited::copy_program;
-use support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
+use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::support::limited::copy_program;
+use crate::support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -786,7 +782,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
         return not_root();
     }
     let dirs = lock_dirs();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/reused_number.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lfpd/reused_number.py");
     let mut unshare = Command::new(installed("timeout", "coreutils"));
     unshare
         .args(["-k", "5", "50", "unshare", "--mount", "--pid", "--fork"])

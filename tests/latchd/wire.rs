@@ -1,4 +1,4 @@
-//! The wire protocol, to the byte: plays the transcripts in `tests/wire/`.
+//! The wire protocol, to the byte: plays the transcripts in `tests/latchd/wire/`.
 //!
 //! A transcript is a text file of sections. Each section is one claim and has a daemon of its own:
 //!
@@ -36,8 +36,6 @@
 //! With `LATCHD_WIRE_SERVER=host:port` the transcripts are played against that server instead;
 //! sections which need options, signals, the log or an empty table are then skipped.
 
-mod support;
-
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -47,8 +45,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::stalls::fairly;
-use support::{described, fence, shown, waiter_count, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::stalls::fairly;
+use crate::support::{
+    described, fence, shown, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
+};
 
 /// Sections wait much more than they compute.
 const PARALLEL_SECTIONS: usize = 12;
@@ -192,7 +192,7 @@ fn own_server(args: &[&str]) -> Option<Daemon> {
 // ---------------------------------------------------------------------------------------------
 // Playing
 
-/// Plays all sections of `tests/wire/<name>.txt` and reports all which fail.
+/// Plays all sections of `tests/latchd/wire/<name>.txt` and reports all which fail.
 fn play(name: &str) {
     let path = transcript_directory().join(format!("{name}.txt"));
     let text = std::fs::read_to_string(&path)
@@ -221,7 +221,7 @@ fn play(name: &str) {
     let failures = failures.into_inner().unwrap();
     let mut report = String::new();
     for failure in failures.values() {
-        let _ = writeln!(report, "\ntests/wire/{name}.txt:{failure}");
+        let _ = writeln!(report, "\ntests/latchd/wire/{name}.txt:{failure}");
     }
     assert!(
         failures.is_empty(),
@@ -496,7 +496,7 @@ fn other_server() -> Option<SocketAddr> {
 }
 
 fn transcript_directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wire")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/latchd/wire")
 }
 
 // ---------------------------------------------------------------------------------------------

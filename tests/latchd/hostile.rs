@@ -1,8 +1,6 @@
 //! Clients that do what they can to be a nuisance: nobody else waits for them, and nothing of what
 //! they leave behind stays.
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,8 +12,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::silent::{leave_socket, FullBacklog};
-use support::{
+use crate::support::silent::{leave_socket, FullBacklog};
+use crate::support::{
     described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
 };
 
@@ -516,7 +514,7 @@ fn telnet_commands_alone_do_not_keep_a_connection_open() {
     thread::scope(|scope| {
         for (daemon, bytes, farewell, limit) in cases {
             scope.spawn(move || {
-                let shown = support::shown(bytes);
+                let shown = crate::support::shown(bytes);
                 let mut client = daemon.connect();
                 let began = Instant::now();
                 let event = loop {

@@ -1,8 +1,6 @@
 //! `latch run` at a terminal: the command reads it, Ctrl-C and Ctrl-Z reach it, `fg` and `bg` work, and
 //! the shell has its terminal back afterwards.
 
-mod support;
-
 use std::cell::Cell;
 use std::fs;
 use std::io::{Read, Write};
@@ -12,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::latch::{is_held, PROGRAM};
+use crate::support::{eventually, installed, stat_of, Daemon, Signal, PATIENCE};
 use rustix::fs::{Mode, OFlags};
-use support::latch::{is_held, PROGRAM};
-use support::{eventually, installed, stat_of, Daemon, Signal, PATIENCE};
 
 /// Shells with job control, and the Debian package of each.
 const SHELLS: [(&[&str], &str); 2] = [

@@ -3,15 +3,13 @@
 //! They are made from what `--help` says, so that the programs carry nothing for them. With
 //! `LATCHD_BLESS=1` this test writes them anew.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::installed;
+use crate::support::installed;
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -35,7 +33,7 @@ fn the_completions_are_those_of_the_programs() {
             let there = fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 there == text,
-                "completions/{file} is not up to date; `LATCHD_BLESS=1 cargo test --test completions` \
+                "completions/{file} is not up to date; `LATCHD_BLESS=1 cargo test --test house completions` \
                  writes it"
             );
         }

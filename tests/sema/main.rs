@@ -1,5 +1,6 @@
 //! `sema` with real processes and real files: what a shell sees of it.
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
@@ -1978,7 +1979,7 @@ fn plain_shell_scripts_take_part() {
 
 #[test]
 fn the_script_in_the_manual_takes_the_lock_once() {
-    let page = include_str!("../man/sema-lockfile.5");
+    let page = include_str!("../../man/sema-lockfile.5");
     let (_, examples) = page.split_once(".Sh EXAMPLES\n").expect("a section");
     let (_, script) = examples
         .split_once(".Bd -literal -offset indent\n")
@@ -2001,7 +2002,7 @@ fn the_script_in_the_manual_takes_the_lock_once() {
 /// The script that runs itself under a lock, from the manual page.
 #[test]
 fn the_whole_script_in_the_manual_runs_under_its_lock() {
-    let page = include_str!("../man/sema.1");
+    let page = include_str!("../../man/sema.1");
     let start = page.find("#!/bin/sh\n").expect("a script");
     let (script, _) = page[start..].split_once(".Ed\n").expect("its end");
     assert!(script.contains("SEMA_PATH"), "{script}");

@@ -1,7 +1,5 @@
 //! `latch` with real processes: what a shell sees of all that does not run a command.
 
-mod support;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -14,11 +12,13 @@ use std::sync::{mpsc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::latch::{
+    is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM,
+};
+use crate::support::silent::{refusing_addr, FullBacklog};
+use crate::support::{eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
-use support::latch::{is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM};
-use support::silent::{refusing_addr, FullBacklog};
-use support::{eventually, installed, Daemon, Signal, PATIENCE};
 
 #[test]
 fn a_lock_that_somebody_has_is_busy_in_the_way_that_was_asked_for() {

@@ -3,8 +3,6 @@
 //!
 //! Latencies are asserted with tenfold slack and printed; what is counted is asserted exactly.
 
-mod support;
-
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -14,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -508,13 +506,16 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_while_others_are_served
         match client.next_event(Duration::from_secs(2)) {
             Event::Line(line) => assert_eq!(line, b"error"),
             Event::Reset => continue,
-            other => panic!("after the read timeout came {}", support::described(&other)),
+            other => panic!(
+                "after the read timeout came {}",
+                crate::support::described(&other)
+            ),
         }
         let end = client.next_event(Duration::from_secs(2));
         assert!(
             matches!(end, Event::Eof | Event::Reset),
             "then came {}",
-            support::described(&end)
+            crate::support::described(&end)
         );
     }
 }
@@ -579,7 +580,7 @@ const PUPPET_OF: &str = "PUPPET_OF";
 impl Puppet {
     fn start(daemon: &Daemon) -> Puppet {
         let mut child = Command::new(std::env::current_exe().expect("a test knows its own path"))
-            .args(["--exact", "the_other_process", "--nocapture"])
+            .args(["--exact", "handover::the_other_process", "--nocapture"])
             .env(PUPPET_OF, daemon.addr().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

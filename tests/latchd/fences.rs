@@ -1,8 +1,6 @@
 //! Fences rise over every restart, crash and clock step, and whatever the disk refuses, nobody is
 //! granted anything without a fence that is certain to be new.
 
-mod support;
-
 use std::fs;
 use std::ops::Deref;
 use std::os::unix::fs::{symlink, PermissionsExt};
@@ -12,13 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::process::{prlimit, Pid, Resource, Rlimit};
-use support::clock::{clear_up_after, with_a_clock_of_its_own};
-use support::limited::{copy_program, with_surroundings_of};
-use support::{
+use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
+use crate::support::limited::{copy_program, with_surroundings_of};
+use crate::support::{
     eventually, fence, installed, parse_grant, processor_time, Client, Daemon, Event, Signal,
     PATIENCE,
 };
+use rustix::process::{prlimit, Pid, Resource, Rlimit};
 
 /// The fences that a server reserves at a time.
 const RANGE: u64 = 1 << 20;
@@ -34,7 +32,7 @@ fn fences_rise_over_twenty_kills_while_clients_lock_at_full_speed_and_the_clock_
 
 /// Half a minute long.
 #[test]
-#[ignore = "long: cargo test --test fences -- --ignored"]
+#[ignore = "long: cargo test --test latchd fences -- --ignored"]
 fn fences_rise_over_three_hundred_kills_while_clients_lock_at_full_speed() {
     fences_rise_over_kills(300);
 }

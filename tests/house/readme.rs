@@ -4,8 +4,6 @@
 //! it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three typed lines
 //! and one reply take turns; everything else is a shell script followed by what it prints.
 
-mod support;
-
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
@@ -16,9 +14,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::silent::free_addr;
+use crate::support::{Daemon, Signal};
 use rustix::process::{kill_process_group, Pid};
-use support::silent::free_addr;
-use support::{Daemon, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 const CONVERSATION: &str = "$ nc localhost 6388";

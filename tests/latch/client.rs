@@ -1,16 +1,14 @@
 //! The client library against a real server.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::silent::{refusing_addr, FullBacklog};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Connection, Error, Guard, Loss, Patience, Settings, Terms};
-use support::silent::{refusing_addr, FullBacklog};
-use support::{eventually, Daemon, Signal, PATIENCE};
 
 fn client(daemon: &Daemon) -> Client {
     Client::new([Address::Tcp(daemon.addr().to_string())])

@@ -1,10 +1,6 @@
 //! `lfpd` among the programs that real hosts run: those that start it, those that talk to it, and those
 //! that lock serial devices without it.
 
-#[path = "support/lfp.rs"]
-mod lfp;
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -15,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::support::{children_of, eventually, installed, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
-use support::{children_of, eventually, installed, Client, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -29,7 +25,7 @@ fn ask(client: &mut Client, line: &str) -> String {
 
 fn support_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/support")
+        .join("tests/lfpd")
         .join(name)
 }
 
@@ -336,7 +332,7 @@ fn replies_in(text: &str) -> Vec<&str> {
 #[test]
 fn a_person_at_a_telnet_locks_unlocks_and_quits() {
     let server = Lfpd::start(&[]);
-    let pid = lfp::dead_pid();
+    let pid = crate::lfp::dead_pid();
     let port = server.addr().port();
     let program = installed("telnet", "inetutils-telnet");
     let mut telnet = Command::new(installed("socat", "socat"))

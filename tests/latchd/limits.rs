@@ -1,7 +1,5 @@
 //! Caps are exact, however many race for them, and what the system refuses is no disaster.
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -9,8 +7,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::limited::{limited, with_processes};
-use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
+use crate::support::limited::{limited, with_processes};
+use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
 
@@ -306,7 +304,10 @@ fn is_served(client: &mut Client) -> bool {
         Event::Line(line) if line == b"ok" => true,
         // The ping of a refused client meets a closed socket, hence perhaps a reset.
         Event::Eof | Event::Reset => false,
-        other => panic!("neither served nor refused: {}", support::described(&other)),
+        other => panic!(
+            "neither served nor refused: {}",
+            crate::support::described(&other)
+        ),
     }
 }
 

@@ -1,8 +1,6 @@
 //! What a small machine refuses is no disaster: whoever is served stays served, the rest is refused,
 //! and afterwards all is as it was. And no lease cares for what is done to the wall clock.
 
-mod support;
-
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -10,10 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
+use crate::support::limited::{limited, with_processes};
+use crate::support::{
+    eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
+};
 use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
-use support::clock::{clear_up_after, with_a_clock_of_its_own};
-use support::limited::{limited, with_processes};
-use support::{eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
 
 // ---- storms ----------------------------------------------------------------------------------
 
@@ -268,7 +268,10 @@ fn is_served(client: &mut Client) -> bool {
         Event::Line(line) if line == b"ok" => true,
         // The ping of a refused client meets a closed socket, hence perhaps a reset.
         Event::Eof | Event::Reset => false,
-        other => panic!("neither served nor refused: {}", support::described(&other)),
+        other => panic!(
+            "neither served nor refused: {}",
+            crate::support::described(&other)
+        ),
     }
 }
 

@@ -1,17 +1,15 @@
 //! The log: it says what happened, gives nothing away, cannot be forged by a client, and never
 //! holds up a lock.
 
-mod support;
-
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::stalls::fairly;
+use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 use rustix::fs::{mknodat, FileType, Mode, CWD};
-use support::stalls::fairly;
-use support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 // ---- it holds up nobody ----------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ fn no_request_and_no_connection_costs_a_line_at_the_default_level() {
         daemon.stats()["connections"] == 1
     });
     // Whatever had been logged would have to come before this.
-    daemon.signal(support::Signal::TERM);
+    daemon.signal(crate::support::Signal::TERM);
     daemon.wait_for_log("draining", PATIENCE);
     let log = daemon.log();
     let added = log.strip_prefix(&before).expect("a log only grows");
@@ -333,7 +331,7 @@ fn every_line_is_a_level_a_verb_and_values_with_names() {
     eventually(PATIENCE, "three have left", || {
         daemon.log().matches(" closed conn=").count() == 3
     });
-    daemon.signal(support::Signal::TERM);
+    daemon.signal(crate::support::Signal::TERM);
     assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
 
     let log = daemon.log();
@@ -411,7 +409,7 @@ fn log_to_file(args: &[&str], variables: &[(&str, &str)], named: &str) -> String
         command.env("JOURNAL_STREAM", named.replacen("this", &this, 1));
     }
     let daemon = Daemon::from_command(command);
-    daemon.signal(support::Signal::TERM);
+    daemon.signal(crate::support::Signal::TERM);
     assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
     std::fs::read_to_string(path).expect("it was written")
 }

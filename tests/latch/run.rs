@@ -1,7 +1,5 @@
 //! `latch run` with real processes: signals, loss, streams, and what a command may do to it.
 
-mod support;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +10,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{kill_process, Pid};
-use support::latch::{
+use crate::support::latch::{
     fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
     text, wait_as_shell, Latch, PROGRAM,
 };
-use support::limited::{copy_program, program_for_all};
-use support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
+use crate::support::limited::{copy_program, program_for_all};
+use crate::support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
+use rustix::process::{kill_process, Pid};
 
 /// The signals that end a wait and are passed on, with their names in the shell.
 const SIGNALS: [(Signal, &str); 6] = [
@@ -182,7 +180,7 @@ fn the_command_finds_key_token_and_fence_in_its_environment() {
         panic!("{output}")
     };
     assert_eq!(key, "k");
-    assert_eq!(support::fence(token).to_string(), fence);
+    assert_eq!(crate::support::fence(token).to_string(), fence);
 }
 
 #[test]

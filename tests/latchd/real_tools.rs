@@ -3,15 +3,13 @@
 //! A tool which is missing fails its test and names the Debian package that brings it: a check
 //! that skips itself where it matters checks nothing.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{eventually, fence, installed, parse_grant, Daemon, Deadline, PATIENCE};
+use crate::support::{eventually, fence, installed, parse_grant, Daemon, Deadline, PATIENCE};
 
 /// Programs that end their half of the connection when their stdin ends, as a pipe into them
 /// does: how they are called, and the Debian package of each.

@@ -4,8 +4,6 @@
 //! A tool which is missing fails its test and names the Debian package that brings it: a check
 //! that skips itself where it matters checks nothing.
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,14 +16,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
-use rustix::process::{kill_process, Pid};
-use support::limited::copy_program;
-use support::silent::free_addr;
-use support::{
+use crate::support::limited::copy_program;
+use crate::support::silent::free_addr;
+use crate::support::{
     children_of, described, eventually, fence, installed, parse_grant, processor_time, stat_of,
     Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
+use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
+use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_latchd");

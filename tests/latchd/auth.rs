@@ -1,8 +1,6 @@
 //! The secret of `auth` stays one: it is not shown, its bytes do not show in the time that a guess
 //! takes, and guessing is slow for the guesser and for nobody else.
 
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -13,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
-use support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 
 const SECRET: &str = "open-sesame-3f1c";
 

@@ -20,6 +20,7 @@ use latchd::lockfile::{
 };
 use tempfile::TempDir;
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use support::limited::copy_program;

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::support::limited::with_surroundings_of;
-use super::support::{Client, Daemon, PATIENCE};
+use crate::support::limited::with_surroundings_of;
+use crate::support::{Client, Daemon, PATIENCE};
 
 /// A running `lfpd` with lock directories of its own.
 pub struct Lfpd {

@@ -1,7 +1,5 @@
 //! Options, variables and exit statuses of the program, seen from outside.
 
-mod support;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
@@ -15,8 +13,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::silent::leave_socket;
-use support::{eventually, Client, Daemon, Signal};
+use crate::support::silent::leave_socket;
+use crate::support::{eventually, Client, Daemon, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -1,7 +1,5 @@
 //! The examples do what they say.
 
-mod support;
-
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +8,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::{eventually, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
-use support::{eventually, Daemon, PATIENCE};
 
 #[test]
 fn workers_are_never_more_at_a_time_than_the_limit() {

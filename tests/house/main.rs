@@ -1,0 +1,10 @@
+//! The house itself: layers, manual pages, README, completions and examples.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod completions;
+mod examples;
+mod layering;
+mod manual;
+mod readme;

@@ -1,0 +1,9 @@
+//! The command `latch` and the client library.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod client;
+mod commands;
+mod run;
+mod terminal;

@@ -1,0 +1,16 @@
+//! The server `latchd`: its protocol to the byte, its life as a process, and what hard use does to it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod auth;
+mod fences;
+mod handover;
+mod hostile;
+mod limits;
+mod log;
+mod machine;
+mod options;
+mod real_tools;
+mod supervision;
+mod wire;
