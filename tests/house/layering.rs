@@ -76,11 +76,11 @@ const IMPURE: &[&str] = &[
     "crate::fence::mint",
 ];
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn sources(under: &Path) -> Vec<PathBuf> {
+pub fn sources(under: &Path) -> Vec<PathBuf> {
     if under.is_file() {
         return vec![under.to_owned()];
     }

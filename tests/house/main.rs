@@ -8,3 +8,4 @@ mod examples;
 mod layering;
 mod manual;
 mod readme;
+mod tidy;

@@ -1,0 +1,254 @@
+//! What a reader may count on in every file: short lines, short files, short functions, one name for
+//! one type, short test names, and plain words (the style of the house).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::layering::{root, sources};
+
+/// The longest line, in columns.
+const MAX_COLUMNS: usize = 100;
+
+/// The longest file below `src/`, in lines, without the tests at its end.
+const MAX_FILE_LINES: usize = 600;
+
+/// The longest function below `src/`, in lines, without those of tests.
+const MAX_FUNCTION_LINES: usize = 80;
+
+/// The longest name of a test, in characters.
+const MAX_TEST_NAME: usize = 60;
+
+/// Words that hide who acts, and how many of each are too many in a thousand words of comments.
+const VAGUE_WORDS: [&str; 6] = [
+    "whoever",
+    "somebody",
+    "nobody",
+    "those who",
+    "what there is",
+    "stands",
+];
+const MAX_VAGUE_PER_THOUSAND: f64 = 0.3;
+
+fn all_code() -> Vec<PathBuf> {
+    ["src", "tests", "examples"]
+        .iter()
+        .flat_map(|place| sources(&root().join(place)))
+        .collect()
+}
+
+fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn shown(file: &Path) -> String {
+    let path = file.strip_prefix(root()).unwrap_or(file);
+    path.display().to_string()
+}
+
+/// A file's own text: without the tests at its end.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or(text)
+}
+
+fn is_test_code(file: &Path) -> bool {
+    let path = shown(file);
+    !path.starts_with("src/") || path.contains("/tests/")
+}
+
+/// Fails with all that was found.
+fn expect_none(found: &[String], rule: &str) {
+    assert!(found.is_empty(), "{rule}:\n{}", found.join("\n"));
+}
+
+/// The functions of a formatted text: name, and number of lines from `fn` to the closing brace.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let Some(name) = function_name(line) else {
+            continue;
+        };
+        let closing = format!("{}}}", " ".repeat(indent));
+        let end = lines[start..].iter().position(|line| *line == closing);
+        if let Some(len) = end {
+            found.push((name.to_owned(), len + 1));
+        }
+    }
+    found
+}
+
+/// The name of the function that begins in this line.
+fn function_name(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let is_item = before
+        .split_whitespace()
+        .all(|word| word.starts_with("pub") || word == "const" || word == "in");
+    let end = after.find(|c: char| !(c.is_alphanumeric() || c == '_'))?;
+    (is_item && end > 0).then(|| &after[..end])
+}
+
+/// The types that the rest of the crate can name, with their files.
+fn visible_types() -> BTreeMap<String, Vec<String>> {
+    let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in sources(&root().join("src")) {
+        if is_test_code(&file) {
+            continue;
+        }
+        for line in without_tests(&read(&file)).lines() {
+            if let Some(name) = visible_type(line) {
+                types.entry(name.to_owned()).or_default().push(shown(&file));
+            }
+        }
+    }
+    types
+}
+
+fn visible_type(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let after = line
+        .strip_prefix("pub ")
+        .or_else(|| line.strip_prefix("pub(crate) "))?;
+    let name = ["struct ", "enum ", "trait ", "type "]
+        .iter()
+        .find_map(|word| after.strip_prefix(word))?;
+    let end = name.find(|c: char| !c.is_alphanumeric());
+    Some(&name[..end.unwrap_or(name.len())])
+}
+
+/// The words of all comments of a text, in lower case, as one line.
+fn comments(text: &str) -> String {
+    let comments = text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("//"));
+    let words: Vec<String> = comments
+        .flat_map(|comment| comment.split(|c: char| !(c.is_alphanumeric() || c == '\'')))
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    words.join(" ")
+}
+
+/// How often a word or phrase is in a text that [`comments`] made.
+fn count(words: &str, phrase: &str) -> usize {
+    format!(" {words} ").matches(&format!(" {phrase} ")).count()
+}
+
+fn test_names(text: &str) -> Vec<&str> {
+    let mut is_next = false;
+    let mut names = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line == "#[test]" {
+            is_next = true;
+        } else if let Some(name) = function_name(line).filter(|_| is_next) {
+            names.push(name);
+            is_next = false;
+        }
+    }
+    names
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn lines_fit_into_a_hundred_columns() {
+    let mut found = Vec::new();
+    for file in all_code() {
+        for (number, line) in read(&file).lines().enumerate() {
+            if line.chars().count() > MAX_COLUMNS && !line.contains("http") {
+                found.push(format!("{}:{}", shown(&file), number + 1));
+            }
+        }
+    }
+    expect_none(&found, "lines that are too long");
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn files_can_be_read_in_one_sitting() {
+    let mut found = Vec::new();
+    for file in sources(&root().join("src")) {
+        let len = without_tests(&read(&file)).lines().count();
+        if !is_test_code(&file) && len > MAX_FILE_LINES {
+            found.push(format!("{}: {len} lines", shown(&file)));
+        }
+    }
+    expect_none(&found, "files that are too long");
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn functions_fit_on_a_screen() {
+    let mut found = Vec::new();
+    for file in sources(&root().join("src")) {
+        if is_test_code(&file) {
+            continue;
+        }
+        for (name, len) in functions(without_tests(&read(&file))) {
+            if len > MAX_FUNCTION_LINES {
+                found.push(format!("{}: {name}: {len} lines", shown(&file)));
+            }
+        }
+    }
+    expect_none(&found, "functions that are too long");
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn one_name_means_one_type() {
+    let found: Vec<String> = visible_types()
+        .into_iter()
+        .filter(|(_, files)| files.len() > 1)
+        .map(|(name, files)| format!("{name}: {}", files.join(", ")))
+        .collect();
+    expect_none(&found, "names with several meanings");
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn test_names_are_short_claims() {
+    let mut found = Vec::new();
+    for file in all_code() {
+        for name in test_names(&read(&file)) {
+            if name.len() > MAX_TEST_NAME {
+                found.push(format!("{}: {name}: {}", shown(&file), name.len()));
+            }
+        }
+    }
+    expect_none(&found, "test names that are too long");
+}
+
+#[test]
+#[ignore = "does not hold everywhere yet"]
+fn comments_say_who_acts() {
+    let texts: Vec<String> = all_code()
+        .iter()
+        .filter(|file| !file.ends_with("house/tidy.rs"))
+        .map(|file| comments(&read(file)))
+        .collect();
+    let words = texts.join(" ");
+    let thousands = words.split(' ').count() as f64 / 1000.0;
+    let mut found = Vec::new();
+    for phrase in VAGUE_WORDS {
+        let rate = count(&words, phrase) as f64 / thousands;
+        if rate > MAX_VAGUE_PER_THOUSAND {
+            found.push(format!("{phrase}: {rate:.1} in a thousand words"));
+        }
+    }
+    expect_none(&found, "vague words in comments");
+}
+
+#[test]
+fn the_checks_see_what_they_look_for() {
+    let text = "impl A {\n    pub(crate) fn long(&self) {\n        a();\n    }\n}\n";
+    assert_eq!(functions(text), [("long".to_owned(), 3)]);
+    assert_eq!(visible_type("pub struct Key(u8);"), Some("Key"));
+    assert_eq!(visible_type("pub(crate) enum Kind {"), Some("Kind"));
+    assert_eq!(visible_type("pub(super) struct Inner;"), None);
+    assert_eq!(test_names("#[test]\nfn a_claim() {"), ["a_claim"]);
+    let words = comments("/// Whoever waits;\n// nobody else.\nlet stands = 1;");
+    assert_eq!(words, "whoever waits nobody else");
+    assert_eq!(count(&words, "nobody else"), 1);
+}
