@@ -11,7 +11,7 @@ use std::env;
 use std::error::Error;
 use std::time::Duration;
 
-use latchd::client::{Address, Client, Patience, Terms};
+use latchd::client::{Address, Client, Slot, Wait};
 
 /// What the lock protects. In earnest this is a database or another server.
 #[derive(Default)]
@@ -42,12 +42,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // A plain connection renews nothing, just as a process does that is swapped out, or a suspended host.
     let mut connection = client.connect(client.server_of("store"))?;
-    let terms = Terms {
-        lease: Some(Duration::from_secs(1)),
-        ..Terms::LOCK
-    };
+    let slot = Slot::LOCK.with_lease(Duration::from_secs(1));
     let slow = connection
-        .acquire("store", terms, Patience::Try)?
+        .acquire("store", slot, Wait::No)?
         .ok_or("somebody else has the lock")?;
     println!("slow holds the lock, and stands still");
 

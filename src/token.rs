@@ -1,6 +1,8 @@
 //! Tokens: the credential of a holder, and the fence inside it.
 
 use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 
@@ -14,17 +16,29 @@ impl fmt::Display for Fence {
     }
 }
 
-/// What a holder proves its grant with: a fence, which orders grants and is no secret, and a salt,
-/// which makes the token unguessable.
+/// The credential of a holder: a fence, which orders grants and is no secret, and a salt, which
+/// makes the token unguessable.
 ///
-/// It has no `==` for the salt but [`Token::matches`], and its `Debug` form hides the salt, so that
-/// a token cannot appear whole in a log.
+/// `==` takes a time that does not depend on the salt. The `Debug` form shows the fence only; the
+/// `Display` form is the whole token, which is a secret.
+///
+/// ```
+/// use latchd::client::Token;
+///
+/// # fn main() -> Result<(), latchd::client::InvalidToken> {
+/// let token: Token = "00000000000003e87f3c1f2b3e9a8d6e".parse()?;
+/// assert_eq!(token.fence(), 1000);
+/// assert_eq!(token.to_string(), "00000000000003e87f3c1f2b3e9a8d6e");
+/// assert!(!format!("{token:?}").contains("7f3c1f2b3e9a8d6e"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Token {
     /// Orders grants.
-    pub fence: Fence,
+    pub(crate) fence: Fence,
     /// 64 random bits.
-    pub salt: Salt,
+    pub(crate) salt: Salt,
 }
 
 /// The secret half of a token.
@@ -40,19 +54,58 @@ impl Salt {
 
 impl Token {
     /// The number of hex digits in a token's text.
-    pub const DIGITS: usize = 32;
+    const DIGITS: usize = 32;
 
-    /// Reads a token from its text: 32 lower-case hex digits, fence first.
-    pub fn parse(text: &str) -> Option<Token> {
+    /// The number that rises with every grant of a server, over all keys. A resource that has seen
+    /// a higher fence must refuse the holder of this one.
+    pub fn fence(&self) -> u64 {
+        self.fence.0
+    }
+}
+
+/// Reads 32 lower-case hex digits, fence first.
+impl FromStr for Token {
+    type Err = InvalidToken;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
         let digits = text.as_bytes();
         if digits.len() != Token::DIGITS {
-            return None;
+            return Err(InvalidToken);
         }
         let (fence, salt) = digits.split_at(Token::DIGITS / 2);
-        Some(Token {
-            fence: Fence(parse_hex(fence)?),
-            salt: Salt(parse_hex(salt)?),
+        Ok(Token {
+            fence: Fence(parse_hex(fence).ok_or(InvalidToken)?),
+            salt: Salt(parse_hex(salt).ok_or(InvalidToken)?),
         })
+    }
+}
+
+/// A text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InvalidToken;
+
+impl fmt::Display for InvalidToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token is 32 lower-case hex digits")
+    }
+}
+
+impl std::error::Error for InvalidToken {}
+
+/// What a holder is told: its token, and how long the lease is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The credential for renewing and releasing.
+    pub token: Token,
+    /// The length of the lease, in whole seconds. For a client, it began between the request and
+    /// the reply.
+    pub lease: Duration,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Grant({:?}, {:?})", self.token, self.lease)
     }
 }
 
@@ -103,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_text() {
-        let token = Token::parse(TEXT).expect("well-formed");
+        let token = TEXT.parse::<Token>().expect("well-formed");
         assert_eq!(token.fence, Fence(0x0001_a3f2_17b3_c4d8));
         assert_eq!(token.to_string(), TEXT);
     }
@@ -116,16 +169,16 @@ mod tests {
             &TEXT[1..],
             &TEXT.to_uppercase(),
             &format!("{TEXT}0"),
+            "+001a3f217b3c4d87f3c1f2b3e9a8d6e",
+            "0001a3f217b3c4d87f3c1f2b3e9a8dé",
         ] {
-            assert_eq!(Token::parse(text), None, "{text:?}");
+            assert_eq!(text.parse::<Token>(), Err(InvalidToken), "{text:?}");
         }
-        assert_eq!(Token::parse("+001a3f217b3c4d87f3c1f2b3e9a8d6e"), None);
-        assert_eq!(Token::parse("0001a3f217b3c4d87f3c1f2b3e9a8dé"), None);
     }
 
     #[test]
     fn a_token_differs_by_its_salt_alone() {
-        let token = Token::parse(TEXT).expect("well-formed");
+        let token = TEXT.parse::<Token>().expect("well-formed");
         for bit in 0..64 {
             let forged = Token {
                 salt: Salt(token.salt.0 ^ 1 << bit),
@@ -137,7 +190,7 @@ mod tests {
 
     #[test]
     fn debug_output_hides_the_salt() {
-        let token = Token::parse(TEXT).expect("well-formed");
+        let token = TEXT.parse::<Token>().expect("well-formed");
         assert_eq!(format!("{token:?}"), "Token(fence 1a3f217b3c4d8)");
     }
 }

@@ -1,105 +1,51 @@
 //! One connection to a server: a request, its reply, and never two at a time.
 
-use std::fmt;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
 use super::address::Address;
+use super::cancel::CancelHandle;
 use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
-use crate::token;
+use crate::protocol::limits;
+use crate::protocol::reply::{self, Grant, Refusal, Reply};
+use crate::protocol::request::{Kind, Limit, Request};
+use crate::token::Token;
 
-/// The longest time that the protocol knows.
-pub(super) const MAX_SECONDS: u64 = 9_223_372_036;
-
-/// The longest reply that is read; only `stats` comes near it.
+/// The longest reply that is read, in bytes. Only `stats` comes near it.
 const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
-const MAX_KEY_LEN: usize = 256;
-
-/// The highest limit of a semaphore that the protocol knows.
-const MAX_LIMIT: u32 = 1_048_576;
-
-/// The credential of a holder.
-///
-/// Its `Debug` form shows the fence only; its `Display` form is the whole token, which is a secret.
+/// What a client asks for: a lock, or a slot of a semaphore.
 ///
 /// ```
-/// use latchd::client::Token;
+/// use latchd::client::Slot;
+/// use std::time::Duration;
 ///
-/// # fn main() -> Result<(), latchd::client::Error> {
-/// let token: Token = "00000000000003e87f3c1f2b3e9a8d6e".parse()?;
-/// assert_eq!(token.fence(), 1000);
-/// assert_eq!(token.to_string(), "00000000000003e87f3c1f2b3e9a8d6e");
-/// assert!(!format!("{token:?}").contains("7f3c1f2b3e9a8d6e"));
-/// # Ok(())
-/// # }
+/// let slot = Slot::semaphore(3).with_lease(Duration::from_secs(10));
+/// assert_eq!((slot.limit, slot.lease), (Some(3), Some(Duration::from_secs(10))));
+/// assert_eq!((Slot::LOCK.limit, Slot::LOCK.lease), (None, None));
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Token(token::Token);
-
-impl Token {
-    /// The number that rises with every grant: a resource that has seen a higher one must refuse
-    /// whoever comes with this.
-    pub fn fence(&self) -> u64 {
-        self.0.fence.0
-    }
-}
-
-impl FromStr for Token {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let token = token::Token::parse(text);
-        token.map(Token).ok_or(Error::InvalidArgument(
-            "a token is 32 lower-case hex digits",
-        ))
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// What a holder is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// The credential for renewing and releasing.
-    pub token: Token,
-    /// The length of the lease, in whole seconds; it began between the request and this answer.
-    pub lease: Duration,
-}
-
-/// What is asked for: a lock, or a slot of a semaphore.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// How many may hold the key at once; `None` for a lock.
+#[non_exhaustive]
+pub struct Slot {
+    /// How many may hold the key at once, 1 to 1048576; `None` for a lock.
     pub limit: Option<u32>,
     /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
     pub lease: Option<Duration>,
 }
 
-/// How long to wait for a grant.
+/// How long a claim may wait for its grant: the wait timeout of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// Not at all.
-    Try,
-    /// So long, in whole seconds (rounded up).
-    Within(Duration),
-    /// For as long as it takes.
+pub enum Wait {
+    /// Not at all: the key is tried once.
+    No,
+    /// At most this long, in whole seconds (rounded up).
+    UpTo(Duration),
+    /// Until the grant.
     Forever,
 }
 
@@ -108,19 +54,29 @@ pub enum Patience {
 pub enum Enqueued {
     /// The key is held from now on.
     Acquired(Grant),
-    /// Somebody else is first; [`Connection::wait`] waits.
+    /// Others are first; [`Connection::wait`] waits.
     Queued,
 }
 
 /// How a connection is made.
+///
+/// ```
+/// use latchd::client::Settings;
+/// use std::time::Duration;
+///
+/// let mut settings = Settings::default();
+/// settings.connect_timeout = Duration::from_secs(1);
+/// assert_eq!(settings.reply_timeout, Duration::from_secs(10));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
-    /// How long connecting may take, the answer to the token included (5 seconds). All addresses of
-    /// a name share it; looking up the name is not in it.
+    /// How long connecting may take, the reply to the auth token included (5 seconds). All
+    /// addresses of a name share it. Looking up the name comes before, and is not limited.
     pub connect_timeout: Duration,
-    /// How long a reply may take that does not have to wait for anybody (10 seconds).
+    /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
     pub reply_timeout: Duration,
-    /// The secret that the server wants to hear first, if any: one line, without its end (none).
+    /// The secret that the server asks for, if any: one line, without its end (none).
     pub auth_token: Option<String>,
 }
 
@@ -136,19 +92,20 @@ impl Default for Settings {
 
 /// A connection to a server, on which one request is under way at a time.
 ///
-/// After a reply that did not come in time, or was none, the connection is closed, and every further
-/// request is answered [`Error::Closed`]: a late reply can never be taken for that to another request.
-/// What it holds, the server releases when the connection closes (unless it is told otherwise).
+/// A reply that is late or malformed closes the connection, and every further request fails with
+/// [`Error::Closed`]: a late reply can never be taken for that to another request. When the
+/// connection closes, the server releases what it holds (unless the server runs with
+/// `--no-auto-release-on-disconnect`).
 ///
 /// # Errors
 ///
-/// Besides the server's refusal, each request can fail with [`Error::Unreachable`], [`Error::Closed`],
-/// [`Error::NoReply`] or [`Error::BadReply`], after all of which the connection is closed, as after
-/// [`Error::AuthFailed`]; and with [`Error::InvalidKey`] or [`Error::InvalidArgument`], when nothing has
-/// been sent.
+/// Besides the server's refusal, each request can fail with [`Error::Unreachable`],
+/// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. The connection is closed after each
+/// of them, and after [`Error::AuthFailed`]. [`Error::InvalidKey`] and [`Error::InvalidArgument`]
+/// come before anything is sent.
 ///
 /// ```
-/// use latchd::client::{Address, Connection, Error, Patience, Settings, Terms};
+/// use latchd::client::{Address, Connection, Error, Settings, Slot, Wait};
 ///
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,161 +113,145 @@ impl Default for Settings {
 /// # let running = Server::in_place_of(server);
 /// # let server = running.address();
 /// let mut connection = Connection::open(&server, &Settings::default())?;
-/// let grant = connection.acquire("ledger", Terms::LOCK, Patience::Try)?.expect("it is free");
+/// let grant = connection.acquire("ledger", Slot::LOCK, Wait::No)?.expect("it is free");
 /// assert!(connection.stats()?.contains("ledger"));
 ///
-/// // Nobody renews it but we; another connection can, too, with the token.
-/// let lease = connection.renew("ledger", Terms::LOCK, grant.token)?;
+/// // Nothing renews it in the background. Any connection can renew it with the token.
+/// let lease = connection.renew("ledger", Slot::LOCK, grant.token)?;
 /// assert_eq!(lease, grant.lease);
-/// connection.release("ledger", Terms::LOCK, grant.token)?;
-/// let again = connection.release("ledger", Terms::LOCK, grant.token);
+/// connection.release("ledger", Slot::LOCK, grant.token)?;
+/// let again = connection.release("ledger", Slot::LOCK, grant.token);
 /// assert!(matches!(again, Err(Error::Refused)));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Connection {
+    server: Address,
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
     reply_timeout: Duration,
+    cancelled_by: Option<CancelHandle>,
 }
 
 impl Connection {
-    /// Connects and, if there is a token, presents it. Blocks for at most the settings' connect
-    /// timeout, and for as long as looking up a name takes.
+    /// Connects and, if there is an auth token, presents it. Blocks for at most the settings'
+    /// connect timeout, and for as long as looking up a name takes.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`], [`Error::AuthFailed`], or what else can go wrong with a reply.
-    pub fn open(address: &Address, settings: &Settings) -> Result<Connection, Error> {
-        let timeout = settings
-            .connect_timeout
-            .min(Duration::from_secs(MAX_SECONDS));
-        let (stream, deadline) = address.connect(timeout).map_err(Error::Unreachable)?;
-        if let Stream::Tcp(tcp) = &stream {
-            // A reply may be hours away; a server that has vanished should be noticed before.
-            tcp.set_nodelay(true)?;
-            let keepalive = sockopt::set_socket_keepalive(tcp, true)
-                .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15)))
-                .and_then(|()| sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5)))
-                .and_then(|()| sockopt::set_tcp_keepcnt(tcp, 3))
-                // While a request of ours is not acknowledged, no keepalive is sent.
-                .and_then(|()| sockopt::set_tcp_user_timeout(tcp, 30_000));
-            keepalive.map_err(io::Error::from)?;
-        }
+    /// [`Error::Unreachable`], [`Error::AuthFailed`], or what can go wrong with a reply.
+    pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
+        let longest = Duration::from_secs(limits::MAX_SECONDS);
+        let unreachable = |error| Error::unreachable(server, error);
+        let connected = server.connect(settings.connect_timeout.min(longest));
+        let (stream, deadline) = connected.map_err(unreachable)?;
+        notice_vanished_server(&stream).map_err(unreachable)?;
         let mut connection = Connection {
+            server: server.clone(),
             stream: Some(stream),
             buffer: Vec::new(),
             reply_timeout: settings.reply_timeout,
+            cancelled_by: None,
         };
         if let Some(token) = &settings.auth_token {
             if token.contains(['\r', '\n']) {
-                return Err(Error::InvalidArgument(
-                    "an auth token has no line end in it",
-                ));
+                let why = "an auth token has no line end in it";
+                return Err(Error::InvalidArgument(why));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            connection.expect_ok("auth", "_", token, left)?;
+            connection.expect_ok(&Request::Auth(token), left)?;
         }
         Ok(connection)
     }
 
-    /// Asks for a key (`l`, `sl`) and blocks until it is granted or `patience` is over; `None` then.
+    /// Lets `handle` end requests of this connection that block for a reply.
+    pub(super) fn set_cancelled_by(&mut self, handle: Option<CancelHandle>) {
+        self.cancelled_by = handle;
+    }
+
+    /// The server that the connection was made to.
+    pub(super) fn server(&self) -> &Address {
+        &self.server
+    }
+
+    /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     ///
     /// # Errors
     ///
     /// The server's refusal, or what can go wrong with a reply.
-    pub fn acquire(
-        &mut self,
-        key: &str,
-        terms: Terms,
-        patience: Patience,
-    ) -> Result<Option<Grant>, Error> {
-        terms.check()?;
-        let seconds = patience.seconds();
-        let (command, argument) = match terms.limit {
-            None => ("l", format!("{seconds}{}", terms.lease_argument()?)),
-            Some(limit) => (
-                "sl",
-                format!("{seconds} {limit}{}", terms.lease_argument()?),
-            ),
-        };
-        let reply = self.request(
-            command,
+    pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
+        check_key(key)?;
+        let request = Request::Acquire {
             key,
-            &argument,
-            patience.reply_within(self.reply_timeout),
-        )?;
-        self.grant_or_timeout(&reply)
+            kind: slot.kind(),
+            limit: slot.checked_limit()?,
+            lease: slot.checked_lease()?,
+            wait_timeout: wait.timeout(),
+        };
+        self.granted(&request, wait)
     }
 
-    /// Takes a place in the queue (`e`, `se`) without waiting for anybody; blocks for at most the reply
+    /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
     /// timeout.
     ///
     /// # Errors
     ///
     /// The server's refusal, or what can go wrong with a reply.
-    pub fn enqueue(&mut self, key: &str, terms: Terms) -> Result<Enqueued, Error> {
-        terms.check()?;
-        let lease = terms.lease_argument()?;
-        let (command, argument) = match terms.limit {
-            None => ("e", lease.trim_start().to_owned()),
-            Some(limit) => ("se", format!("{limit}{lease}")),
+    pub fn enqueue(&mut self, key: &str, slot: Slot) -> Result<Enqueued, Error> {
+        check_key(key)?;
+        let request = Request::Enqueue {
+            key,
+            kind: slot.kind(),
+            limit: slot.checked_limit()?,
+            lease: slot.checked_lease()?,
         };
-        let reply = self.request(command, key, &argument, Some(self.reply_timeout))?;
-        if reply == "queued" {
-            return Ok(Enqueued::Queued);
-        }
-        match reply.strip_prefix("acquired ") {
-            Some(grant) => self.parse_grant(grant).map(Enqueued::Acquired),
-            None => Err(self.refusal(&reply)),
+        match self.exchange(&request, Some(self.reply_timeout))? {
+            Reply::Queued => Ok(Enqueued::Queued),
+            Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
+            other => Err(self.refusal(&other)),
         }
     }
 
-    /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took; `None` if `patience` is over,
-    /// and the place is given up then. The lease begins anew with the answer.
+    /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took, until the grant or the
+    /// end of the wait; `None` then, and the place is given up. The lease begins anew with the
+    /// reply.
     ///
     /// # Errors
     ///
     /// The server's refusal, or what can go wrong with a reply.
-    pub fn wait(
-        &mut self,
-        key: &str,
-        terms: Terms,
-        patience: Patience,
-    ) -> Result<Option<Grant>, Error> {
-        let command = if terms.limit.is_none() { "w" } else { "sw" };
-        let argument = patience.seconds().to_string();
-        let reply = self.request(
-            command,
+    pub fn wait(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
+        check_key(key)?;
+        let request = Request::Wait {
             key,
-            &argument,
-            patience.reply_within(self.reply_timeout),
-        )?;
-        self.grant_or_timeout(&reply)
+            kind: slot.kind(),
+            wait_timeout: wait.timeout(),
+        };
+        self.granted(&request, wait)
     }
 
-    /// Gives back a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
-    /// reply timeout. Of the terms only the kind counts.
+    /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
+    /// reply timeout. Of `slot`, only lock or semaphore counts.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
-    pub fn release(&mut self, key: &str, terms: Terms, token: Token) -> Result<(), Error> {
-        let command = if terms.limit.is_none() { "r" } else { "sr" };
-        self.expect_ok(command, key, &token.to_string(), self.reply_timeout)
+    pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
+        check_key(key)?;
+        let kind = slot.kind();
+        self.expect_ok(&Request::Release { key, kind, token }, self.reply_timeout)
     }
 
-    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its length, in
-    /// whole seconds. Blocks for at most the reply timeout. Terms without a lease ask for the server's
-    /// default, whatever was granted.
+    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
+    /// length, in whole seconds. Blocks for at most the reply timeout. A slot without a lease asks
+    /// for the server's default, not for the lease that was granted.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
-    pub fn renew(&mut self, key: &str, terms: Terms, token: Token) -> Result<Duration, Error> {
-        self.send_renewal(key, terms, token, self.reply_timeout)?;
+    pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
+        self.send_renewal(key, slot, token, self.reply_timeout)?;
         let reply = self.receive(Some(self.reply_timeout));
         let reply = self.unless_closed(reply)?;
         self.renewed(&reply)
@@ -320,70 +261,84 @@ impl Connection {
     pub(super) fn send_renewal(
         &mut self,
         key: &str,
-        terms: Terms,
+        slot: Slot,
         token: Token,
         within: Duration,
     ) -> Result<(), Error> {
         check_key(key)?;
-        let command = if terms.limit.is_none() { "n" } else { "sn" };
-        let request = format!("{command}\n{key}\n{token}{}\n", terms.lease_argument()?);
-        let sent = self.send(request.as_bytes(), Some(within));
+        let request = Request::Renew {
+            key,
+            kind: slot.kind(),
+            token,
+            lease: slot.checked_lease()?,
+        };
+        let sent = self.send(&request, Some(within));
         self.unless_closed(sent)
     }
 
-    /// What the server says to a renewal that was sent, as far as it has come: `None` if not all of
-    /// it has. To be asked when the socket is readable.
+    /// The reply to a renewal that was sent; `None` if not all of it has come. To be called when
+    /// the socket is readable.
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let read = self.read_within(Duration::ZERO);
-        let line = read.and_then(|()| self.take_line(0));
-        match self.unless_closed(line)? {
+        let reply = read.and_then(|()| self.take_reply(0));
+        match self.unless_closed(reply)? {
             Some(reply) => self.renewed(&reply).map(Some),
             None => Ok(None),
         }
     }
 
-    fn renewed(&mut self, reply: &str) -> Result<Duration, Error> {
-        match reply.strip_prefix("ok ").and_then(parse_lease) {
-            Some(lease) => Ok(lease),
-            None => Err(self.refusal(reply)),
+    fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
+        match reply {
+            Reply::Renewed(lease) => Ok(*lease),
+            other => Err(self.refusal(other)),
         }
     }
 
-    /// Asks whether the server is there (`ping`). Blocks for at most the reply timeout.
+    /// Asks whether the server answers (`ping`). Blocks for at most the reply timeout.
     ///
     /// # Errors
     ///
     /// What can go wrong with a reply.
     pub fn ping(&mut self) -> Result<(), Error> {
-        self.expect_ok("ping", "_", "_", self.reply_timeout)
+        self.expect_ok(&Request::Ping, self.reply_timeout)
     }
 
-    /// What the server knows (`stats`), as JSON: see latch-protocol(7). Blocks for at most the reply
-    /// timeout.
+    /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). Blocks for at
+    /// most the reply timeout.
     ///
     /// # Errors
     ///
     /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        let reply = self.request("stats", "_", "_", Some(self.reply_timeout))?;
-        match reply.strip_prefix("ok ") {
-            Some(json) => Ok(json.to_owned()),
-            None => Err(self.refusal(&reply)),
+        match self.exchange(&Request::Stats, Some(self.reply_timeout))? {
+            Reply::Stats(json) => Ok(json),
+            other => Err(self.refusal(&other)),
+        }
+    }
+
+    fn expect_ok(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
+        match self.exchange(request, Some(within))? {
+            Reply::Ok => Ok(()),
+            other => Err(self.refusal(&other)),
+        }
+    }
+
+    fn granted(&mut self, request: &Request<'_>, wait: Wait) -> Result<Option<Grant>, Error> {
+        match self.exchange(request, wait.reply_within(self.reply_timeout))? {
+            Reply::Granted(grant) => Ok(Some(grant)),
+            Reply::Timeout => Ok(None),
+            other => Err(self.refusal(&other)),
         }
     }
 
     /// Sends one request and reads its reply, for at most `within`; closes the connection if that
     /// fails.
-    fn request(
+    fn exchange(
         &mut self,
-        command: &str,
-        key: &str,
-        argument: &str,
+        request: &Request<'_>,
         within: Option<Duration>,
-    ) -> Result<String, Error> {
-        check_key(key)?;
-        let request = format!("{command}\n{key}\n{argument}\n");
-        let sent = self.send(request.as_bytes(), within);
+    ) -> Result<Reply, Error> {
+        let sent = self.send(request, within);
         let reply = sent.and_then(|()| self.receive(within));
         self.unless_closed(reply)
     }
@@ -396,125 +351,139 @@ impl Connection {
         result
     }
 
-    fn send(&mut self, request: &[u8], within: Option<Duration>) -> Result<(), Error> {
-        let stream = self.stream.as_ref().ok_or(Error::Closed)?;
+    fn send(&mut self, request: &Request<'_>, within: Option<Duration>) -> Result<(), Error> {
+        let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
-            // Nobody asked for that: we are out of step.
-            return Err(Error::bad_reply(&String::from_utf8_lossy(&self.buffer)));
+            // A reply without a request: the two sides are out of step.
+            let unasked = String::from_utf8_lossy(&self.buffer);
+            return Err(Error::bad_reply(&self.server, &unasked));
         }
         let write_timeout = Some(within.unwrap_or(self.reply_timeout).min(self.reply_timeout));
-        match stream.write_within(request, write_timeout) {
+        let mut text = Vec::new();
+        request.write(&mut text);
+        match stream.write_within(&text, write_timeout) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Error::NoReply),
             _ => Ok(()),
         }
     }
 
-    fn receive(&mut self, within: Option<Duration>) -> Result<String, Error> {
+    fn receive(&mut self, within: Option<Duration>) -> Result<Reply, Error> {
         let deadline = within.and_then(|within| Instant::now().checked_add(within));
         // What has been looked at is not looked at again: a reply can be long.
         let mut seen = 0;
         loop {
-            if let Some(line) = self.take_line(seen)? {
-                return Ok(line);
+            if let Some(reply) = self.take_reply(seen)? {
+                return Ok(reply);
             }
             seen = self.buffer.len();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Err(Error::NoReply);
+                return Err(self.no_reply());
             }
             // Without a deadline the keepalive is what notices that the server has vanished.
             self.read_within(left.unwrap_or(Duration::from_secs(3600)))?;
         }
     }
 
-    /// Takes the next line out of what was read, if it is complete; its end is not among the first
-    /// `seen` bytes.
-    fn take_line(&mut self, seen: usize) -> Result<Option<String>, Error> {
+    /// Takes the next reply out of what was read, if its line is complete; the line's end is not
+    /// among the first `seen` bytes.
+    fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
             if self.buffer.len() > MAX_REPLY_LEN {
-                return Err(Error::BadReply("more than a reply can be".into()));
+                return Err(Error::bad_reply(&self.server, "more than a reply can be"));
             }
             return Ok(None);
         };
-        let rest = self.buffer.split_off(end + 1);
-        let mut line = std::mem::replace(&mut self.buffer, rest);
-        line.truncate(end);
-        let line = String::from_utf8(line);
-        line.map(Some)
-            .map_err(|error| Error::BadReply(error.to_string()))
+        let line = std::str::from_utf8(&self.buffer[..end]);
+        let line = line.map_err(|error| Error::bad_reply(&self.server, &error.to_string()))?;
+        let reply = reply::parse(line).ok_or_else(|| Error::bad_reply(&self.server, line))?;
+        self.buffer.drain(..=end);
+        Ok(Some(reply))
     }
 
     /// Reads what comes next, for at most about `time`.
     fn read_within(&mut self, time: Duration) -> Result<(), Error> {
-        let stream = self.stream.as_ref().ok_or(Error::Closed)?;
-        stream.set_read_timeout(time)?;
+        let stream = self.open_stream()?;
+        if let Some(handle) = &self.cancelled_by {
+            if !handle.wait_for(stream, time)? {
+                return Ok(());
+            }
+        }
         let mut chunk = [0; 4096];
-        match (&mut &*stream).read(&mut chunk) {
-            Ok(0) => return Err(Error::Closed),
+        let read = stream
+            .set_read_timeout(time)
+            .and_then(|()| (&mut &*stream).read(&mut chunk));
+        match read {
+            Ok(0) => return Err(self.closed()),
             Ok(len) => self.buffer.extend(&chunk[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(self.broken(error)),
         }
         Ok(())
     }
 
-    fn expect_ok(
-        &mut self,
-        command: &str,
-        key: &str,
-        argument: &str,
-        within: Duration,
-    ) -> Result<(), Error> {
-        let reply = self.request(command, key, argument, Some(within))?;
-        if reply == "ok" {
-            Ok(())
-        } else {
-            Err(self.refusal(&reply))
-        }
+    fn open_stream(&self) -> Result<&Stream, Error> {
+        self.stream.as_ref().ok_or_else(|| self.closed())
     }
 
-    fn grant_or_timeout(&mut self, reply: &str) -> Result<Option<Grant>, Error> {
-        if reply == "timeout" {
-            return Ok(None);
-        }
-        match reply.strip_prefix("ok ") {
-            Some(grant) => self.parse_grant(grant).map(Some),
-            None => Err(self.refusal(reply)),
-        }
-    }
-
-    fn parse_grant(&mut self, text: &str) -> Result<Grant, Error> {
-        let parsed = text.split_once(' ').and_then(|(token, seconds)| {
-            Some(Grant {
-                token: token.parse().ok()?,
-                lease: parse_lease(seconds)?,
-            })
-        });
-        parsed.ok_or_else(|| {
-            self.close();
-            Error::bad_reply(text)
-        })
-    }
-
-    /// The error that a reply stands for. One that is no reply at all ends the connection.
-    fn refusal(&mut self, reply: &str) -> Error {
-        let error = Error::from_reply(reply);
-        if matches!(error, Error::BadReply(_) | Error::AuthFailed) {
+    /// The error that a reply means. One that does not fit its request ends the connection.
+    fn refusal(&mut self, reply: &Reply) -> Error {
+        let server = || self.server.clone();
+        let error = match reply {
+            Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => Error::Refused,
+            Reply::AlreadyEnqueued => Error::AlreadyEnqueued,
+            Reply::NotEnqueued => Error::NotEnqueued,
+            Reply::Refused(Refusal::LimitMismatch) => Error::LimitMismatch,
+            Reply::Refused(Refusal::MaxLocks) => Error::MaxLocks,
+            Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters,
+            Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
+            Reply::Refused(Refusal::Draining) => Error::Draining,
+            Reply::AuthFailed => Error::AuthFailed { server: server() },
+            Reply::Ok
+            | Reply::Granted(_)
+            | Reply::Acquired(_)
+            | Reply::Renewed(_)
+            | Reply::Stats(_)
+            | Reply::Queued
+            | Reply::Timeout => {
+                let mut line = Vec::new();
+                reply.write(&mut line);
+                Error::bad_reply(&server(), String::from_utf8_lossy(&line).trim_end())
+            }
+        };
+        if matches!(error, Error::BadReply { .. } | Error::AuthFailed { .. }) {
             self.close();
         }
         error
     }
 
-    /// Closes the connection; whatever it holds, the server releases.
+    fn closed(&self) -> Error {
+        let server = self.server.clone();
+        Error::Closed { server }
+    }
+
+    fn no_reply(&self) -> Error {
+        let server = self.server.clone();
+        Error::NoReply { server }
+    }
+
+    fn broken(&self, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.closed(),
+            _ => Error::unreachable(&self.server, error),
+        }
+    }
+
+    /// Closes the connection; the server releases what it holds.
     pub(super) fn close(&mut self) {
         self.stream = None;
         self.buffer.clear();
     }
 
-    /// Closes the connection and waits, for at most the reply timeout, until the server has seen that:
-    /// what it releases with the connection is released then.
+    /// Closes the connection and waits, for at most the reply timeout, until the server has closed
+    /// it too: what the server releases with the connection is released then.
     pub fn finish(mut self) {
         if let Some(stream) = self.stream.take() {
             stream.shutdown(Shutdown::Write);
@@ -528,54 +497,98 @@ impl Connection {
     }
 }
 
-impl Terms {
+/// Sets a TCP socket so that a server which has vanished from the network is noticed within a
+/// minute: a reply may be hours away.
+fn notice_vanished_server(stream: &Stream) -> io::Result<()> {
+    let Stream::Tcp(tcp) = stream else {
+        return Ok(());
+    };
+    tcp.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(tcp, 3)?;
+    // While a request of ours is not acknowledged, no keepalive is sent.
+    Ok(sockopt::set_tcp_user_timeout(tcp, 30_000)?)
+}
+
+impl Slot {
     /// A lock with the server's default lease.
-    pub const LOCK: Terms = Terms {
+    pub const LOCK: Slot = Slot {
         limit: None,
         lease: None,
     };
 
-    /// Whether these can be sent.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.lease_argument()?;
-        match self.limit {
-            None | Some(1..=MAX_LIMIT) => Ok(()),
-            Some(_) => Err(Error::InvalidArgument("a limit is 1 to 1048576")),
+    /// A slot of a semaphore with `limit` slots, with the server's default lease.
+    pub const fn semaphore(limit: u32) -> Slot {
+        Slot {
+            limit: Some(limit),
+            lease: None,
         }
     }
 
-    /// Blank and lease, or nothing.
-    fn lease_argument(&self) -> Result<String, Error> {
-        match self.lease.map(whole_seconds) {
-            None => Ok(String::new()),
-            Some(seconds @ 1..=MAX_SECONDS) => Ok(format!(" {seconds}")),
-            Some(_) => Err(Error::InvalidArgument("a lease is 1 to 9223372036 seconds")),
+    /// The same, with a lease of this length, in whole seconds (rounded up).
+    #[must_use]
+    pub const fn with_lease(self, lease: Duration) -> Slot {
+        Slot {
+            limit: self.limit,
+            lease: Some(lease),
         }
+    }
+
+    /// Whether the slot can be asked for.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.checked_lease()?;
+        self.checked_limit().map(drop)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.limit {
+            None => Kind::Lock,
+            Some(_) => Kind::Semaphore,
+        }
+    }
+
+    fn checked_limit(&self) -> Result<Limit, Error> {
+        let limit = self.limit.map(|limit| limits::limit(limit.into()));
+        limit
+            .unwrap_or(Some(Limit::ONE))
+            .ok_or(Error::InvalidArgument("a limit is 1 to 1048576"))
+    }
+
+    fn checked_lease(&self) -> Result<Option<Duration>, Error> {
+        let Some(lease) = self.lease else {
+            return Ok(None);
+        };
+        let checked = limits::lease(whole_seconds(lease));
+        let why = "a lease is 1 to 9223372036 seconds";
+        checked.map(Some).ok_or(Error::InvalidArgument(why))
     }
 }
 
-impl Patience {
-    /// What is left of it when so much time has gone by.
-    pub(crate) fn after(self, elapsed: Duration) -> Patience {
+impl Wait {
+    /// What is left of the wait after `elapsed`.
+    pub(crate) fn after(self, elapsed: Duration) -> Wait {
         match self {
-            Patience::Within(time) => Patience::Within(time.saturating_sub(elapsed)),
+            Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(elapsed)),
             other => other,
         }
     }
 
-    fn seconds(self) -> u64 {
-        match self {
-            Patience::Try => 0,
-            Patience::Within(time) => whole_seconds(time).min(MAX_SECONDS),
-            Patience::Forever => MAX_SECONDS,
-        }
+    /// The wait timeout that is sent: the protocol's longest if the wait is longer.
+    fn timeout(self) -> Duration {
+        Duration::from_secs(match self {
+            Wait::No => 0,
+            Wait::UpTo(time) => whole_seconds(time).min(limits::MAX_SECONDS),
+            Wait::Forever => limits::MAX_SECONDS,
+        })
     }
 
     /// How long the reply may take, given how long one takes without any waiting.
     fn reply_within(self, reply_timeout: Duration) -> Option<Duration> {
         match self {
-            Patience::Forever => None,
-            patience => Some(Duration::from_secs(patience.seconds()).saturating_add(reply_timeout)),
+            Wait::Forever => None,
+            wait => Some(wait.timeout().saturating_add(reply_timeout)),
         }
     }
 }
@@ -586,16 +599,7 @@ fn whole_seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add(begun)
 }
 
-/// The length of a lease in a reply; `None` for one that no server gives.
-fn parse_lease(seconds: &str) -> Option<Duration> {
-    let seconds = seconds.parse().ok()?;
-    (1..=MAX_SECONDS)
-        .contains(&seconds)
-        .then(|| Duration::from_secs(seconds))
-}
-
 /// Whether a key can be sent.
 pub(crate) fn check_key(key: &str) -> Result<(), Error> {
-    let is_good = (1..=MAX_KEY_LEN).contains(&key.len()) && !key.contains([' ', '\t', '\r', '\n']);
-    is_good.then_some(()).ok_or(Error::InvalidKey)
+    limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
 }

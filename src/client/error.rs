@@ -2,22 +2,53 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
+use super::address::Address;
 use crate::text::{reason, Escaped};
 
-/// Why a request came to nothing. Every status that a server may answer has its variant.
+/// Why a request failed. Each status that a server may answer has its variant.
+///
+/// What went wrong with the server itself, or on the way to it, names the server, in the text as
+/// well: `127.0.0.1:6388: connection refused`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server could not be reached, or the connection broke.
-    Unreachable(io::Error),
+    /// The client cannot reach the server, or the connection broke.
+    #[non_exhaustive]
+    Unreachable {
+        /// The server that was asked.
+        server: Address,
+        /// The system's reason.
+        error: io::Error,
+    },
     /// The server closed the connection.
-    Closed,
-    /// The server did not answer in time. The connection has been dropped, since its answer would
-    /// be taken for that to the next request.
-    NoReply,
-    /// `error_auth`: the server wants another token, or one at all.
-    AuthFailed,
+    #[non_exhaustive]
+    Closed {
+        /// The server that was asked.
+        server: Address,
+    },
+    /// The server did not answer in time. The client has closed the connection, since a late reply
+    /// would be taken for that to the next request.
+    #[non_exhaustive]
+    NoReply {
+        /// The server that was asked.
+        server: Address,
+    },
+    /// `error_auth`: the server asks for another auth token, or for one at all.
+    #[non_exhaustive]
+    AuthFailed {
+        /// The server that was asked.
+        server: Address,
+    },
+    /// The reply is none of this protocol, or does not fit the request.
+    #[non_exhaustive]
+    BadReply {
+        /// The server that was asked.
+        server: Address,
+        /// What the server answered, at most its first 200 characters.
+        reply: String,
+    },
     /// `error_max_locks`: as many keys or slots as the server allows are in use, in all or
     /// by this connection.
     MaxLocks,
@@ -28,7 +59,7 @@ pub enum Error {
     LimitMismatch,
     /// `error_lease_expired`: the lease was over before the grant was collected.
     LeaseExpired,
-    /// `error_not_enqueued`: there is no place in the queue to wait in.
+    /// `error_not_enqueued`: the connection has no place in the queue to wait in.
     NotEnqueued,
     /// `error_already_enqueued`: this connection is in the queue already.
     AlreadyEnqueued,
@@ -36,79 +67,93 @@ pub enum Error {
     Draining,
     /// `error`: the token is not that of a holder, or the request is not one.
     Refused,
-    /// The server answered what no server of this protocol answers.
-    BadReply(String),
+    /// A [`CancelHandle`](super::CancelHandle) has ended the wait. Nothing is held.
+    Cancelled,
     /// The key cannot be sent: it is empty, too long, or has a blank or a line end in it.
     InvalidKey,
-    /// A number or a token that cannot be sent.
+    /// A number or an auth token cannot be sent.
     InvalidArgument(&'static str),
+    /// A variable of the environment, or an address in it, is not valid: which one, and why.
+    Environment(String),
+    /// The file with the auth token cannot be read.
+    AuthTokenFile(PathBuf, io::Error),
+    /// This host has no thread or no descriptor left for the guard.
+    System(io::Error),
 }
 
 impl Error {
-    /// The error that a reply stands for, if it is none of the good ones.
-    pub(super) fn from_reply(reply: &str) -> Error {
-        match reply {
-            "error" => Error::Refused,
-            "error_auth" => Error::AuthFailed,
-            "error_max_locks" => Error::MaxLocks,
-            "error_max_waiters" => Error::MaxWaiters,
-            "error_limit_mismatch" => Error::LimitMismatch,
-            "error_lease_expired" => Error::LeaseExpired,
-            "error_not_enqueued" => Error::NotEnqueued,
-            "error_already_enqueued" => Error::AlreadyEnqueued,
-            "error_draining" => Error::Draining,
-            other => Error::bad_reply(other),
+    pub(super) fn unreachable(server: &Address, error: io::Error) -> Error {
+        let server = server.clone();
+        Error::Unreachable { server, error }
+    }
+
+    /// A reply that does not fit; its beginning says enough.
+    pub(crate) fn bad_reply(server: &Address, reply: &str) -> Error {
+        Error::BadReply {
+            server: server.clone(),
+            reply: reply.chars().take(200).collect(),
         }
     }
 
-    /// A reply that is none; the beginning of it says enough.
-    pub(crate) fn bad_reply(reply: &str) -> Error {
-        Error::BadReply(reply.chars().take(200).collect())
+    /// The server that the error is about, if it is about one.
+    pub fn server(&self) -> Option<&Address> {
+        match self {
+            Error::Unreachable { server, .. }
+            | Error::Closed { server }
+            | Error::NoReply { server }
+            | Error::AuthFailed { server }
+            | Error::BadReply { server, .. } => Some(server),
+            _ => None,
+        }
+    }
+
+    /// The text without the server.
+    pub(crate) fn reason(&self) -> String {
+        let text = match self {
+            Error::Unreachable { error, .. } | Error::System(error) => return reason(error),
+            Error::BadReply { reply, .. } => {
+                return format!("the server answered {}", Escaped(reply.as_bytes()));
+            }
+            Error::AuthTokenFile(file, error) => {
+                let file = file.as_os_str().as_encoded_bytes();
+                return format!("{}: {}", Escaped(file), reason(error));
+            }
+            Error::Environment(what) => what.as_str(),
+            Error::InvalidArgument(what) => what,
+            Error::Closed { .. } => "the server closed the connection",
+            Error::NoReply { .. } => "the server does not answer",
+            Error::AuthFailed { .. } => "the server refused the auth token",
+            Error::MaxLocks => "the server allows no more keys or slots",
+            Error::MaxWaiters => "the server allows no more waiters",
+            Error::LimitMismatch => "the key is in use with another kind or limit",
+            Error::LeaseExpired => "the lease was over before the grant was collected",
+            Error::NotEnqueued => "there is no place in the queue to wait in",
+            Error::AlreadyEnqueued => "this connection is in the queue already",
+            Error::Draining => "the server is shutting down",
+            Error::Refused => "the server refused the request",
+            Error::Cancelled => "the wait was cancelled",
+            Error::InvalidKey => "a key is 1 to 256 bytes without blanks and line ends",
+        };
+        text.to_owned()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Unreachable(error) => f.write_str(&reason(error)),
-            Error::Closed => f.write_str("the server closed the connection"),
-            Error::NoReply => f.write_str("the server does not answer"),
-            Error::AuthFailed => f.write_str("the server refused the auth token"),
-            Error::MaxLocks => f.write_str("the server allows no more keys or slots"),
-            Error::MaxWaiters => f.write_str("the server allows no more waiters"),
-            Error::LimitMismatch => f.write_str("the key is in use with another kind or limit"),
-            Error::LeaseExpired => f.write_str("the lease was over before the grant was collected"),
-            Error::NotEnqueued => f.write_str("there is no place in the queue to wait in"),
-            Error::AlreadyEnqueued => f.write_str("this connection is in the queue already"),
-            Error::Draining => f.write_str("the server is shutting down"),
-            Error::Refused => f.write_str("the server refused the request"),
-            Error::BadReply(reply) => {
-                write!(f, "the server answered {}", Escaped(reply.as_bytes()))
-            }
-            Error::InvalidKey => {
-                f.write_str("a key is 1 to 256 bytes without blanks and line ends")
-            }
-            Error::InvalidArgument(what) => f.write_str(what),
+        if let Some(server) = self.server() {
+            write!(f, "{server}: ")?;
         }
+        f.write_str(&self.reason())
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Unreachable(error) => Some(error),
+            Error::Unreachable { error, .. }
+            | Error::AuthTokenFile(_, error)
+            | Error::System(error) => Some(error),
             _ => None,
-        }
-    }
-}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::ConnectionReset => Error::Closed,
-            _ => Error::Unreachable(error),
         }
     }
 }

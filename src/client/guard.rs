@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 
-use super::connection::{Connection, Grant, Terms, Token};
+use super::address::Address;
+use super::connection::{Connection, Slot};
 use super::error::Error;
 use super::moment::{Alarm, Moment};
+use crate::token::{Grant, Token};
 
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
 const SHORT_LEASE: Duration = Duration::from_secs(6);
@@ -28,6 +30,7 @@ const STACK_LEN: usize = 128 * 1024;
 
 /// How a lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Loss {
     /// The connection ended, and with it what it held.
     Closed,
@@ -78,7 +81,9 @@ impl fmt::Display for Loss {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "dropping it releases the lock"]
 pub struct Guard {
+    server: Address,
     shared: Arc<Shared>,
     orders: Sender<Order>,
     bell: Arc<OwnedFd>,
@@ -122,16 +127,16 @@ enum Order {
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
-    /// Takes charge of a grant whose lease began at `sent_at` or later. `terms` names the lease that
+    /// Takes charge of a grant whose lease began at `sent_at` or later. `slot` names the lease that
     /// renewals ask for.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if no thread or descriptor can be had; the connection is closed then.
+    /// [`Error::System`] if this host has no thread or descriptor left; the connection is closed then.
     pub(super) fn new(
         connection: Connection,
         key: &str,
-        terms: Terms,
+        slot: Slot,
         grant: Grant,
         sent_at: Moment,
     ) -> Result<Guard, Error> {
@@ -145,12 +150,14 @@ impl Guard {
         });
         // Each ring is heard once, so that orders that come together are all carried out.
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
+        let bell = eventfd(0, flags).map_err(|error| Error::System(error.into()))?;
+        let bell = Arc::new(bell);
+        let server = connection.server().clone();
         let (orders, inbox) = channel();
         let keeper = Keeper {
             connection,
             key: key.to_owned(),
-            terms,
+            slot,
             token: grant.token,
             lease: grant.lease,
             counted_from: sent_at,
@@ -161,13 +168,15 @@ impl Guard {
             shared: Arc::clone(&shared),
             inbox,
             bell: Arc::clone(&bell),
-            alarm: Alarm::new()?,
+            alarm: Alarm::new().map_err(Error::System)?,
         };
         let keeper = thread::Builder::new()
             .name("keeper".into())
             .stack_size(STACK_LEN)
-            .spawn(move || keeper.keep())?;
+            .spawn(move || keeper.keep())
+            .map_err(Error::System)?;
         Ok(Guard {
+            server,
             shared,
             orders,
             bell,
@@ -265,9 +274,12 @@ impl Guard {
     pub fn release(mut self) -> Result<(), Error> {
         let (answer, answered) = channel();
         self.give(Order::Release(answer));
-        let released = answered.recv().unwrap_or(Err(Error::Closed));
+        let released = answered.recv();
         self.join();
-        released
+        released.unwrap_or_else(|_| {
+            let server = self.server.clone();
+            Err(Error::Closed { server })
+        })
     }
 
     fn give(&self, order: Order) {
@@ -316,7 +328,7 @@ impl fmt::Debug for Guard {
 struct Keeper {
     connection: Connection,
     key: String,
-    terms: Terms,
+    slot: Slot,
     token: Token,
     lease: Duration,
     /// When the renewal was sent from which the lease is counted.
@@ -375,7 +387,7 @@ impl Keeper {
         }
         if self.sent_at.is_none() {
             if let Some(answer) = self.releasing.take() {
-                let released = self.connection.release(&self.key, self.terms, self.token);
+                let released = self.connection.release(&self.key, self.slot, self.token);
                 let _ = answer.send(released);
                 return Ok(Step::Released);
             }
@@ -450,9 +462,9 @@ impl Keeper {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.asking);
         self.sent_at = Some(now);
-        let (terms, token) = (self.terms, self.token);
+        let (slot, token) = (self.slot, self.token);
         self.connection
-            .send_renewal(&self.key, terms, token, left)
+            .send_renewal(&self.key, slot, token, left)
             .map_err(loss_of)
     }
 
@@ -477,8 +489,8 @@ impl Keeper {
 /// What it means for the lock that a renewal came to nothing.
 fn loss_of(error: Error) -> Loss {
     match error {
-        Error::NoReply => Loss::Deadline,
-        Error::Closed | Error::Unreachable(_) => Loss::Closed,
+        Error::NoReply { .. } => Loss::Deadline,
+        Error::Closed { .. } | Error::Unreachable { .. } => Loss::Closed,
         _ => Loss::Refused,
     }
 }
@@ -525,6 +537,7 @@ mod tests {
         let lease = Duration::from_secs(4);
         // A keeper that stands still has told of no loss.
         let guard = |sent_at| Guard {
+            server: Address::Unix("/nowhere".into()),
             shared: Arc::new(Shared {
                 hold: Mutex::new(Hold {
                     deadline: deadline_of(sent_at, lease),

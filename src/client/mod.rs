@@ -1,7 +1,7 @@
-//! A client for `latchd`: locks and semaphores from other programs.
+//! A client for `latchd`: locks and semaphores for programs on one host or on many.
 //!
-//! Everything blocks, and each lock has a connection of its own, as the server wants it: when the
-//! process dies, the server sees the connection close and gives the lock to the next in line.
+//! Everything blocks, and each lock has a connection of its own, as the protocol expects: when the
+//! process dies, the server sees the connection close and grants the lock to the next in line.
 //!
 //! ```
 //! use latchd::client::{Address, Client};
@@ -22,39 +22,46 @@
 //! # }
 //! ```
 //!
-//! - [`Client`] knows the servers. It gives out [`Lock`]s, which are asked for [`Guard`]s.
+//! - [`Client`] knows the servers, from its caller or [from the environment](Client::from_env). It
+//!   gives out [`Lock`]s, for locks and for semaphores alike; they are asked for [`Guard`]s.
 //! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
 //!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
+//! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover.
 //!
 //! # Time
 //!
-//! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the server
-//! answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are measured
-//! by the clock that also counts the time for which the host is suspended.
+//! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the
+//! server answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are
+//! measured by the clock that also counts the time for which the host is suspended.
 
 mod address;
+mod cancel;
 mod connection;
+pub(crate) mod environment;
 mod error;
 mod guard;
 mod moment;
 
 use std::time::{Duration, Instant};
 
+pub use crate::protocol::reply::Grant;
+pub use crate::token::{InvalidToken, Token};
 pub use address::Address;
+pub use cancel::CancelHandle;
 pub(crate) use connection::check_key;
-pub use connection::{Connection, Enqueued, Grant, Patience, Settings, Terms, Token};
+pub use connection::{Connection, Enqueued, Settings, Slot, Wait};
 pub use error::Error;
 pub use guard::{Guard, Loss};
 use moment::Moment;
 
 /// One server, or several among which the keys are divided.
 ///
-/// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number, as
-/// all clients of this protocol have it: they must name the same servers in the same order. A key whose
-/// server is down cannot be had; no other server stands in.
+/// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
+/// as all clients of this protocol have it: they must name the same servers in the same order. A key
+/// whose server is down cannot be acquired; no other server takes over.
 ///
-/// It keeps no connection, can be shared by threads, and costs nothing to clone but its addresses.
+/// A client keeps no connection and can be shared by threads. A clone copies the addresses.
 ///
 /// ```
 /// use latchd::client::{Address, Client, Settings};
@@ -65,10 +72,8 @@ use moment::Moment;
 /// let server: Address = "127.0.0.1:6388".parse()?;
 /// # let running = Server::in_place_of(server);
 /// # let server = running.address();
-/// let settings = Settings {
-///     connect_timeout: Duration::from_secs(1),
-///     ..Settings::default()
-/// };
+/// let mut settings = Settings::default();
+/// settings.connect_timeout = Duration::from_secs(1);
 /// let client = Client::with_settings([server], settings);
 ///
 /// let pool = client.semaphore("pool", 2);
@@ -106,6 +111,39 @@ impl Client {
         Client { servers, settings }
     }
 
+    /// A client of the servers that the environment names, as latch(1) has it: `LATCH_SERVER` lists
+    /// addresses, separated by commas or blanks (127.0.0.1:6388), and `LATCH_AUTH_TOKEN_FILE` names
+    /// a file with the auth token (none). A variable that is empty counts as unset. The other
+    /// settings are the default ones. Reads the file, and does not connect.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] for an address that is none, for a list without any, and for a value
+    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, is longer than
+    /// 128 KiB, or is not UTF-8.
+    ///
+    /// ```
+    /// use latchd::client::Client;
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let running = Server::in_place_of("127.0.0.1:6388".parse()?);
+    /// # std::env::set_var("LATCH_SERVER", running.address().to_string());
+    /// # std::env::remove_var("LATCH_AUTH_TOKEN_FILE");
+    /// let client = Client::from_env()?;
+    /// assert!(client.lock("deploy").try_acquire()?.is_some());
+    /// # assert_eq!(client.servers(), [running.address()]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env() -> Result<Client, Error> {
+        let settings = Settings {
+            auth_token: environment::auth_token()?,
+            ..Settings::default()
+        };
+        Ok(Client::with_settings(environment::servers()?, settings))
+    }
+
     /// All servers, in their order.
     pub fn servers(&self) -> &[Address] {
         &self.servers
@@ -126,63 +164,68 @@ impl Client {
         Connection::open(server, &self.settings)
     }
 
-    /// A lock: one holder at a time. Does not connect; whether `key` can be one is seen when it is asked
-    /// for.
+    /// A lock: one holder at a time. Does not connect; `key` is checked when the lock is asked for.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
+        self.slot(key, Slot::LOCK)
+    }
+
+    /// A semaphore: up to `limit` holders at a time, 1 to 1048576. All clients must agree on the
+    /// limit. Does not connect.
+    pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Lock<'a> {
+        self.slot(key, Slot::semaphore(limit))
+    }
+
+    fn slot<'a>(&'a self, key: &'a str, slot: Slot) -> Lock<'a> {
         Lock {
             client: self,
             key,
-            terms: Terms::LOCK,
-        }
-    }
-
-    /// A semaphore: up to `limit` holders at a time. All clients must agree on the limit. Does not
-    /// connect.
-    pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Semaphore<'a> {
-        Semaphore {
-            client: self,
-            key,
-            terms: Terms {
-                limit: Some(limit),
-                lease: None,
-            },
+            slot,
+            cancelled_by: None,
         }
     }
 }
 
-/// A semaphore that can be asked for a slot. A lock is a semaphore of one, so it is asked alike.
-pub type Semaphore<'a> = Lock<'a>;
-
-/// A lock that can be asked for. Each time it is asked, it connects anew.
+/// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are asked
+/// alike. Each time it is asked, it connects anew.
 ///
 /// # Errors
 ///
-/// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if the
-/// server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`],
-/// [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the lease
-/// was over when the grant was looked at; [`Error::Refused`] if the server can give no fence at the moment;
-/// [`Error::InvalidKey`] and [`Error::InvalidArgument`] for what cannot be sent, before anything connects.
+/// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if
+/// the server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`],
+/// [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the
+/// lease was over when the client looked at the grant; [`Error::Refused`] if the server can give no
+/// fence at the moment; [`Error::Cancelled`] if [a handle](Lock::cancelled_by) ended it;
+/// [`Error::InvalidKey`] and [`Error::InvalidArgument`] for what cannot be sent, before anything
+/// connects.
 #[derive(Clone, Copy, Debug)]
+#[must_use = "it connects only when it is asked for a guard or a place"]
 pub struct Lock<'a> {
     client: &'a Client,
     key: &'a str,
-    terms: Terms,
+    slot: Slot,
+    cancelled_by: Option<&'a CancelHandle>,
 }
 
 impl<'a> Lock<'a> {
-    /// Asks for a lease of this length, in whole seconds (rounded up), rather than the server's default.
-    /// A lease of zero is refused when the lock is asked for.
+    /// Asks for a lease of this length, in whole seconds (rounded up), rather than the server's
+    /// default. A lease of zero is refused when the lock is asked for.
     pub fn lease(self, lease: Duration) -> Lock<'a> {
         Lock {
-            terms: Terms {
-                lease: Some(lease),
-                ..self.terms
-            },
+            slot: self.slot.with_lease(lease),
             ..self
         }
     }
 
-    /// Blocks for as long as it takes. A server that vanishes from the network meanwhile is noticed within a
+    /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
+    /// queue. It does not end an attempt to connect, which ends at its own timeout.
+    pub fn cancelled_by(self, handle: &'a CancelHandle) -> Lock<'a> {
+        Lock {
+            cancelled_by: Some(handle),
+            ..self
+        }
+    }
+
+    /// Blocks until the grant. It notices a server that has vanished from the network within a
     /// minute.
     ///
     /// # Errors
@@ -191,79 +234,80 @@ impl<'a> Lock<'a> {
     pub fn acquire(&self) -> Result<Guard, Error> {
         loop {
             // The longest wait that the protocol knows is three hundred years.
-            if let Some(guard) = self.ask(Patience::Forever)? {
+            if let Some(guard) = self.ask(Wait::Forever)? {
                 return Ok(guard);
             }
         }
     }
 
-    /// Blocks for at most `time`, in whole seconds (rounded up), besides what an answer takes;
-    /// `None` if somebody else has it all that time. Connecting is part of `time`, but is given up
-    /// at its own timeout alone.
+    /// Blocks for at most `time`, in whole seconds (rounded up), and for as long as a reply takes;
+    /// `None` if there was no grant by then. Connecting is part of `time`, but ends at its own
+    /// timeout only.
     ///
     /// # Errors
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
-        self.ask(Patience::Within(time))
+        self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for anybody, and blocks for no longer than connecting and an answer take; `None` if
-    /// somebody else has it.
+    /// Does not wait for a grant, and blocks for no longer than connecting and a reply take; `None`
+    /// if no slot is free.
     ///
     /// # Errors
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
-        self.ask(Patience::Try)
+        self.ask(Wait::No)
     }
 
     /// Takes a place in the queue without waiting, to wait for it later. Blocks for no longer than
-    /// connecting and an answer take.
+    /// connecting and a reply take.
     ///
     /// # Errors
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
-    pub fn enqueue(&self) -> Result<Place, Error> {
+    pub fn enqueue(&self) -> Result<QueuePlace, Error> {
         let mut connection = self.connect()?;
-        let sent_at = Moment::now();
-        let granted = match connection.enqueue(self.key, self.terms)? {
-            Enqueued::Queued => None,
-            Enqueued::Acquired(grant) => Some((grant, sent_at)),
-        };
-        Ok(Place {
+        let enqueued = connection.enqueue(self.key, self.slot)?;
+        Ok(QueuePlace {
             connection,
             key: self.key.to_owned(),
-            terms: self.terms,
-            granted,
+            slot: self.slot,
+            enqueued,
         })
     }
 
     fn connect(&self) -> Result<Connection, Error> {
         check_key(self.key)?;
-        self.terms.check()?;
-        self.client.connect(self.client.server_of(self.key))
+        self.slot.check()?;
+        if let Some(handle) = self.cancelled_by {
+            handle.check()?;
+        }
+        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        connection.set_cancelled_by(self.cancelled_by.cloned());
+        Ok(connection)
     }
 
-    fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
+    fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
         let began = Instant::now();
         let mut connection = self.connect()?;
-        let patience = patience.after(began.elapsed());
+        let wait = wait.after(began.elapsed());
         let asked_at = Moment::now();
-        let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
+        let Some(grant) = connection.acquire(self.key, self.slot, wait)? else {
             return Ok(None);
         };
-        take_charge(connection, self.key, self.terms, grant, asked_at).map(Some)
+        take_charge(connection, self.key, self.slot, grant, asked_at).map(Some)
     }
 }
 
-/// A place in a queue. Dropping it closes its connection without blocking, and the server takes back the
-/// place, or the lock if that has been granted.
+/// A place in a queue. Dropping it closes its connection without blocking, and the server takes back
+/// the place, or the lock if that has been granted.
 ///
-/// A lock that was granted while nobody waits is held, and its lease runs, renewed by nobody.
+/// A lock that was granted before the wait is held, and its lease runs; nothing renews it.
 ///
 /// ```
-/// use latchd::client::{Address, Client, Patience};
+/// use latchd::client::{Address, Client, Wait};
 ///
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -277,39 +321,41 @@ impl<'a> Lock<'a> {
 /// assert!(!place.is_granted());
 /// // ... something else, and then: ...
 /// guard.release()?;
-/// assert!(place.wait(Patience::Forever)?.is_some());
+/// assert!(place.wait(Wait::Forever)?.is_some());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Place {
+#[must_use = "dropping it gives up the place"]
+pub struct QueuePlace {
     connection: Connection,
     key: String,
-    terms: Terms,
-    granted: Option<(Grant, Moment)>,
+    slot: Slot,
+    enqueued: Enqueued,
 }
 
-impl Place {
-    /// Whether the lock was free when the place was taken, so that waiting will not take any time. Does
-    /// not ask the server.
+impl QueuePlace {
+    /// Whether the lock was free when the place was taken, so that waiting will not take any time.
+    /// Does not ask the server.
     pub fn is_granted(&self) -> bool {
-        self.granted.is_some()
+        matches!(self.enqueued, Enqueued::Acquired(_))
     }
 
-    /// Blocks for at most `patience`, besides what an answer takes; `None` if that is over, and the place
-    /// is given up.
+    /// Blocks until the grant or the end of the wait, and for as long as a reply takes; `None` if
+    /// the wait is over, and the place is given up.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseExpired`] if the grant came and its lease went while nobody waited, the server's
+    /// [`Error::LeaseExpired`] if the lease was granted and over before the wait,
+    /// [`Error::Cancelled`] if the [`CancelHandle`] of its lock ended the wait, the server's
     /// refusal, or what can go wrong with a reply.
-    pub fn wait(mut self, patience: Patience) -> Result<Option<Guard>, Error> {
+    pub fn wait(mut self, wait: Wait) -> Result<Option<Guard>, Error> {
         // The server starts the lease anew at the wait, also if the grant came before.
         let asked_at = Moment::now();
-        match self.connection.wait(&self.key, self.terms, patience)? {
+        match self.connection.wait(&self.key, self.slot, wait)? {
             None => Ok(None),
             Some(grant) => {
-                take_charge(self.connection, &self.key, self.terms, grant, asked_at).map(Some)
+                take_charge(self.connection, &self.key, self.slot, grant, asked_at).map(Some)
             }
         }
     }
@@ -317,29 +363,27 @@ impl Place {
 
 /// Makes a guard of a grant that was asked for at `asked_at`.
 ///
-/// The lease began at the grant, and that was not before the request. So a quick answer is counted from
-/// its request. After a long wait, nobody knows how long the answer has been lying here (we may have been
-/// stopped meanwhile): then a renewal tells.
+/// The lease began at the grant, and that was not before the request. So a quick reply is counted
+/// from its request. After a long wait, the client cannot know how long the reply has been lying here
+/// (this process may have been stopped meanwhile): then a renewal tells.
 fn take_charge(
     mut connection: Connection,
     key: &str,
-    terms: Terms,
+    slot: Slot,
     mut grant: Grant,
     asked_at: Moment,
 ) -> Result<Guard, Error> {
+    connection.set_cancelled_by(None);
     // Renewals ask for the lease that was granted, not for the server's default.
-    let terms = Terms {
-        lease: Some(grant.lease),
-        ..terms
-    };
+    let slot = slot.with_lease(grant.lease);
     let mut counted_from = asked_at;
     if asked_at.elapsed() >= grant.lease / 4 {
         counted_from = Moment::now();
-        match connection.renew(key, terms, grant.token) {
+        match connection.renew(key, slot, grant.token) {
             Ok(lease) => grant.lease = lease,
             Err(Error::Refused) => return Err(Error::LeaseExpired),
             Err(error) => return Err(error),
         }
     }
-    Guard::new(connection, key, terms, grant, counted_from)
+    Guard::new(connection, key, slot, grant, counted_from)
 }

@@ -7,8 +7,7 @@ mod stats;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -19,7 +18,8 @@ use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
 use crate::client::{
-    check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
+    check_key, environment, Client, Connection, Error, Guard, InvalidToken, Lock, Loss, Settings,
+    Slot, Token, Wait,
 };
 use crate::supervise::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
 use crate::text::{escaped_json, reason, Escaped};
@@ -27,16 +27,12 @@ use fence_check::Verdict;
 use options::{Command, Flags, Reach};
 
 const PROGRAM: &str = "latch";
-const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
 /// How often `stats --watch` looks.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long the server may take to hear that a command under a lock has ended.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// More than any token with white space around it.
-const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 // Exit status, as latch(1) has it; the numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
@@ -187,7 +183,7 @@ fn run_command(options: &options::Run, command: &[OsString]) -> Outcome {
         return Ok(killed.follow());
     }
     let guard = match waiting.join().expect("the thread does not panic") {
-        Err(error @ (Error::Unreachable(_) | Error::AuthFailed)) => {
+        Err(error @ (Error::Unreachable { .. } | Error::AuthFailed { .. })) => {
             return Err(failure(shown(&server), &error));
         }
         Err(error @ (Error::InvalidKey | Error::InvalidArgument(_))) => {
@@ -295,7 +291,7 @@ fn give_back(guard: Guard) -> Result<(), String> {
     };
     match released {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error @ (Error::Refused | Error::Closed))) => Err(error.to_string()),
+        Ok(Err(error @ (Error::Refused | Error::Closed { .. }))) => Err(error.reason()),
         _ if was_held => Ok(()),
         _ => Err(Loss::Deadline.to_string()),
     }
@@ -312,13 +308,13 @@ fn wait(options: &options::Wait) -> Outcome {
     let client = client(options.reach())?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
     let began = Instant::now();
-    let (mut connection, terms) = connect(&client, key, None, options.limit)?;
-    let patience = patience(options.timeout).after(began.elapsed());
-    let granted = connection.acquire(key, terms, patience);
+    let (mut connection, slot) = connect(&client, key, None, options.limit)?;
+    let wait = wait_of(options.timeout).after(began.elapsed());
+    let granted = connection.acquire(key, slot, wait);
     match granted.map_err(|error| failure(&place, &error))? {
         None => Err(Failure::new(BUSY, busy(&place))),
         Some(grant) => {
-            let released = connection.release(key, terms, grant.token);
+            let released = connection.release(key, slot, grant.token);
             released.map_err(|error| failure(&place, &error))?;
             Ok(0)
         }
@@ -329,25 +325,22 @@ fn acquire(options: &options::Acquire) -> Outcome {
     let client = client(options.reach())?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
     let began = Instant::now();
-    let (mut connection, terms) = connect(&client, key, options.lease, options.limit)?;
-    let patience = patience(options.timeout).after(began.elapsed());
-    let granted = connection.acquire(key, terms, patience);
+    let (mut connection, slot) = connect(&client, key, options.lease, options.limit)?;
+    let wait = wait_of(options.timeout).after(began.elapsed());
+    let granted = connection.acquire(key, slot, wait);
     let Some(grant) = granted.map_err(|error| failure(&place, &error))? else {
         return Err(Failure::new(BUSY, busy(&place)));
     };
     // A server that releases at the end of the connection would leave a token that is good for nothing.
     connection.finish();
-    let terms = Terms {
-        lease: Some(grant.lease),
-        ..terms
-    };
+    let slot = slot.with_lease(grant.lease);
     let (mut connection, _) = connect(&client, key, options.lease, options.limit)?;
-    match connection.renew(key, terms, grant.token) {
+    match connection.renew(key, slot, grant.token) {
         Ok(_) => match try_print(&format!("{}\n", grant.token)) {
             Ok(()) => Ok(0),
             Err(error) => {
                 // Nobody could give it back but we.
-                let _ = connection.release(key, terms, grant.token);
+                let _ = connection.release(key, slot, grant.token);
                 Err(unprintable(&error))
             }
         },
@@ -366,8 +359,8 @@ fn renew(options: &options::Renew) -> Outcome {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
     let place = place_of(&client, &options.key);
-    let (mut connection, terms) = connect(&client, &options.key, options.lease, options.limit)?;
-    match connection.renew(&options.key, terms, token) {
+    let (mut connection, slot) = connect(&client, &options.key, options.lease, options.limit)?;
+    match connection.renew(&options.key, slot, token) {
         Ok(lease) => print(&format!("{}\n", lease.as_secs())),
         Err(Error::Refused) => Err(not_held(&place)),
         Err(error) => Err(failure(place, &error)),
@@ -378,8 +371,8 @@ fn release(options: &options::Release) -> Outcome {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
     let place = place_of(&client, &options.key);
-    let (mut connection, terms) = connect(&client, &options.key, None, options.limit)?;
-    match connection.release(&options.key, terms, token) {
+    let (mut connection, slot) = connect(&client, &options.key, None, options.limit)?;
+    match connection.release(&options.key, slot, token) {
         Ok(()) => Ok(0),
         Err(Error::Refused) => Err(not_held(&place)),
         Err(error) => Err(failure(place, &error)),
@@ -432,7 +425,7 @@ fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
         let shown_as = |json: String| match form {
             Form::Json => Ok(json + "\n"),
             Form::EscapedJson => Ok(escaped_json(&json) + "\n"),
-            Form::Table => stats::render(&json).ok_or_else(|| Error::bad_reply(&json)),
+            Form::Table => stats::render(&json).ok_or_else(|| Error::bad_reply(server, &json)),
         };
         let answer = client
             .connect(server)
@@ -498,32 +491,20 @@ fn check_fence(options: &options::FenceCheck) -> Outcome {
     }
 }
 
-/// A client of the servers that the command line, the environment or nobody names.
+/// A client of the servers that the command line names, or else the environment.
 fn client(reach: Reach<'_>) -> Result<Client, Failure> {
-    let named: Vec<String> = if reach.servers.is_empty() {
-        let listed = variable("LATCH_SERVER")?.unwrap_or_else(|| DEFAULT_SERVER.into());
-        listed
-            .split([',', ' '])
-            .filter(|server| !server.is_empty())
-            .map(str::to_owned)
-            .collect()
+    let named = reach.servers.iter().map(String::as_str);
+    let servers = if reach.servers.is_empty() {
+        environment::servers()
     } else {
-        reach.servers.to_vec()
+        environment::addresses(named)
     };
-    let mut servers = Vec::new();
-    for server in named {
-        let parsed = server.parse();
-        servers
-            .push(parsed.map_err(|why| Failure::usage(format_args!("{}: {why}", shown(&server))))?);
-    }
-    if servers.is_empty() {
-        return Err(Failure::usage("LATCH_SERVER: it names no server"));
-    }
-    let file = match reach.auth_token_file {
-        Some(file) => Some(file.to_owned()),
-        None => variable("LATCH_AUTH_TOKEN_FILE")?,
+    let servers = servers.map_err(unusable)?;
+    let auth_token = match reach.auth_token_file {
+        Some(file) => environment::read_auth_token(file).map(Some),
+        None => environment::auth_token(),
     };
-    let auth_token = file.map(|file| read_token(&file)).transpose()?;
+    let auth_token = auth_token.map_err(unusable)?;
     if reach.connect_timeout == 0 {
         let message = "--connect-timeout: at least 1 second is wanted, not 0";
         return Err(Failure::usage(message));
@@ -537,34 +518,12 @@ fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     Ok(Client::with_settings(servers, settings))
 }
 
-/// A variable that is set and not empty. One that cannot be read is not as good as none: the lock of
-/// another server is another lock.
-fn variable(name: &str) -> Result<Option<String>, Failure> {
-    match env::var(name) {
-        Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
-        Err(env::VarError::NotPresent) => Ok(None),
-        Err(env::VarError::NotUnicode(_)) => {
-            Err(Failure::usage(format_args!("{name}: it is not UTF-8")))
-        }
+/// What is wrong with the environment, or with what the command line has in its place.
+fn unusable(error: Error) -> Failure {
+    match error {
+        Error::AuthTokenFile(..) => Failure::new(FILE_ERROR, error),
+        _ => Failure::usage(error),
     }
-}
-
-fn read_token(file: &str) -> Result<String, Failure> {
-    let mut content = String::new();
-    let read = File::open(file).and_then(|opened| {
-        opened
-            .take(MAX_TOKEN_FILE_LEN + 1)
-            .read_to_string(&mut content)
-    });
-    let why = match read {
-        Ok(len) if len as u64 <= MAX_TOKEN_FILE_LEN => return Ok(content.trim().to_owned()),
-        Ok(_) => "it is too long for a token".to_owned(),
-        Err(error) => reason(&error),
-    };
-    Err(Failure::new(
-        FILE_ERROR,
-        format_args!("{}: {why}", shown(file)),
-    ))
 }
 
 fn lock_of<'a>(
@@ -588,31 +547,32 @@ fn connect(
     key: &str,
     lease: Option<u64>,
     limit: Option<u32>,
-) -> Result<(Connection, Terms), Failure> {
-    let terms = Terms {
+) -> Result<(Connection, Slot), Failure> {
+    let slot = Slot {
         limit,
         lease: lease.map(Duration::from_secs),
     };
     check_key(key)
-        .and_then(|()| terms.check())
+        .and_then(|()| slot.check())
         .map_err(|error| failure(shown(key), &error))?;
     let server = client.server_of(key);
     let connection = client
         .connect(server)
         .map_err(|error| failure(shown(&server.to_string()), &error))?;
-    Ok((connection, terms))
+    Ok((connection, slot))
 }
 
-fn patience(timeout: Option<u64>) -> Patience {
+fn wait_of(timeout: Option<u64>) -> Wait {
     match timeout {
-        None => Patience::Forever,
-        Some(0) => Patience::Try,
-        Some(seconds) => Patience::Within(Duration::from_secs(seconds)),
+        None => Wait::Forever,
+        Some(0) => Wait::No,
+        Some(seconds) => Wait::UpTo(Duration::from_secs(seconds)),
     }
 }
 
 fn token(text: &str) -> Result<Token, Failure> {
-    text.parse().map_err(|error: Error| Failure::usage(error))
+    let wrong = |error: InvalidToken| Failure::usage(error);
+    text.parse().map_err(wrong)
 }
 
 fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
@@ -646,15 +606,16 @@ fn not_held(place: &str) -> Failure {
 /// What an error means for the exit status; `about` is the key, the server, or both.
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
-        Error::Unreachable(error) if is_shortage(error) => SYSTEM_ERROR,
-        Error::Unreachable(_) | Error::Closed | Error::NoReply => UNAVAILABLE,
-        Error::AuthFailed => NO_PERMISSION,
+        Error::System(_) => SYSTEM_ERROR,
+        Error::Unreachable { error, .. } if is_shortage(error) => SYSTEM_ERROR,
+        Error::Unreachable { .. } | Error::Closed { .. } | Error::NoReply { .. } => UNAVAILABLE,
+        Error::AuthFailed { .. } => NO_PERMISSION,
         Error::MaxLocks | Error::MaxWaiters | Error::Draining => BUSY,
         Error::LeaseExpired => LOST,
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
         _ => PROTOCOL,
     };
-    Failure::new(status, format_args!("{about}: {error}"))
+    Failure::new(status, format_args!("{about}: {}", error.reason()))
 }
 
 /// Whether it is not the server that could not be reached, but this host that has nothing left for it.

@@ -14,10 +14,8 @@ use std::time::Duration;
 use argh::FromArgs;
 
 use crate::log::{LogRules, Timestamps};
+use crate::protocol::limits::MAX_SECONDS;
 use crate::text::Escaped;
-
-/// The longest duration, as on the wire.
-const MAX_SECONDS: u64 = 9_223_372_036;
 
 /// The longest auth token: a longer one could not be presented.
 const MAX_AUTH_TOKEN_LEN: usize = 65_536;

@@ -518,7 +518,7 @@ impl Claims<'_> {
             Request::Ping => Step::Reply(Reply::Ok),
             Request::Stats => Step::Stats,
             // Either none is due here, or it has been given.
-            Request::Auth => Step::Reply(Reply::Error),
+            Request::Auth(_) => Step::Reply(Reply::Error),
         }
     }
 

@@ -1,6 +1,11 @@
-//! The latch protocol: latch-protocol(7). Pure functions between lines and values.
+//! The latch protocol: latch-protocol(7). Pure functions between lines and values, for server and
+//! client.
 
+pub mod limits;
 pub mod reply;
 pub mod request;
 #[cfg(feature = "programs")]
 pub mod stats;
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,11 @@
-//! One value in, one line out: latch-protocol(7), REPLIES.
+//! One value in, one line out, and back: latch-protocol(7), REPLIES.
 
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{Grant, Refusal};
+use super::limits;
+pub use crate::table::Refusal;
+pub use crate::token::Grant;
 
 /// What a client is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub enum Reply {
     Acquired(Grant),
     /// `ok` with the lease from now on.
     Renewed(Duration),
+    /// `ok` with a JSON object. The server writes it in pieces, see [`super::stats`].
+    Stats(String),
     Queued,
     Timeout,
     Error,
@@ -24,43 +28,116 @@ pub enum Reply {
     Refused(Refusal),
 }
 
+/// The replies that are one word each.
+const WORDS: [Reply; 12] = [
+    Reply::Ok,
+    Reply::Queued,
+    Reply::Timeout,
+    Reply::Error,
+    Reply::AuthFailed,
+    Reply::AlreadyEnqueued,
+    Reply::NotEnqueued,
+    Reply::Refused(Refusal::LimitMismatch),
+    Reply::Refused(Refusal::MaxLocks),
+    Reply::Refused(Refusal::MaxWaiters),
+    Reply::Refused(Refusal::LeaseExpired),
+    Reply::Refused(Refusal::Draining),
+];
+
+/// Reads a reply from its line, without the line's end; `None` if it is none. The refusals that
+/// are written as `error` come back as [`Reply::Error`].
+pub fn parse(line: &str) -> Option<Reply> {
+    let Some((word, rest)) = line.split_once(' ') else {
+        return WORDS.iter().find(|reply| reply.word() == line).cloned();
+    };
+    match (word, rest.split_once(' ')) {
+        ("ok", _) if rest.starts_with('{') => Some(Reply::Stats(rest.to_owned())),
+        ("ok", None) => parse_lease(rest).map(Reply::Renewed),
+        ("ok", Some((token, lease))) => parse_grant(token, lease).map(Reply::Granted),
+        ("acquired", Some((token, lease))) => parse_grant(token, lease).map(Reply::Acquired),
+        _ => None,
+    }
+}
+
+fn parse_grant(token: &str, lease: &str) -> Option<Grant> {
+    Some(Grant {
+        token: token.parse().ok()?,
+        lease: parse_lease(lease)?,
+    })
+}
+
+fn parse_lease(seconds: &str) -> Option<Duration> {
+    limits::lease(seconds.parse().ok()?)
+}
+
 impl Reply {
     /// Appends the reply's line to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
+        let word = self.word();
+        let written = match self {
+            Reply::Granted(grant) | Reply::Acquired(grant) => {
+                writeln!(out, "{word} {} {}", grant.token, grant.lease.as_secs())
+            }
+            Reply::Renewed(lease) => writeln!(out, "{word} {}", lease.as_secs()),
+            Reply::Stats(json) => writeln!(out, "{word} {json}"),
+            _ => writeln!(out, "{word}"),
+        };
+        written.expect("writing to memory");
+    }
+
+    /// The first word of the reply's line.
+    fn word(&self) -> &'static str {
         match self {
-            Reply::Ok => put(out, format_args!("ok")),
-            Reply::Granted(grant) => put_grant(out, "ok", grant),
-            Reply::Acquired(grant) => put_grant(out, "acquired", grant),
-            Reply::Renewed(lease) => put(out, format_args!("ok {}", lease.as_secs())),
-            Reply::Queued => put(out, format_args!("queued")),
-            Reply::Timeout => put(out, format_args!("timeout")),
-            Reply::Error => put(out, format_args!("error")),
-            Reply::AuthFailed => put(out, format_args!("error_auth")),
-            Reply::AlreadyEnqueued => put(out, format_args!("error_already_enqueued")),
-            Reply::NotEnqueued => put(out, format_args!("error_not_enqueued")),
-            Reply::Refused(refusal) => put(out, format_args!("{}", status(*refusal))),
+            Reply::Ok | Reply::Granted(_) | Reply::Renewed(_) | Reply::Stats(_) => "ok",
+            Reply::Acquired(_) => "acquired",
+            Reply::Queued => "queued",
+            Reply::Timeout => "timeout",
+            Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => "error",
+            Reply::AuthFailed => "error_auth",
+            Reply::AlreadyEnqueued => "error_already_enqueued",
+            Reply::NotEnqueued => "error_not_enqueued",
+            Reply::Refused(Refusal::LimitMismatch) => "error_limit_mismatch",
+            Reply::Refused(Refusal::MaxLocks) => "error_max_locks",
+            Reply::Refused(Refusal::MaxWaiters) => "error_max_waiters",
+            Reply::Refused(Refusal::LeaseExpired) => "error_lease_expired",
+            Reply::Refused(Refusal::Draining) => "error_draining",
         }
     }
 }
 
-fn status(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::LimitMismatch => "error_limit_mismatch",
-        Refusal::MaxLocks => "error_max_locks",
-        Refusal::MaxWaiters => "error_max_waiters",
-        Refusal::LeaseExpired => "error_lease_expired",
-        Refusal::Draining => "error_draining",
-        Refusal::NotHeld | Refusal::NoToken => "error",
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e";
+
+    #[test]
+    fn a_line_that_no_server_sends_is_no_reply() {
+        let grants = [
+            format!("ok {TOKEN}"),
+            format!("ok {TOKEN} 0"),
+            format!("ok {TOKEN} -1"),
+            format!("ok {TOKEN} 9223372037"),
+            format!("ok {TOKEN} 33 "),
+            format!("ok {TOKEN}  33"),
+            format!("acquired {TOKEN}"),
+            format!("queued {TOKEN} 33"),
+        ];
+        let others = [
+            "", " ", "OK", "ok ", "ok 0", "ok x", "ok []", "acquired", "error x",
+        ];
+        for line in grants.iter().map(String::as_str).chain(others) {
+            assert_eq!(parse(line), None, "{line:?}");
+        }
     }
-}
 
-fn put_grant(out: &mut Vec<u8>, word: &str, grant: &Grant) {
-    put(
-        out,
-        format_args!("{word} {} {}", grant.token, grant.lease.as_secs()),
-    );
-}
-
-fn put(out: &mut Vec<u8>, line: std::fmt::Arguments<'_>) {
-    writeln!(out, "{line}").expect("writing to memory");
+    #[test]
+    fn a_refusal_without_a_word_of_its_own_is_an_error() {
+        for refusal in [Refusal::NotHeld, Refusal::NoToken] {
+            let mut line = Vec::new();
+            Reply::Refused(refusal).write(&mut line);
+            assert_eq!(line, b"error\n");
+        }
+        assert_eq!(parse("error"), Some(Reply::Error));
+    }
 }

@@ -1,23 +1,13 @@
-//! Three lines in, one request out: latch-protocol(7), REQUESTS.
+//! Three lines in, one request out, and back: latch-protocol(7), REQUESTS.
 //!
 //! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`].
 
+use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{Kind, Limit};
+use super::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
+pub use crate::table::{Kind, Limit};
 use crate::token::Token;
-
-/// The longest command, key or argument, in bytes without the LF.
-const MAX_LINE_LEN: usize = 256;
-
-/// The longest argument of `auth`, whatever the secret.
-const MAX_AUTH_LINE_LEN: usize = 65_536;
-
-/// The longest timeout or lease: beyond it, clients that count nanoseconds in 64 bits overflow.
-const MAX_SECONDS: u64 = 9_223_372_036;
-
-/// The highest limit of a semaphore.
-const MAX_LIMIT: u32 = 1_048_576;
 
 /// The command that opens a connection where a token is configured.
 const AUTH: &[u8] = b"auth";
@@ -76,8 +66,8 @@ pub enum Request<'a> {
     Ping,
     /// `stats`
     Stats,
-    /// `auth`, where none is due
-    Auth,
+    /// `auth` with the secret. A session that expects one compares it before it parses anything.
+    Auth(&'a str),
 }
 
 /// Why three lines are no request. All of them are answered `error`; the code is for the log.
@@ -122,12 +112,12 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     let (command, kind) = match command {
         "ping" | "barrier" | "stable-ref" => return Ok(Request::Ping),
         "stats" => return Ok(Request::Stats),
-        "auth" => return Ok(Request::Auth),
+        "auth" => return Ok(Request::Auth(argument)),
         "l" | "e" | "w" | "r" | "n" => (command, Kind::Lock),
         "sl" | "se" | "sw" | "sr" | "sn" => (&command[1..], Kind::Semaphore),
         _ => return Err(ProtocolError::InvalidCommand),
     };
-    if key.is_empty() || key.contains([' ', '\t', '\r']) {
+    if !limits::is_key(key) {
         return Err(ProtocolError::InvalidKey);
     }
     let mut words = Words(argument.split_whitespace());
@@ -171,43 +161,33 @@ struct Words<'a>(std::str::SplitWhitespace<'a>);
 
 impl Words<'_> {
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
-        let word = self.0.next().ok_or(ProtocolError::ArgumentCount)?;
-        match parse_integer(word)? {
-            Integer::AtLeastZero(seconds) if seconds <= MAX_SECONDS => {
-                Ok(Duration::from_secs(seconds))
-            }
-            _ => Err(ProtocolError::BadTimeout),
-        }
+        let seconds = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
+        limits::wait_timeout(seconds).ok_or(ProtocolError::BadTimeout)
     }
 
     fn limit(&mut self, kind: Kind) -> Result<Limit, ProtocolError> {
         if kind == Kind::Lock {
             return Ok(Limit::ONE);
         }
-        let word = self.0.next().ok_or(ProtocolError::ArgumentCount)?;
-        match parse_integer(word)? {
-            Integer::AtLeastZero(limit) if limit <= u64::from(MAX_LIMIT) => {
-                Limit::new(limit as u32).ok_or(ProtocolError::BadLimit)
-            }
-            _ => Err(ProtocolError::BadLimit),
-        }
+        let count = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
+        limits::limit(count).ok_or(ProtocolError::BadLimit)
     }
 
     fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
-        let Some(word) = self.0.next() else {
+        let Some(seconds) = self.integer()? else {
             return Ok(None);
         };
-        match parse_integer(word)? {
-            Integer::AtLeastZero(seconds) if (1..=MAX_SECONDS).contains(&seconds) => {
-                Ok(Some(Duration::from_secs(seconds)))
-            }
-            _ => Err(ProtocolError::BadLease),
-        }
+        let lease = limits::lease(seconds).ok_or(ProtocolError::BadLease)?;
+        Ok(Some(lease))
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
         let word = self.0.next().ok_or(ProtocolError::EmptyToken)?;
-        Token::parse(word).ok_or(ProtocolError::MalformedToken)
+        word.parse().map_err(|_| ProtocolError::MalformedToken)
+    }
+
+    fn integer(&mut self) -> Result<Option<u64>, ProtocolError> {
+        self.0.next().map(parse_integer).transpose()
     }
 
     fn end(&mut self) -> Result<(), ProtocolError> {
@@ -218,13 +198,9 @@ impl Words<'_> {
     }
 }
 
-enum Integer {
-    AtLeastZero(u64),
-    Negative,
-}
-
-/// An optional sign, then digits; a number too large for the type stays too large for any use.
-fn parse_integer(word: &str) -> Result<Integer, ProtocolError> {
+/// Reads an optional sign, then digits. A number below zero, or too large for the type, becomes
+/// the largest: it is out of every range.
+fn parse_integer(word: &str) -> Result<u64, ProtocolError> {
     let (is_negative, digits) = match word.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, word.strip_prefix('+').unwrap_or(word)),
@@ -232,21 +208,76 @@ fn parse_integer(word: &str) -> Result<Integer, ProtocolError> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(ProtocolError::InvalidInteger);
     }
-    let value = digits.bytes().fold(0u64, |value, digit| {
-        value
-            .saturating_mul(10)
-            .saturating_add(u64::from(digit - b'0'))
-    });
+    let value = digits.parse().unwrap_or(u64::MAX);
     Ok(if is_negative && value > 0 {
-        Integer::Negative
+        u64::MAX
     } else {
-        Integer::AtLeastZero(value)
+        value
     })
+}
+
+impl Request<'_> {
+    /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if
+    /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let seconds = |time: Duration| time.as_secs().to_string();
+        let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let (kind, command, key, words) = match *self {
+            Request::Acquire {
+                key,
+                kind,
+                limit,
+                lease,
+                wait_timeout,
+            } => {
+                let limit = slots(kind, limit);
+                let words = [Some(seconds(wait_timeout)), limit, lease.map(seconds)];
+                (kind, "l", key, words)
+            }
+            Request::Enqueue {
+                key,
+                kind,
+                limit,
+                lease,
+            } => {
+                let words = [slots(kind, limit), lease.map(seconds), None];
+                (kind, "e", key, words)
+            }
+            Request::Wait {
+                key,
+                kind,
+                wait_timeout,
+            } => (kind, "w", key, [Some(seconds(wait_timeout)), None, None]),
+            Request::Release { key, kind, token } => {
+                (kind, "r", key, [Some(token.to_string()), None, None])
+            }
+            Request::Renew {
+                key,
+                kind,
+                token,
+                lease,
+            } => {
+                let words = [Some(token.to_string()), lease.map(seconds), None];
+                (kind, "n", key, words)
+            }
+            Request::Ping => (Kind::Lock, "ping", "_", [Some("_".into()), None, None]),
+            Request::Stats => (Kind::Lock, "stats", "_", [Some("_".into()), None, None]),
+            Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
+        };
+        let prefix = match kind {
+            Kind::Lock => "",
+            Kind::Semaphore => "s",
+        };
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        let argument = words.join(" ");
+        writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::limits::MAX_SECONDS;
 
     const TOKEN: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e";
 

@@ -6,7 +6,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::token::{Salt, Token};
+pub use crate::token::Grant;
+use crate::token::Salt;
 
 /// A name that can be held. Cloning shares the text.
 ///
@@ -121,21 +122,6 @@ pub enum Claim {
     Acquired(Grant),
     /// Somebody else is first; the ticket keeps the place.
     Queued(Ticket),
-}
-
-/// What a holder is told: its token, and how long the lease is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Grant {
-    /// The credential for renewing and releasing.
-    pub token: Token,
-    /// The length of the lease, counted from the grant or the collection.
-    pub lease: Duration,
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Grant({:?}, {:?})", self.token, self.lease)
-    }
 }
 
 /// How a queued claim stands.

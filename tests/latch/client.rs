@@ -8,10 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
-use latchd::client::{Address, Client, Connection, Error, Guard, Loss, Patience, Settings, Terms};
+use latchd::client::{
+    Address, CancelHandle, Client, Connection, Error, Guard, Loss, Settings, Slot, Wait,
+};
 
 fn client(daemon: &Daemon) -> Client {
-    Client::new([Address::Tcp(daemon.addr().to_string())])
+    Client::new([address(daemon)])
+}
+
+fn address(daemon: &Daemon) -> Address {
+    Address::Tcp(daemon.addr().to_string())
 }
 
 #[test]
@@ -102,7 +108,7 @@ fn the_end_of_the_server_is_told_at_once() {
 }
 
 #[test]
-fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended() {
+fn a_stopped_server_is_a_loss_before_the_lease_can_end() {
     let daemon = Daemon::start(&[]);
     let lease = Duration::from_secs(2);
     let guard = client(&daemon)
@@ -154,7 +160,7 @@ fn a_silent_server_is_told_before_the_lock_counts_as_lost() {
 }
 
 #[test]
-fn a_token_that_was_released_elsewhere_is_a_loss_at_the_next_renewal() {
+fn a_release_elsewhere_is_a_loss_at_the_next_renewal() {
     let daemon = Daemon::start(&[]);
     let guard = client(&daemon)
         .lock("k")
@@ -173,7 +179,7 @@ fn a_token_that_was_released_elsewhere_is_a_loss_at_the_next_renewal() {
 }
 
 #[test]
-fn a_bounded_wait_ends_and_a_place_in_the_queue_can_be_waited_for() {
+fn a_bounded_wait_ends_and_a_queue_place_can_be_waited_for() {
     let daemon = Daemon::start(&[]);
     let client = client(&daemon);
     let guard = client.lock("k").acquire().expect("free");
@@ -186,26 +192,24 @@ fn a_bounded_wait_ends_and_a_place_in_the_queue_can_be_waited_for() {
     assert!(!place.is_granted());
     drop(guard);
     let next = place
-        .wait(Patience::Within(Duration::from_secs(10)))
+        .wait(Wait::UpTo(Duration::from_secs(10)))
         .expect("an answer");
     assert!(next.expect("our turn").is_held());
     let free = client.lock("free").enqueue().expect("a place");
     assert!(free.is_granted());
     assert!(free
-        .wait(Patience::Try)
+        .wait(Wait::No)
         .expect("an answer")
         .expect("granted")
         .is_held());
 }
 
 #[test]
-fn no_connection_goes_on_after_a_reply_that_did_not_come() {
+fn a_missing_reply_closes_the_connection() {
     let daemon = Daemon::start(&[]);
-    let settings = Settings {
-        reply_timeout: Duration::from_millis(200),
-        ..Settings::default()
-    };
-    let client = Client::with_settings([Address::Tcp(daemon.addr().to_string())], settings);
+    let mut settings = Settings::default();
+    settings.reply_timeout = Duration::from_millis(200);
+    let client = Client::with_settings([address(&daemon)], settings);
     let mut connection = client.connect(&client.servers()[0]).expect("reachable");
     connection.ping().expect("an answer");
     daemon.signal(Signal::STOP);
@@ -214,13 +218,13 @@ fn no_connection_goes_on_after_a_reply_that_did_not_come() {
         error = connection.ping().err();
         error.is_some()
     });
-    assert!(matches!(error, Some(Error::NoReply)), "{error:?}");
+    assert!(matches!(error, Some(Error::NoReply { .. })), "{error:?}");
     daemon.signal(Signal::CONT);
-    assert!(matches!(connection.ping(), Err(Error::Closed)));
+    assert!(matches!(connection.ping(), Err(Error::Closed { .. })));
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_before_it_is_sent() {
+fn an_invalid_key_or_lease_is_not_sent() {
     let daemon = Daemon::start(&[]);
     let client = client(&daemon);
     for key in ["", "a b", "a\nb", "a\tb", &"k".repeat(257)] {
@@ -234,7 +238,7 @@ fn what_cannot_be_sent_is_refused_before_it_is_sent() {
 }
 
 #[test]
-fn refusals_of_the_server_have_their_names() {
+fn each_refusal_of_the_server_has_its_error() {
     let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
     let client = client(&daemon);
     let _guard = client.lock("k").acquire().expect("free");
@@ -253,7 +257,7 @@ fn refusals_of_the_server_have_their_names() {
 }
 
 #[test]
-fn renewals_from_many_threads_are_all_carried_out_at_once() {
+fn renewals_from_many_threads_are_all_sent_at_once() {
     let daemon = Daemon::start(&[]);
     let guard = client(&daemon)
         .lock("k")
@@ -266,17 +270,17 @@ fn renewals_from_many_threads_are_all_carried_out_at_once() {
             scope.spawn(|| (0..50).for_each(|_| assert!(guard.renew())));
         }
     });
-    // One that was overheard would wait for the next renewal, which is due in about a minute.
+    // A renewal that is missed would wait for the next one, which is due in about a minute.
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
 }
 
-/// A client of a server that gives these answers, whatever it is asked, and then says no more. It accepts
-/// one connection.
+/// A client of a server that gives these answers to any requests, and then no more. The server
+/// accepts one connection.
 fn client_of_liar(answers: &'static [&'static str]) -> Client {
     client_of_slow_liar(Duration::ZERO, answers).0
 }
 
-/// One that takes its time for each answer, and tells when it got each request that it answers.
+/// The same with a delay before each answer; the channel has the time of each request.
 fn client_of_slow_liar(
     delay: Duration,
     answers: &'static [&'static str],
@@ -305,7 +309,7 @@ fn client_of_slow_liar(
 }
 
 #[test]
-fn a_lease_is_counted_from_its_request_however_late_the_answer_comes() {
+fn a_lease_is_counted_from_its_request_not_from_a_late_reply() {
     const GRANT: &str = "ok 0123456789abcdef0123456789abcdef 4\n";
     let (lease, margin) = (Duration::from_secs(4), Duration::from_secs(1));
     let answers: [&[&str]; 2] = [&[GRANT], &[GRANT, "ok 4\n"]];
@@ -318,7 +322,7 @@ fn a_lease_is_counted_from_its_request_however_late_the_answer_comes() {
                 let asked: Vec<Instant> = asked.iter().collect();
                 assert_eq!(asked.len(), answers.len());
                 let latest = *asked.last().expect("it answered") + lease - margin;
-                // No clock but this one is asked, so that a machine that is late itself does no harm.
+                // Only this clock is read, so that a delay of this thread does no harm.
                 let mut now = Instant::now();
                 while guard.is_held() {
                     assert!(now < latest, "held {:?} too long", now - latest);
@@ -331,7 +335,7 @@ fn a_lease_is_counted_from_its_request_however_late_the_answer_comes() {
 }
 
 #[test]
-fn what_was_answered_before_it_was_asked_renews_nothing() {
+fn a_reply_sent_before_its_request_renews_nothing() {
     const GRANT_AND_MORE: &str = "ok 0123456789abcdef0123456789abcdef 1\nok 3600\n";
     let client = client_of_liar(&[GRANT_AND_MORE]);
     let guard = client.lock("k").acquire().expect("granted");
@@ -342,7 +346,7 @@ fn what_was_answered_before_it_was_asked_renews_nothing() {
 }
 
 #[test]
-fn a_grant_that_was_long_on_its_way_is_looked_at_first() {
+fn a_late_grant_is_renewed_before_the_guard_exists() {
     const GRANT: &str = "ok 0123456789abcdef0123456789abcdef 1\n";
     let delay = Duration::from_millis(300);
     let (client, _) = client_of_slow_liar(delay, &[GRANT, "error\n"]);
@@ -355,7 +359,7 @@ fn a_grant_that_was_long_on_its_way_is_looked_at_first() {
 }
 
 #[test]
-fn a_lease_that_cannot_be_is_no_answer() {
+fn a_grant_with_a_lease_out_of_range_is_a_bad_reply() {
     for answer in [
         "ok 0123456789abcdef0123456789abcdef 18446744073709551615\n",
         "ok 0123456789abcdef0123456789abcdef 9223372037\n",
@@ -364,12 +368,12 @@ fn a_lease_that_cannot_be_is_no_answer() {
     ] {
         let client = client_of_liar(Box::leak(Box::new([answer])));
         let asked = client.lock("k").acquire();
-        assert!(matches!(asked, Err(Error::BadReply(_))), "{asked:?}");
+        assert!(matches!(asked, Err(Error::BadReply { .. })), "{asked:?}");
     }
 }
 
 #[test]
-fn a_renewal_for_a_time_that_cannot_be_is_a_loss() {
+fn a_renewal_with_a_lease_out_of_range_is_a_loss() {
     for answer in ["ok 18446744073709551615\n", "ok 0\n"] {
         let grant = "ok 0123456789abcdef0123456789abcdef 1\n";
         let client = client_of_liar(Box::leak(Box::new([grant, answer])));
@@ -381,7 +385,7 @@ fn a_renewal_for_a_time_that_cannot_be_is_a_loss() {
 }
 
 #[test]
-fn what_a_server_says_is_shown_in_moderation() {
+fn a_bad_reply_is_shown_in_short() {
     let long: &'static str = Box::leak(format!("ok {}\n", "x".repeat(100_000)).into());
     let client = client_of_liar(Box::leak(Box::new([long])));
     let error = client.lock("k").acquire().expect_err("no grant");
@@ -389,7 +393,7 @@ fn what_a_server_says_is_shown_in_moderation() {
 }
 
 #[test]
-fn an_answer_without_an_end_is_none_and_is_not_kept() {
+fn an_endless_reply_is_a_bad_reply_and_is_not_kept() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
     thread::spawn(move || {
@@ -397,13 +401,13 @@ fn an_answer_without_an_end_is_none_and_is_not_kept() {
         while stream.write_all(&[b'x'; 65_536]).is_ok() {}
     });
     let client = Client::new([Address::Tcp(address.to_string())]);
-    // Whoever went on reading would find that there was no reply in time.
+    // A client that went on reading would report NoReply.
     let asked = client.lock("k").try_acquire();
-    assert!(matches!(asked, Err(Error::BadReply(_))), "{asked:?}");
+    assert!(matches!(asked, Err(Error::BadReply { .. })), "{asked:?}");
 }
 
 #[test]
-fn a_callback_may_ask_its_guard_and_end_it() {
+fn a_callback_can_ask_its_guard_and_end_it() {
     let uses: [fn(&Mutex<Option<Guard>>); 3] = [
         |guard| {
             let guard = guard.lock().expect("no panic");
@@ -434,13 +438,11 @@ fn a_callback_may_ask_its_guard_and_end_it() {
 }
 
 #[test]
-fn the_longest_of_times_is_no_time_too_long() {
+fn the_longest_durations_are_accepted() {
     let daemon = Daemon::start(&[]);
-    let settings = Settings {
-        reply_timeout: Duration::MAX,
-        ..Settings::default()
-    };
-    let client = Client::with_settings([Address::Tcp(daemon.addr().to_string())], settings);
+    let mut settings = Settings::default();
+    settings.reply_timeout = Duration::MAX;
+    let client = Client::with_settings([address(&daemon)], settings);
     let guard = client.lock("k").acquire().expect("free");
     let endless = client.lock("k").lease(Duration::MAX).try_acquire();
     assert!(matches!(endless, Err(Error::InvalidArgument(_))));
@@ -454,10 +456,9 @@ fn the_longest_of_times_is_no_time_too_long() {
 }
 
 fn in_a_second() -> Settings {
-    Settings {
-        connect_timeout: Duration::from_secs(1),
-        ..Settings::default()
-    }
+    let mut settings = Settings::default();
+    settings.connect_timeout = Duration::from_secs(1);
+    settings
 }
 
 #[test]
@@ -473,15 +474,13 @@ fn connecting_to_a_unix_socket_is_bounded() {
         let _ = sender.send(client.lock("k").try_acquire().map(drop));
     });
     let error = done.recv_timeout(PATIENCE).expect("it gives up");
-    let Err(Error::Unreachable(error)) = error else {
+    let Err(Error::Unreachable { error, .. }) = error else {
         panic!("{error:?}");
     };
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
     // Where there is room in time, it connects.
-    let settings = Settings {
-        connect_timeout: Duration::MAX,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.connect_timeout = Duration::MAX;
     let connecting = thread::spawn(move || Connection::open(&server, &settings).map(drop));
     thread::sleep(Duration::from_millis(200));
     assert!(!connecting.is_finished(), "the backlog is full");
@@ -490,18 +489,16 @@ fn connecting_to_a_unix_socket_is_bounded() {
 }
 
 #[test]
-fn presenting_the_token_is_bounded_like_connecting() {
+fn presenting_the_auth_token_is_bounded_like_connecting() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = Address::Tcp(silent.local_addr().expect("its address").to_string());
-    let settings = Settings {
-        auth_token: Some("secret".into()),
-        reply_timeout: Duration::from_secs(3600),
-        ..in_a_second()
-    };
+    let mut settings = in_a_second();
+    settings.auth_token = Some("secret".into());
+    settings.reply_timeout = Duration::from_secs(3600);
     let (sender, done) = mpsc::channel();
     thread::spawn(move || sender.send(Connection::open(&server, &settings).map(drop)));
     let opened = done.recv_timeout(PATIENCE).expect("it gives up");
-    assert!(matches!(opened, Err(Error::NoReply)), "{opened:?}");
+    assert!(matches!(opened, Err(Error::NoReply { .. })), "{opened:?}");
 }
 
 #[test]
@@ -518,7 +515,7 @@ fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     thread::sleep(Duration::from_millis(2500));
     let request = loop {
         let (mut stream, _) = busy.listener.accept().expect("some are waiting");
-        // Those that only filled the backlog say nothing.
+        // The connections that only fill the backlog send nothing.
         stream
             .set_read_timeout(Some(Duration::from_millis(200)))
             .expect("a setting");
@@ -536,7 +533,7 @@ fn the_time_for_connecting_is_part_of_a_bounded_wait() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_also_where_no_server_is() {
+fn an_invalid_key_is_refused_without_connecting() {
     let (_port, addr) = refusing_addr();
     let client = Client::new([Address::Tcp(addr.to_string())]);
     let asked = client.lock("a b").try_acquire();
@@ -548,34 +545,29 @@ fn what_cannot_be_sent_is_refused_also_where_no_server_is() {
 }
 
 #[test]
-fn the_refusals_of_a_place_have_their_names() {
+fn each_refusal_of_a_queue_place_has_its_error() {
     let daemon = Daemon::start(&["--auth-token", "secret"]);
-    let settings = Settings {
-        auth_token: Some("secret".into()),
-        ..Settings::default()
-    };
-    let server = Address::Tcp(daemon.addr().to_string());
+    let mut settings = Settings::default();
+    settings.auth_token = Some("secret".into());
+    let server = address(&daemon);
     let asked = Client::new([server.clone()]).lock("k").try_acquire();
-    assert!(matches!(asked, Err(Error::AuthFailed)), "{asked:?}");
+    assert!(matches!(asked, Err(Error::AuthFailed { .. })), "{asked:?}");
     let client = Client::with_settings([server], settings);
     let mut connection = client.connect(&client.servers()[0]).expect("reachable");
-    let terms = Terms {
-        lease: Some(Duration::from_secs(1)),
-        ..Terms::LOCK
-    };
-    let waited = connection.wait("k", terms, Patience::Try);
+    let slot = Slot::LOCK.with_lease(Duration::from_secs(1));
+    let waited = connection.wait("k", slot, Wait::No);
     assert!(matches!(waited, Err(Error::NotEnqueued)), "{waited:?}");
-    connection.enqueue("k", terms).expect("a place");
-    let again = connection.enqueue("k", terms);
+    connection.enqueue("k", slot).expect("a place");
+    let again = connection.enqueue("k", slot);
     assert!(matches!(again, Err(Error::AlreadyEnqueued)), "{again:?}");
     thread::sleep(Duration::from_millis(1200));
-    let waited = connection.wait("k", terms, Patience::Try);
+    let waited = connection.wait("k", slot, Wait::No);
     assert!(matches!(waited, Err(Error::LeaseExpired)), "{waited:?}");
     assert!(connection.ping().is_ok(), "a refusal ended the connection");
 }
 
 #[test]
-fn a_lock_whose_connection_has_ended_is_not_asked_for_again() {
+fn a_guard_whose_connection_has_ended_does_not_reconnect() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
     let server = thread::spawn(move || {
@@ -600,5 +592,83 @@ fn a_lock_whose_connection_has_ended_is_not_asked_for_again() {
     listener.set_nonblocking(true).expect("a setting");
     let asked = listener.accept().map(drop).map_err(|error| error.kind());
     assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
-    assert!(matches!(guard.release(), Err(Error::Closed)));
+    assert!(matches!(guard.release(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn an_error_names_the_server_that_it_is_about() {
+    let (_port, addr) = refusing_addr();
+    let server = Address::Tcp(addr.to_string());
+    let client = Client::new([server.clone()]);
+    let error = client.lock("k").acquire().expect_err("nothing listens");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_eq!(error.server(), Some(&server));
+    assert_eq!(error.to_string(), format!("{addr}: connection refused"));
+    let error = client_of_liar(&["hello\n"]).lock("k").acquire();
+    let error = error.expect_err("no grant");
+    let server = error.server().expect("a server").to_string();
+    assert_eq!(
+        error.to_string(),
+        format!("{server}: the server answered hello")
+    );
+    let error = client.lock("a b").acquire().expect_err("no key");
+    assert_eq!(error.server(), None);
+    let daemon = Daemon::start(&["--auth-token", "secret"]);
+    let error = self::client(&daemon).lock("k").acquire();
+    let error = error.expect_err("no auth token").to_string();
+    let expected = format!("{}: the server refused the auth token", daemon.addr());
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn a_cancelled_acquire_leaves_the_queue_at_once() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let guard = client.lock("k").acquire().expect("free");
+    let handle = CancelHandle::new().expect("a descriptor");
+    let bystander = CancelHandle::new().expect("a descriptor");
+    thread::scope(|scope| {
+        let cancelled = [(); 2]
+            .map(|()| scope.spawn(|| client.lock("k").cancelled_by(&handle).acquire().map(drop)));
+        let place = client.lock("k").cancelled_by(&handle).enqueue();
+        let place = place.expect("a place");
+        let in_place = scope.spawn(|| place.wait(Wait::UpTo(PATIENCE)).map(drop));
+        let other = scope.spawn(|| {
+            client
+                .lock("k")
+                .cancelled_by(&bystander)
+                .acquire()
+                .map(drop)
+        });
+        daemon.wait_for_waiters("k", 4);
+        assert!(!handle.is_cancelled());
+        handle.clone().cancel();
+        assert!(handle.is_cancelled());
+        for waiting in cancelled.into_iter().chain([in_place]) {
+            let waited = waiting.join().expect("no panic");
+            assert!(matches!(waited, Err(Error::Cancelled)), "{waited:?}");
+        }
+        daemon.wait_for_waiters("k", 1);
+        assert!(guard.is_held());
+        guard.release().expect("still ours");
+        other.join().expect("no panic").expect("its turn");
+    });
+}
+
+#[test]
+fn a_cancelled_handle_cancels_what_comes_and_no_guard() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let handle = CancelHandle::new().expect("a descriptor");
+    let lock = client.lock("k").cancelled_by(&handle);
+    let lock = lock.lease(Duration::from_secs(1));
+    let guard = lock.acquire().expect("free");
+    handle.cancel();
+    handle.cancel();
+    assert!(guard.renew(), "a guard has nothing to do with the handle");
+    let asked = client.lock("other").cancelled_by(&handle).try_acquire();
+    assert!(matches!(asked, Err(Error::Cancelled)), "{asked:?}");
+    thread::sleep(Duration::from_millis(1500));
+    assert!(guard.is_held());
+    guard.release().expect("still ours");
 }

@@ -1,0 +1,42 @@
+//! The bounds of the latch protocol, for server and client: latch-protocol(7).
+
+use std::time::Duration;
+
+use crate::table::Limit;
+
+/// The longest command, key or argument, in bytes without the LF.
+pub const MAX_LINE_LEN: usize = 256;
+
+/// The longest argument of `auth`, in bytes without the LF, whatever the secret.
+pub const MAX_AUTH_LINE_LEN: usize = 65_536;
+
+/// The longest key, in bytes.
+pub const MAX_KEY_LEN: usize = MAX_LINE_LEN;
+
+/// The longest wait timeout or lease, in seconds. Beyond it, clients that count nanoseconds in 64
+/// bits overflow.
+pub const MAX_SECONDS: u64 = 9_223_372_036;
+
+/// The highest limit of a semaphore.
+pub const MAX_LIMIT: u32 = 1_048_576;
+
+/// Whether a text can be a key.
+pub fn is_key(text: &str) -> bool {
+    (1..=MAX_KEY_LEN).contains(&text.len()) && !text.contains([' ', '\t', '\r', '\n'])
+}
+
+/// The wait timeout of so many seconds; `None` if it is too long.
+pub fn wait_timeout(seconds: u64) -> Option<Duration> {
+    (seconds <= MAX_SECONDS).then(|| Duration::from_secs(seconds))
+}
+
+/// The lease of so many seconds; `None` if it is zero or too long.
+pub fn lease(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| wait_timeout(seconds)).flatten()
+}
+
+/// The limit of so many holders; `None` if it is zero or too high.
+pub fn limit(count: u64) -> Option<Limit> {
+    let count = u32::try_from(count).ok()?;
+    Limit::new(count).filter(|limit| limit.get() <= MAX_LIMIT)
+}
