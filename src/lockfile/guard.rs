@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -61,7 +62,7 @@ pub(super) struct Care {
 /// In a process that was forked from the one that took the lock, dropping it closes the file and nothing else.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
-    pub(super) semaphore: &'a Semaphore,
+    semaphore: PhantomData<&'a Semaphore>,
     grip: Arc<Grip>,
     keeper: Option<Keeper>,
     is_released: bool,
@@ -102,7 +103,7 @@ impl<'a> SemaphoreGuard<'a> {
             is_lost: AtomicBool::new(false),
         });
         let mut guard = SemaphoreGuard {
-            semaphore,
+            semaphore: PhantomData,
             grip,
             keeper: None,
             is_released: false,
@@ -127,6 +128,36 @@ impl<'a> SemaphoreGuard<'a> {
     /// system says.
     pub fn release(mut self) -> SemaphoreResult<()> {
         self.give_back()
+    }
+
+    /// Frees the guard from the lifetime of its [`Semaphore`], so that it can move into a thread or
+    /// a struct. The lock stays held, and nothing blocks.
+    ///
+    /// ```
+    /// use latchd::lockfile::{Semaphore, SemaphoreConfig};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("job.lock");
+    ///
+    /// let semaphore = Semaphore::new(&path, SemaphoreConfig::default())?;
+    /// let guard = semaphore.try_acquire()?.into_owned();
+    /// drop(semaphore);
+    /// let working = std::thread::spawn(move || {
+    ///     assert!(guard.is_held());
+    ///     guard.release()
+    /// });
+    /// working.join().expect("the thread does not panic")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_owned(mut self) -> SemaphoreGuard<'static> {
+        let owned = SemaphoreGuard {
+            semaphore: PhantomData,
+            grip: Arc::clone(&self.grip),
+            keeper: self.keeper.take(),
+            is_released: self.is_released,
+        };
+        // From here on the owned guard alone gives the lock back.
+        self.is_released = true;
+        owned
     }
 
     fn give_back(&mut self) -> SemaphoreResult<()> {
@@ -166,7 +197,7 @@ impl AsFd for SemaphoreGuard<'_> {
 impl fmt::Debug for SemaphoreGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphoreGuard")
-            .field("semaphore", &self.semaphore)
+            .field("name", &self.grip.name)
             .finish_non_exhaustive()
     }
 }

@@ -1905,3 +1905,44 @@ fn settling_notices_who_acts_on_an_old_judgement() {
         .expect("a stale lock");
     drop(lock.try_acquire().expect("a stale lock"));
 }
+
+#[test]
+fn an_owned_guard_outlives_its_semaphore_in_a_thread() {
+    let scratch = Scratch::new();
+    let lock = scratch.lock();
+    let guard = lock.try_acquire().expect("a free lock").into_owned();
+    drop(lock);
+    assert!(is_held(&scratch.lock().try_acquire().map(drop)));
+    let (sender, told) = mpsc::channel();
+    let (go_on, waits) = mpsc::channel::<()>();
+    let working = thread::spawn(move || {
+        sender.send(guard.is_held()).expect("a listener");
+        let _ = waits.recv();
+        drop(guard);
+    });
+    assert_eq!(told.recv_timeout(LIMIT), Ok(true));
+    assert!(is_held(&scratch.lock().try_acquire().map(drop)));
+    drop(go_on);
+    working.join().expect("no panic");
+    let again = scratch
+        .lock()
+        .try_acquire()
+        .expect("free again")
+        .into_owned();
+    again.release().expect("still ours");
+    assert!(!scratch.path().exists());
+}
+
+#[test]
+fn an_owned_guard_still_watches_over_its_lock() {
+    let scratch = Scratch::new();
+    let (sender, losses) = mpsc::channel();
+    let options = SemaphoreOptions::new().on_lost(move || sender.send(()).expect("a listener"));
+    let config = SemaphoreConfig::default();
+    let lock = Semaphore::with_options(scratch.path(), config, options).expect("a lock path");
+    let guard = lock.try_acquire().expect("a free lock").into_owned();
+    fs::remove_file(scratch.path()).expect("a lock file");
+    assert_eq!(losses.recv_timeout(LIMIT), Ok(()));
+    assert!(!guard.is_held());
+    assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+}
