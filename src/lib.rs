@@ -1,5 +1,60 @@
 //! Locks, semaphores and leases in strict order of arrival, for hosts where everything is small.
 //!
+//! The package has four programs, `latchd`, `latch`, `lfpd` and `sema`, each with a manual page,
+//! and two libraries for other programs. Both block; neither needs a runtime.
+//!
+//! # Locks of a server
+//!
+//! [`client`] acquires locks and semaphores of a `latchd` server, for processes on one host or on
+//! many. The server grants them in order of arrival, and takes them back when their holder dies. A
+//! guard renews its lease in the background, notices the loss of the lock in time, and has a fence
+//! for what the lock protects.
+//!
+//! ```
+//! use latchd::client::{Address, Client};
+//!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server: Address = "127.0.0.1:6388".parse()?;
+//! # let running = Server::in_place_of(server);
+//! # let server = running.address();
+//! let guard = Client::new([server]).lock("nightly-backup").acquire()?;
+//! assert!(guard.is_held());
+//! guard.release()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Locks without a server
+//!
+//! [`lockfile`] keeps a lock in a file, for processes that share a directory. It takes over the
+//! lock of a holder that has died.
+//!
+//! ```
+//! use latchd::lockfile::{Semaphore, SemaphoreConfig};
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("backup.lock");
+//!
+//! let semaphore = Semaphore::new(&path, SemaphoreConfig::default())?;
+//! let guard = semaphore.try_acquire()?;
+//! assert!(guard.is_held());
+//! guard.release()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Features
+//!
+//! `programs` (default) builds the four programs. A program that needs only the libraries leaves it
+//! out, and compiles a handful of crates:
+//!
+//! ```toml
+//! latchd = { version = "0.1", default-features = false }
+//! ```
+//!
+//! # For contributors
+//!
+//! What follows is about the inside.
+//!
 //! # Map
 //!
 //! ```text
