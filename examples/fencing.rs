@@ -1,5 +1,5 @@
-//! Why a lock alone does not protect anything, and how its fence does: a holder that has stood still
-//! for too long wakes up, believes that it still holds the lock, and is refused.
+//! Why a lock alone does not protect anything, and how its fence does: a holder that was stopped
+//! for too long goes on, believes that it still holds the lock, and is refused.
 //!
 //! ```text
 //! cargo run --example fencing -- [SERVER]
@@ -22,8 +22,8 @@ struct Store {
 }
 
 impl Store {
-    /// Writes, unless somebody with a higher fence has been here. To compare and to write is one step:
-    /// nobody can come in between.
+    /// Writes, unless a holder with a higher fence has written. Comparing and writing are one step:
+    /// no other write comes in between.
     fn write(&mut self, text: &str, fence: u64) -> Result<(), &'static str> {
         if fence < self.highest_fence {
             return Err("refused, a later holder has written");
@@ -40,12 +40,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::new([server]);
     let mut store = Store::default();
 
-    // A plain connection renews nothing, just as a process does that is swapped out, or a suspended host.
+    // A plain connection renews nothing, like a process that is swapped out or a suspended host.
     let mut connection = client.connect(client.server_of("store"))?;
     let slot = Slot::LOCK.with_lease(Duration::from_secs(1));
     let slow = connection
         .acquire("store", slot, Wait::No)?
-        .ok_or("somebody else has the lock")?;
+        .ok_or("the lock has another holder")?;
     println!("slow holds the lock, and stands still");
 
     // The lease ends after a second, and the lock goes to the next one.

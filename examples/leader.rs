@@ -18,8 +18,8 @@ use latchd::client::{Address, Client, Guard};
 /// For how long there may be no leader when one falls silent. One that ends is replaced at once.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// How long a step of the work may take: less than the quarter of the lease by which `is_held` turns
-/// false before anybody else can lead.
+/// How long a step of the work may take: less than the quarter of the lease by which `is_held`
+/// turns false before another candidate can lead.
 const STEP: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -37,8 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Leads for as long as that is certain. The fence is the number of the term: what the leader commands
-/// should refuse a leader with a lower one, see the example `fencing`.
+/// Leads for as long as that is certain. The fence is the number of the term: what the leader
+/// commands should refuse a leader with a lower one, see the example `fencing`.
 fn lead(guard: &Guard) {
     println!("{} leads, term {}", process::id(), guard.token().fence());
     while guard.is_held() {

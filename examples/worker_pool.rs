@@ -4,8 +4,8 @@
 //! cargo run --example worker_pool -- [SERVER]
 //! ```
 //!
-//! SERVER is HOST:PORT or the path of a Unix socket; without it 127.0.0.1:6388. Start it twice at the
-//! same time, and both share the slots.
+//! SERVER is HOST:PORT or the path of a Unix socket; without it 127.0.0.1:6388. Start it twice at
+//! the same time, and both share the slots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

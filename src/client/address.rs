@@ -31,7 +31,7 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A name or an IP address, and a port; IPv6 addresses stand in brackets.
+    /// A name or an IP address, and a port; IPv6 addresses are in brackets.
     Tcp(String),
     /// A Unix socket.
     Unix(PathBuf),
@@ -175,7 +175,7 @@ mod tests {
         let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut addrs = vec![full; 40];
         let (began, limit) = (Instant::now(), Duration::from_secs(1));
-        let error = connect_tcp(&addrs, began + limit).expect_err("nobody accepts");
+        let error = connect_tcp(&addrs, began + limit).expect_err("no server accepts");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
         // The last one still has its share.

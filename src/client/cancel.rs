@@ -14,8 +14,9 @@ use crate::net::stream::Stream;
 /// handle with [`Lock::cancelled_by`](super::Lock::cancelled_by).
 ///
 /// An acquire that is cancelled closes its connection, so that the server gives up its place in the
-/// queue, and returns [`Error::Cancelled`]. A grant that has arrived by then wins. Cancelling is for
-/// good: every later acquire with the same handle is cancelled as well. It does not touch guards.
+/// queue, and returns [`Error::Cancelled`]. A grant that has arrived by then wins. Cancelling is
+/// for good: every later acquire with the same handle is cancelled as well. It does not touch
+/// guards.
 ///
 /// Its clones share one state. All its methods can be called from several threads; none blocks.
 ///

@@ -100,9 +100,9 @@ impl Default for Settings {
 /// # Errors
 ///
 /// Besides the server's refusal, each request can fail with [`Error::Unreachable`],
-/// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. The connection is closed after each
-/// of them, and after [`Error::AuthFailed`]. [`Error::InvalidKey`] and [`Error::InvalidArgument`]
-/// come before anything is sent.
+/// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. The connection is closed after
+/// each of them, and after [`Error::AuthFailed`]. [`Error::InvalidKey`] and
+/// [`Error::InvalidArgument`] come before anything is sent.
 ///
 /// ```
 /// use latchd::client::{Address, Connection, Error, Settings, Slot, Wait};

@@ -1,5 +1,5 @@
 //! A lock that is held: renewed in the background, released when dropped, and known to be lost
-//! before the server can have given it to anybody else.
+//! before the server can grant it to another holder.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -19,13 +19,13 @@ use crate::token::{Grant, Token};
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
 const SHORT_LEASE: Duration = Duration::from_secs(6);
 
-/// The longest time by which we give a lease up before the server can.
+/// The longest time by which the client gives up a lease before its end on the server.
 const MAX_MARGIN: Duration = Duration::from_secs(2);
 
 /// The least time that a server has for its answer before it counts as silent.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
-/// A keeper needs little.
+/// The stack of a keeper, in bytes.
 const STACK_LEN: usize = 128 * 1024;
 
 /// How a lock was lost.
@@ -50,14 +50,14 @@ impl fmt::Display for Loss {
     }
 }
 
-/// A held lock or semaphore slot. Dropping it releases, and blocks as [`Guard::release`] does, but nobody
-/// learns of an error.
+/// A held lock or semaphore slot. Dropping it releases, and blocks as [`Guard::release`] does; an
+/// error is lost then.
 ///
-/// A thread of its own renews the lease, at half its length and sooner for short leases, and watches
-/// the connection. The lock counts as lost when the connection ends, when a renewal is refused, and
-/// when the lease could end on the server: [`Guard::is_held`] turns false *before* that, by a margin of
-/// two seconds or a quarter of the lease, whichever is less. Nothing reconnects: a lock that was lost
-/// may be somebody else's.
+/// A thread of its own, the keeper, renews the lease, at half its length and sooner for short
+/// leases, and watches the connection. The lock counts as lost when the connection ends, when a
+/// renewal is refused, and when the lease could end on the server: [`Guard::is_held`] turns false
+/// *before* that, by two seconds or a quarter of the lease, whichever is less. The guard does not
+/// reconnect: a lock that was lost may have another holder.
 ///
 /// All its methods can be called from several threads.
 ///
@@ -103,21 +103,21 @@ impl Shared {
 }
 
 struct Hold {
-    /// Until when the lock is certainly ours.
+    /// Until then the lock is certainly held.
     deadline: Moment,
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
 }
 
-/// What is to be told of a silent server.
+/// The callback for a silent server.
 struct OnSilence {
     /// How long before the deadline.
     lead: Duration,
     callback: Box<dyn FnOnce() + Send>,
 }
 
-/// What the guard asks of its keeper.
+/// What the guard orders its keeper to do.
 enum Order {
     Release(Sender<Result<(), Error>>),
     Renew(Answer),
@@ -130,9 +130,8 @@ impl Guard {
     /// Takes charge of a grant whose lease began at `sent_at` or later. `slot` names the lease that
     /// renewals ask for.
     ///
-    /// # Errors
-    ///
-    /// [`Error::System`] if this host has no thread or descriptor left; the connection is closed then.
+    /// Fails with [`Error::System`] if this host has no thread or descriptor left, and closes the
+    /// connection.
     pub(super) fn new(
         connection: Connection,
         key: &str,
@@ -185,9 +184,9 @@ impl Guard {
         })
     }
 
-    /// The grant's token. What the lock protects should be given its [`Token::fence`] with each write, and
-    /// refuse one that is lower than it has seen: a holder may have stood still since it last looked at
-    /// [`Guard::is_held`].
+    /// The grant's token. Send its [`Token::fence`] with each write to what the lock protects,
+    /// which should refuse a fence lower than the highest it has seen: a holder may have been
+    /// stopped since it last called [`Guard::is_held`].
     pub fn token(&self) -> Token {
         self.grant.token
     }
@@ -197,7 +196,7 @@ impl Guard {
         self.grant.lease
     }
 
-    /// Whether the lock is certainly ours at this moment. Does not block.
+    /// Whether the lock is certainly held at this moment. Does not block.
     pub fn is_held(&self) -> bool {
         let hold = self.shared.hold();
         hold.loss.is_none() && Moment::now() < hold.deadline
@@ -247,8 +246,8 @@ impl Guard {
         is_fit
     }
 
-    /// Renews now, and says whether the lock is still ours. Blocks for the server's answer, but not
-    /// beyond the end of the lease.
+    /// Renews now, and tells whether the lock is still held. Blocks for the server's answer, but
+    /// not beyond the end of the lease.
     pub fn renew(&self) -> bool {
         let (answer, answered) = channel();
         self.renew_and(move |is_held| {
@@ -258,19 +257,19 @@ impl Guard {
     }
 
     /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
-    /// ours; it is dropped uncalled if the lock is lost. Does not block.
+    /// held; it is dropped uncalled if the lock is lost. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
         self.give(Order::Renew(Box::new(answer)));
     }
 
-    /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply timeout
-    /// of the client's [`Settings`](super::Settings); a renewal that is under way comes first, at most to
-    /// the end of the lease.
+    /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply
+    /// timeout of the client's [`Settings`](super::Settings); a renewal that is under way comes
+    /// first, at most until the end of the lease.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the lock was no longer ours, [`Error::Closed`] if it had been lost before,
-    /// or what can go wrong with a reply. The lock is not held in any case.
+    /// [`Error::Refused`] if the lock was no longer held, [`Error::Closed`] if it had been lost
+    /// before, or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
         let (answer, answered) = channel();
         self.give(Order::Release(answer));
@@ -306,7 +305,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.keeper.is_some() {
-            // Nobody is told about a loss that a release has made pointless.
+            // No callback hears of a loss that the release has made pointless.
             let mut hold = self.shared.hold();
             let callbacks = (hold.on_lost.take(), hold.on_silence.take());
             drop(hold);
@@ -375,7 +374,7 @@ impl Keeper {
         }
     }
 
-    /// Sleeps, and does what there is to do then.
+    /// Sleeps until there is work, and does it.
     fn step(&mut self) -> Result<Step, Loss> {
         if self.sleep()? {
             self.hear()?;
@@ -443,15 +442,15 @@ impl Keeper {
         self.counted_from + renewal_interval(self.token, self.lease, lead)
     }
 
-    /// When the silence of the server is to be told.
+    /// When the callback for a silent server is due.
     fn silent_at(&self) -> Option<Moment> {
         let told_at = self.deadline() - self.lead()?;
-        // After a standstill of our own, the server has had no time yet.
+        // After this process was stopped, the server has had no time to answer yet.
         self.sent_at
             .map(|sent_at| told_at.max(sent_at + ANSWER_TIME))
     }
 
-    /// How long before the deadline the silence of the server is to be told.
+    /// How long before the deadline that callback is due.
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
@@ -469,7 +468,7 @@ impl Keeper {
     }
 
     fn hear(&mut self) -> Result<(), Loss> {
-        // Nobody asked: it is the end of the stream, or an error on the way to it.
+        // No reply is due: it is the end of the stream, or an error on the way to it.
         let sent_at = self.sent_at.ok_or(Loss::Closed)?;
         let Some(lease) = self.connection.renewal_reply().map_err(loss_of)? else {
             return Ok(());
@@ -495,7 +494,7 @@ fn loss_of(error: Error) -> Loss {
     }
 }
 
-/// Until when a lease that was asked for at `sent_at` is certainly ours.
+/// Until when a lease that was asked for at `sent_at` is certainly held.
 fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
     sent_at + (lease - margin_of(lease))
 }
@@ -505,15 +504,15 @@ fn margin_of(lease: Duration) -> Duration {
     MAX_MARGIN.min(lease / 4)
 }
 
-/// Whether a lease leaves the server enough time for its answers if its silence is told so long
-/// before the deadline.
+/// Whether a lease leaves the server enough time for its answers if the callback for its silence is
+/// due so long before the deadline.
 fn fits(lead: Duration, lease: Duration) -> bool {
     lead <= lease / 2
 }
 
 /// How long after one renewal the next is due: with some jitter, taken from the token, so that a
-/// thousand clients that started together do not renew together. Half of the time that is left
-/// until silence is told is for the answer.
+/// thousand clients that started together do not renew together. Half of the time until the
+/// callback for silence is for the answer.
 fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
     let mut base = if lease <= SHORT_LEASE {
         lease / 3
@@ -532,10 +531,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guard_whose_time_is_over_is_not_held_whatever_its_keeper_does() {
+    fn a_guard_past_its_deadline_is_not_held() {
         let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
         let lease = Duration::from_secs(4);
-        // A keeper that stands still has told of no loss.
+        // A keeper that is stopped has told of no loss.
         let guard = |sent_at| Guard {
             server: Address::Unix("/nowhere".into()),
             shared: Arc::new(Shared {
@@ -557,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_come_by_half_of_a_lease_or_a_third_of_a_short_one_and_not_all_at_once() {
+    fn renewals_are_due_at_half_or_a_third_of_a_lease_with_jitter() {
         for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
             let mut intervals: Vec<Duration> = (0..100)
                 .map(|fence| {

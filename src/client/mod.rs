@@ -58,8 +58,8 @@ use moment::Moment;
 /// One server, or several among which the keys are divided.
 ///
 /// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
-/// as all clients of this protocol have it: they must name the same servers in the same order. A key
-/// whose server is down cannot be acquired; no other server takes over.
+/// as all clients of this protocol have it: they must name the same servers in the same order. A
+/// key whose server is down cannot be acquired; no other server takes over.
 ///
 /// A client keeps no connection and can be shared by threads. A clone copies the addresses.
 ///
@@ -154,8 +154,8 @@ impl Client {
         &self.servers[address::shard_of(key, self.servers.len())]
     }
 
-    /// Connects to `server`, which need not be one of [`Client::servers`], with the client's settings.
-    /// Blocks for at most their timeouts, see [`Settings`].
+    /// Connects to `server`, which need not be one of [`Client::servers`], with the client's
+    /// settings. Blocks for at most their timeouts, see [`Settings`].
     ///
     /// # Errors
     ///
@@ -301,8 +301,8 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// A place in a queue. Dropping it closes its connection without blocking, and the server takes back
-/// the place, or the lock if that has been granted.
+/// A place in a queue. Dropping it closes its connection without blocking, and the server takes
+/// back the place, or the lock if that has been granted.
 ///
 /// A lock that was granted before the wait is held, and its lease runs; nothing renews it.
 ///
@@ -364,8 +364,8 @@ impl QueuePlace {
 /// Makes a guard of a grant that was asked for at `asked_at`.
 ///
 /// The lease began at the grant, and that was not before the request. So a quick reply is counted
-/// from its request. After a long wait, the client cannot know how long the reply has been lying here
-/// (this process may have been stopped meanwhile): then a renewal tells.
+/// from its request. After a long wait, the client cannot know how long the reply has been lying
+/// here (this process may have been stopped meanwhile): then a renewal tells.
 fn take_charge(
     mut connection: Connection,
     key: &str,

@@ -1,5 +1,5 @@
 //! Points in time by a clock that goes on while this process is stopped and while the host is
-//! suspended: a lease does not stand still then, either.
+//! suspended, as the lease does on the server.
 
 use std::io;
 use std::ops::{Add, Sub};

@@ -15,8 +15,8 @@ const AUTH: &[u8] = b"auth";
 /// The lines of one request: command, key, argument.
 pub type Frame<'a> = [&'a [u8]; 3];
 
-/// How long each line of a frame may be, where the secret has `secret_len` bytes. Blanks may be around
-/// it.
+/// The most bytes in a line of a frame, where the secret has `secret_len` bytes and may have blanks
+/// around it.
 pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     if index == 2 && command == AUTH {
         (secret_len + MAX_LINE_LEN).min(MAX_AUTH_LINE_LEN)
@@ -70,7 +70,7 @@ pub enum Request<'a> {
     Auth(&'a str),
 }
 
-/// Why three lines are no request. All of them are answered `error`; the code is for the log.
+/// Why three lines are no request. The reply is always `error`; the code is for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
     InvalidCommand,

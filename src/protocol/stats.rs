@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::table::{HolderSnapshot, Key, KeySnapshot, Kind, Usage};
 
-/// The keys that are looked at in one visit to the table. Fewer of them are one snapshot; more are
+/// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
 pub const PAGE_LEN: usize = 128;
 
-/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after` gives
-/// [`PAGE_LEN`] keys behind the one named, or the first ones; fewer only at the end. `drain` is called
-/// after every key, and may empty what has been written so far.
+/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after`
+/// gives the next [`PAGE_LEN`] keys after the one named, or the first ones; fewer only at the end.
+/// `drain` is called after every key, and may empty what has been written so far.
 pub fn write_json<E>(
     connection_count: usize,
     mut page_after: impl FnMut(Option<&Key>) -> Vec<KeySnapshot>,
@@ -68,7 +68,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
             },
             Kind::Lock,
         ) => {
-            // A lock that is waited for has a holder, except while there are no tokens to be had.
+            // A lock with waiters has a holder, except while the server can make no token.
             let about = |holder: &HolderSnapshot| (holder.conn.0, Seconds(holder.expires_in));
             let (conn, expires_in) = first_holder
                 .as_ref()
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_stands_in_its_list_in_order_of_name() {
+    fn each_list_has_its_keys_in_order_of_name() {
         let idle = KeySnapshot {
             usage: Usage::Idle(Duration::from_millis(250)),
             ..busy("z", Kind::Semaphore, 3)
