@@ -1,8 +1,8 @@
 //! What a lock file costs, beside what the file costs anyway.
 //!
 //! Measures acquire and release, with and without fsync, beside a bare `open(O_EXCL)`, `write` and
-//! `unlink`; how late the next waiter gets a lock that is released, beside a waiter that looks every
-//! 100 ms; and `sema try --no-sync` as a process, beside `flock -n`.
+//! `unlink`; how late the next waiter gets a lock that is released, beside a waiter that looks
+//! every 100 ms; and `sema try --no-sync` as a process, beside `flock -n`.
 //!
 //! All figures of a row are taken in turns in one run, so that the *ratio* can be compared between
 //! machines. The others cannot.
@@ -12,9 +12,8 @@
 //! cargo run --release --example bench_lockfile -- [--quick] [DIRECTORY]
 //! ```
 //!
-//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). `--quick` measures less, and less
-//! well. Exit status: 0, or 1 if
-//! something could not be measured.
+//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). `--quick` measures less,
+//! and less well. Exit status: 0, or 1 if something could not be measured.
 
 use std::error::Error;
 use std::fs::{self, OpenOptions};

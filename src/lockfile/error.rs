@@ -27,7 +27,8 @@ pub enum SemaphoreError {
     HolderEnded(u32),
     /// A text is not that of a lock file, for this reason.
     ParseError(String),
-    /// The file at this path is neither empty nor a record, nor the beginning of one. It is not touched.
+    /// The file at this path is neither empty nor a record, nor the beginning of one. It is not
+    /// touched.
     NotALockFile(PathBuf),
     /// It was held, and somebody has taken it away since.
     Lost,

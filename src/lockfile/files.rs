@@ -1,5 +1,5 @@
-//! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for it where
-//! the file system or the kernel does not know it.
+//! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for
+//! it where the file system or the kernel does not know it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -23,7 +23,8 @@ const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 pub(super) const ASIDE_PREFIX: &str = ".sema-";
 pub(super) const ASIDE_SUFFIX: &str = "~";
 
-/// Whether to wait after a grant for implementations that judge, remove and create in separate steps.
+/// Whether to wait after a grant for implementations that judge, remove and create in separate
+/// steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
     /// Never.
@@ -79,14 +80,17 @@ impl<'a> LockFiles<'a> {
         }
     }
 
-    /// Locks the file and writes the record. Where files cannot be locked, the record does not say so.
+    /// Locks the file and writes the record. Where files cannot be locked, the record does not say
+    /// so.
     ///
-    /// A file that has a name already may be locked for a moment by somebody who looks at it. We wait for
-    /// that: a record that says that we have it locked, when we have not, would give our lock away.
+    /// A file that has a name already may be locked for a moment by somebody who looks at it. We
+    /// wait for that: a record that says that we have it locked, when we have not, would give our
+    /// lock away.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::WouldBlock`] if somebody else keeps the file locked, or what the system says.
+    /// [`io::ErrorKind::WouldBlock`] if somebody else keeps the file locked, or what the system
+    /// says.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let record = match self.lock_patiently(file)? {
             Locking::Ours => record,
@@ -142,8 +146,8 @@ impl<'a> LockFiles<'a> {
         self.directory.link(from, to)
     }
 
-    /// A file that is not complete yet when its name appears: nobody takes an empty file for a stale one
-    /// before the timeout is over.
+    /// A file that is not complete yet when its name appears: nobody takes an empty file for a
+    /// stale one before the timeout is over.
     fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
         let file = match self.directory.create(self.name, self.making.mode) {
             Ok(file) => file,
@@ -151,7 +155,8 @@ impl<'a> LockFiles<'a> {
             Err(error) => return Err(error),
         };
         let filled = self.fill(&file, record);
-        // If we were asleep for very long, another process may have taken the empty file for a stale one.
+        // If we were asleep for very long, another process may have taken the empty file for a
+        // stale one.
         let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
         match filled {
             Ok(()) => Ok(is_there.then_some(file)),

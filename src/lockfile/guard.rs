@@ -26,8 +26,8 @@ use super::Semaphore;
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
-/// A lock that is held for no longer than this is not watched over: the end of a watch takes 5 to 20 ms, for
-/// which a process that ends waits.
+/// A lock that is held for no longer than this is not watched over: the end of a watch takes 5 to
+/// 20 ms, for which a process that ends waits.
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// The stack of the thread that watches, in bytes.
@@ -58,7 +58,8 @@ pub(super) struct Care {
 
 /// A lock that is held until this is dropped.
 ///
-/// In a process that was forked from the one that took the lock, dropping it closes the file and nothing else.
+/// In a process that was forked from the one that took the lock, dropping it closes the file and
+/// nothing else.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     pub(super) semaphore: &'a Semaphore,
@@ -182,8 +183,8 @@ impl Grip {
             && takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
     }
 
-    /// Whether the file names no other holder. A taker on another host can have rewritten our file if the
-    /// file system keeps flock(2) to each host, or lost our lock while we were cut off.
+    /// Whether the file names no other holder. A taker on another host can have rewritten our file
+    /// if the file system keeps flock(2) to each host, or lost our lock while we were cut off.
     fn is_our_record(&self) -> io::Result<bool> {
         let now = Record::parse(&read(&self.file)?.bytes);
         let grant = |record: &Record| {
@@ -239,7 +240,8 @@ fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
     let mut is_due = false;
     while let Some(grip) = grip.upgrade() {
         if is_due && care.has_heartbeat && grip.is_our_record().unwrap_or(false) {
-            // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
+            // On a full or failing disk the lock is as old as it looks; its name tells whether it
+            // is lost.
             let _ = grip.beat();
         }
         // The first time, for what has happened since the grant and before the watch.

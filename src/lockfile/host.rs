@@ -34,7 +34,8 @@ impl World for Surroundings<'_> {
             new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
         match modified {
             Ok(seconds) => u64::try_from(seconds).ok(),
-            // A process that may make no file here cannot take over either: this is only to be shown.
+            // A process that may make no file here cannot take over either: this is only to be
+            // shown.
             Err(error) if is_forbidden(&error) => Some(self.now()),
             Err(_) => None,
         }

@@ -1,8 +1,8 @@
 //! Lock files that are safe even when they are stale, without any server.
 //!
-//! A lock is a file: while it stands, the lock is held. It says who holds it, so that a lock whose holder
-//! is gone can be taken over, and is never taken over by two. The format and the protocol, which shell
-//! scripts and other programs can keep to, stand in sema-lockfile(5).
+//! A lock is a file: while it stands, the lock is held. It says who holds it, so that a lock whose
+//! holder is gone can be taken over, and is never taken over by two. The format and the protocol,
+//! which shell scripts and other programs can keep to, stand in sema-lockfile(5).
 //!
 //! ```
 //! use latchd::lockfile::{Semaphore, SemaphoreError};
@@ -22,8 +22,6 @@ mod error;
 mod files;
 mod guard;
 mod host;
-#[cfg(test)]
-mod model;
 mod path;
 mod record;
 mod staleness;
@@ -127,8 +125,8 @@ pub struct SemaphoreOptions {
 }
 
 impl SemaphoreOptions {
-    /// The defaults: stale by age and liveness, mode 0644, on the disk before it is seen, 20 ms to settle
-    /// after a takeover, no heartbeat, no token.
+    /// The defaults: stale by age and liveness, mode 0644, on the disk before it is seen, 20 ms to
+    /// settle after a takeover, no heartbeat, no token.
     pub fn new() -> SemaphoreOptions {
         SemaphoreOptions {
             stale_rule: StaleRule::default(),
@@ -178,16 +176,16 @@ impl SemaphoreOptions {
         self
     }
 
-    /// What is called, on another thread, when somebody has removed or replaced the lock file while it
-    /// was held. It takes a thread for as long as the lock is held.
+    /// What is called, on another thread, when somebody has removed or replaced the lock file while
+    /// it was held. It takes a thread for as long as the lock is held.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
         self.on_lost = Some(Arc::new(callback));
         self
     }
 
-    /// A word that is written into the lock file, and that [`Terms::token`] can ask for at the release. It is
-    /// a guard against mistakes, and no secret.
+    /// A word that is written into the lock file, and that [`Terms::token`] can ask for at the
+    /// release. It is a guard against mistakes, and no secret.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
         self.token = Some(token.into());
@@ -283,8 +281,8 @@ pub struct Terms {
 }
 
 impl Semaphore {
-    /// The lock at `path`. Nothing is touched yet; a relative path is looked up now, so that it means the
-    /// same file wherever the process goes.
+    /// The lock at `path`. Nothing is touched yet; a relative path is looked up now, so that it
+    /// means the same file wherever the process goes.
     ///
     /// # Errors
     ///
@@ -340,18 +338,20 @@ impl Semaphore {
         self.status().ok()?.info()
     }
 
-    /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes over a
-    /// stale lock.
+    /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes
+    /// over a stale lock.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::AlreadyLocked`] if another process holds it, [`SemaphoreError::NotALockFile`] if the
-    /// file belongs to another program, or what the system says.
+    /// [`SemaphoreError::AlreadyLocked`] if another process holds it,
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
+    /// says.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::try_acquire`], with a pid and a tag of one's own. The timestamp is that of the grant.
+    /// As [`Semaphore::try_acquire`], with a pid and a tag of one's own. The timestamp is that of
+    /// the grant.
     ///
     /// # Errors
     ///
@@ -405,8 +405,8 @@ impl Semaphore {
         }
     }
 
-    /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held until
-    /// [`Semaphore::release`], or until it is stale.
+    /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held
+    /// until [`Semaphore::release`], or until it is stale.
     ///
     /// # Errors
     ///
@@ -432,11 +432,12 @@ impl Semaphore {
         }
     }
 
-    /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms for
-    /// somebody who has the file locked.
+    /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms
+    /// for somebody who has the file locked.
     ///
-    /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is the holder
-    /// who asks; an unreadable one, and one of another host or container, only when it is stale.
+    /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is
+    /// the holder who asks; an unreadable one, and one of another host or container, only when it
+    /// is stale.
     ///
     /// ```
     /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
@@ -496,7 +497,8 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without one, any process that may read the file can have locked it.
+        // A guard keeps its file locked. Without one, any process that may read the file can have
+        // locked it.
         if locking == Locking::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
@@ -615,8 +617,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, at once
-    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the system
-    /// says.
+    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the
+    /// system says.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let patience = Patience::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &patience)? {
@@ -654,8 +656,8 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// What comes of waiting for one of several locks: which it is, and what it gave; or which is in the way, and
-/// why.
+/// What comes of waiting for one of several locks: which it is, and what it gave; or which is in
+/// the way, and why.
 pub(crate) type Waited<T> = Result<(usize, T), (usize, Busy)>;
 
 /// Waits for one of several locks, which stand in one directory, and says which it is.
@@ -711,8 +713,8 @@ pub(crate) fn wait_any(
     })
 }
 
-/// Looks at all slots until one of them gives what is wanted, until none can ever, until time is up, or until
-/// the process that is to be the holder has ended.
+/// Looks at all slots until one of them gives what is wanted, until none can ever, until time is
+/// up, or until the process that is to be the holder has ended.
 fn until_any<T>(
     slots: &[Semaphore],
     holder: Option<&Lifetime>,
@@ -738,7 +740,8 @@ fn until_any<T>(
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, patience)?,
-            // Most find the lock free, and need none. Then one more look, so that nothing is missed.
+            // Most find the lock free, and need none. Then one more look, so that nothing is
+            // missed.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {

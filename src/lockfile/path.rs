@@ -77,8 +77,8 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     follow(env::current_dir()?.join(path))
 }
 
-/// Follows links in the last component. A link that another user may have planted is not followed, in
-/// whatever directory: root, too, would touch the files that the user chose.
+/// Follows links in the last component. A link that another user may have planted is not followed,
+/// in whatever directory: root, too, would touch the files that the user chose.
 fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     for _ in 0..MAX_LINKS {
         let Some(name) = path.file_name().map(ToOwned::to_owned) else {
@@ -104,8 +104,8 @@ fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     )))
 }
 
-/// Where a link leads and whose it is; `None` if it is no link. Both are of the same link, whatever another
-/// process puts in its place meanwhile.
+/// Where a link leads and whose it is; `None` if it is no link. Both are of the same link, whatever
+/// another process puts in its place meanwhile.
 fn read_link(path: &Path) -> io::Result<Option<(PathBuf, u32)>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let link = openat(CWD, path, flags, Mode::empty())?;

@@ -12,13 +12,15 @@ pub(super) const MAX_LEN: usize = 64 * 1024;
 /// The longest tag that is written, in characters.
 pub(super) const MAX_TAG_LEN: usize = 10_000;
 
-/// The longest of any other text, in characters. With the longest tag, a record stays below [`MAX_LEN`].
+/// The longest of any other text, in characters. With the longest tag, a record stays below
+/// [`MAX_LEN`].
 pub(super) const MAX_TEXT_LEN: usize = 1000;
 
 /// What stands before the timestamp's digits, after the line of the pid.
 pub(super) const TIMESTAMP: &str = "timestamp=";
 
-/// The line that says: whoever has this file locked by flock(2) holds the lock, and nobody else does.
+/// The line that says: whoever has this file locked by flock(2) holds the lock, and nobody else
+/// does.
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
 
 /// Who holds a lock: the part of a record that all implementations share.
@@ -42,8 +44,8 @@ impl LockInfo {
         }
     }
 
-    /// This process, now, with a tag. Control characters become blanks when it is written, and it is
-    /// cut to 10,000 characters.
+    /// This process, now, with a tag. Control characters become blanks when it is written, and it
+    /// is cut to 10,000 characters.
     pub fn with_tag(tag: impl Into<String>) -> LockInfo {
         LockInfo {
             tag: Some(tag.into()),
@@ -62,8 +64,8 @@ impl LockInfo {
         record.print_with(&self.timestamp.to_string())
     }
 
-    /// Reads a record. Lines that it does not know are passed over; of a key that stands there twice
-    /// the last counts.
+    /// Reads a record. Lines that it does not know are passed over; of a key that stands there
+    /// twice the last counts.
     ///
     /// ```
     /// use latchd::lockfile::LockInfo;
@@ -193,8 +195,8 @@ impl Record {
     }
 }
 
-/// Whether a file with this content is a lock file: it is empty, a record, or what a creator of a record
-/// has written so far. Anything else belongs to another program, which may miss it.
+/// Whether a file with this content is a lock file: it is empty, a record, or what a creator of a
+/// record has written so far. Anything else belongs to another program, which may miss it.
 pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
@@ -391,7 +393,8 @@ mod tests {
                 bytes.extend_from_slice(PIECES[dice.throw(PIECES.len())]);
             }
             let record = Record::parse(&bytes);
-            // Whatever it read, it can be written, and then it says the same to whoever shares the format.
+            // Whatever it read, it can be written, and then it says the same to whoever shares the
+            // format.
             if let Some(info) = record.info() {
                 let again = LockInfo::parse(&info.serialize()).expect("a record");
                 assert_eq!(

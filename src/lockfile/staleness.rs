@@ -75,7 +75,8 @@ pub(super) struct Judgement {
     pub(super) stale_in: Option<u64>,
 }
 
-/// Judges a lock file. `is_locked` says whether somebody has it locked by flock(2), if that is known.
+/// Judges a lock file. `is_locked` says whether somebody has it locked by flock(2), if that is
+/// known.
 pub(super) fn judge(
     content: &Content,
     record: &Record,
@@ -172,8 +173,8 @@ pub(super) fn says_flock(record: &Record, here: &Place) -> bool {
     record.is_live && agreement(&record.boot, &here.boot) == Agreement::Same
 }
 
-/// Whether the record is of this host, and was last written before this kernel was started. A later one under
-/// our name is of another host, of which ours is a clone perhaps.
+/// Whether the record is of this host, and was last written before this kernel was started. A later
+/// one under our name is of another host, of which ours is a clone perhaps.
 fn is_of_an_earlier_boot(record: &Record, world: &impl World) -> bool {
     let here = world.here();
     let is_before = |timestamp| world.booted_at().is_some_and(|boot| timestamp < boot);
@@ -192,7 +193,8 @@ enum Origin {
 }
 
 fn origin(record: &Record, here: &Place) -> Origin {
-    // A host can change its name, and share it with another; a boot's id is that of one kernel alone.
+    // A host can change its name, and share it with another; a boot's id is that of one kernel
+    // alone.
     let kernel = match agreement(&record.boot, &here.boot) {
         Agreement::Unsaid => agreement(&record.host, &here.host),
         of_boot => of_boot,
@@ -241,7 +243,8 @@ mod tests {
     /// Of somebody whose /proc we may not see.
     const HIDDEN: u32 = 102;
     const NOBODY: u32 = 103;
-    /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW - 10_000`.
+    /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW -
+    /// 10_000`.
     const START: u64 = 100 * 1000;
     const STARTED: u64 = NOW - 9000;
     const BOOTED: u64 = NOW - 10_000;

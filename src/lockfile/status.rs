@@ -158,8 +158,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says. That
-    /// there is no file is no error, nor that it cannot be read.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
+    /// says. That there is no file is no error, nor that it cannot be read.
     ///
     /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn status(&self) -> SemaphoreResult<Status> {
@@ -167,7 +167,8 @@ impl Semaphore {
         Ok(found.map_or_else(Status::free, |busy| busy.status))
     }
 
-    /// What is at the path, and why the lock is held, supposing that it is not stale; `None` if nothing is.
+    /// What is at the path, and why the lock is held, supposing that it is not stale; `None` if
+    /// nothing is.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let without_content = |obstacle| {
             Ok(Some(Busy {
@@ -200,8 +201,9 @@ impl Semaphore {
         Ok(Some(Busy { obstacle, status }))
     }
 
-    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this directory
-    /// that were to become locks, and temporary files that other implementations have made for this lock.
+    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this
+    /// directory that were to become locks, and temporary files that other implementations have
+    /// made for this lock.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -216,7 +218,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
+    /// says.
     ///
     /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
@@ -224,7 +227,8 @@ impl Semaphore {
             .map(|(cleaned, _)| cleaned)
     }
 
-    /// As [`Semaphore::clean`], with a word on where that is not safe; and why the lock was not removed.
+    /// As [`Semaphore::clean`], with a word on where that is not safe; and why the lock was not
+    /// removed.
     pub(crate) fn clean_with(
         &self,
         unlockable: Unlockable,

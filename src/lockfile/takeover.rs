@@ -1,23 +1,26 @@
-//! How a lock changes hands (sema-lockfile(5), PROTOCOL): never two holders among processes that keep
-//! to this file, whatever comes between two of its steps, and whichever process dies there.
+//! How a lock changes hands (sema-lockfile(5), PROTOCOL): never two holders among processes that
+//! keep to this file, whatever comes between two of its steps, and whichever process dies there.
 //!
-//! A lock file has a name, and an inode behind it. The process that has the inode locked by flock(2)
-//! decides alone what becomes of both. From that:
+//! A lock file has a name, and an inode behind it. The process that has the inode locked by
+//! flock(2) decides alone what becomes of both. From that:
 //!
 //! 1. A link that replaces nothing makes the name.
-//! 2. A taker rewrites a stale file in place: it has the file locked, has seen it under the name since,
-//!    and has judged it again after that. If the file is still the lock's file after the rewrite, the
-//!    lock is the taker's.
-//! 3. A process removes the name only while it has the inode locked, and has seen it under the name since.
-//!    The exceptions are a forced release, and the release of a lock that no guard keeps locked.
-//! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an old one.
+//! 2. A taker rewrites a stale file in place: it has the file locked, has seen it under the name
+//!    since, and has judged it again after that. If the file is still the lock's file after the
+//!    rewrite, the lock is the taker's.
+//! 3. A process removes the name only while it has the inode locked, and has seen it under the name
+//!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
+//!    locked.
+//! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an
+//!    old one.
 //!
-//! So no process of ours can change the name or the file between a taker's look and its rewrite. Other
-//! programs only create with `O_EXCL` and remove. If one of them removes the stale file under a taker, the
-//! taker has written into a file without a name, and sees that afterwards. It never displaces another file.
+//! So no process of ours can change the name or the file between a taker's look and its rewrite.
+//! Other programs only create with `O_EXCL` and remove. If one of them removes the stale file under
+//! a taker, the taker has written into a file without a name, and sees that afterwards. It never
+//! displaces another file.
 //!
-//! Each call on [`Files`] is one step, but for the rewrite, which is two. The tests run this code through
-//! every order of the steps of several processes.
+//! Each call on [`Files`] is one step, but for the rewrite, which is two. The tests run this code
+//! through every order of the steps of several processes.
 
 use std::io;
 
@@ -51,7 +54,8 @@ pub(super) trait Files {
     /// An open file. It is locked until it is dropped, once it was locked.
     type File;
 
-    /// Makes a file that is complete, and locked, when the lock's name appears; `None` if the name is taken.
+    /// Makes a file that is complete, and locked, when the lock's name appears; `None` if the name
+    /// is taken.
     fn create(&self, record: &[u8]) -> io::Result<Option<Self::File>>;
     /// Opens what is under the lock's name.
     fn open(&self) -> io::Result<Found<Self::File>>;
@@ -67,16 +71,17 @@ pub(super) trait Files {
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
     /// Which inode is under the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// The mode of a new file here. It makes sure that the record has room, and that this process may
-    /// make names: without that, nothing is to be changed. Not a step: no other process can see it.
+    /// The mode of a new file here. It makes sure that the record has room, and that this process
+    /// may make names: without that, nothing is to be changed. Not a step: no other process can see
+    /// it.
     fn prepare(&self, record: &[u8]) -> io::Result<u32>;
-    /// Empties the file, and writes the record into it, and gives it the mode. After an error the file is as it was, or has lost
-    /// the lock's name.
+    /// Empties the file, and writes the record into it, and gives it the mode. After an error the
+    /// file is as it was, or has lost the lock's name.
     fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
-    /// Waits for processes that judged the file before us, and have yet to act on it. False if there is no
-    /// need.
+    /// Waits for processes that judged the file before us, and have yet to act on it. False if
+    /// there is no need.
     fn settle(&self, after: After) -> bool;
 }
 
@@ -114,7 +119,8 @@ pub(super) enum Attempt<F> {
 pub enum Obstacle {
     /// It is not stale.
     NotStale,
-    /// It would be stale, but its file is locked: its holder lives, or somebody is just taking it over.
+    /// It would be stale, but its file is locked: its holder lives, or somebody is just taking it
+    /// over.
     Locked,
     /// It is stale, and this user may not replace the file.
     NotRemovable,
@@ -140,8 +146,8 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
             Found::NotAFile => return Ok(Attempt::Held(Obstacle::NotAFile, None)),
             Found::File(found) => match take_over(files, claim, found)? {
                 Some(attempt) => return Ok(attempt),
-                // We or another process have removed the stale file, and the name is free or is another
-                // file's. A process that judged the old file as we did may yet act on it.
+                // We or another process have removed the stale file, and the name is free or is
+                // another file's. A process that judged the old file as we did may yet act on it.
                 None => {
                     after = After::Takeover;
                     continue;
@@ -154,7 +160,8 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
     }
 }
 
-/// Takes over the lock whose file is `found`. `None` if it was stale, and is no longer the lock's file.
+/// Takes over the lock whose file is `found`. `None` if it was stale, and is no longer the lock's
+/// file.
 fn take_over<F: Files>(
     files: &F,
     claim: &Claim<'_>,
@@ -192,8 +199,8 @@ fn take_over<F: Files>(
         }
     });
     match changed {
-        // If another program has removed the name before the rewrite, we have written into a file without
-        // a name, and have harmed nothing.
+        // If another program has removed the name before the rewrite, we have written into a file
+        // without a name, and have harmed nothing.
         Ok(()) if can_rewrite && files.identity()? == Some(id) => {
             settled(files, After::Takeover, file).map(Some)
         }
@@ -217,8 +224,8 @@ pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<b
     Ok(files.identity()? == Some(files.id(ours)?))
 }
 
-/// Gives back the lock whose file we have open, and locked since the grant. False if it is not ours any
-/// more; then nothing is touched.
+/// Gives back the lock whose file we have open, and locked since the grant. False if it is not ours
+/// any more; then nothing is touched.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     if !is_still_ours(files, ours)? {
         return Ok(false);

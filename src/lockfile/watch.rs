@@ -1,5 +1,5 @@
-//! Waiting for something to happen to a name: by inotify where that sees anything, by looking again where
-//! it does not.
+//! Waiting for something to happen to a name: by inotify where that sees anything, by looking again
+//! where it does not.
 
 use std::cell::{OnceCell, RefCell};
 use std::io;
@@ -114,8 +114,9 @@ pub(super) struct Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // The kernel takes its time over the end of a watch, 5 to 20 ms. Nobody shall wait for that who has just
-        // got a lock, or is about to give one back. Without a thread, it is closed here after all.
+        // The kernel takes its time over the end of a watch, 5 to 20 ms. Nobody shall wait for that
+        // who has just got a lock, or is about to give one back. Without a thread, it is closed
+        // here after all.
         if let Some(inotify) = self.inotify.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
@@ -133,8 +134,9 @@ impl Watch {
         watch
     }
 
-    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then: what has happened until now is
-    /// for the caller to find out. A process that ends before that does not wait for the end of the watch.
+    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then: what has happened
+    /// until now is for the caller to find out. A process that ends before that does not wait for
+    /// the end of the watch.
     pub(super) fn after(delay: Duration, directory: &Directory) -> Watch {
         let watch = Watch::none();
         match directory.as_fd().try_clone_to_owned() {
@@ -159,7 +161,8 @@ impl Watch {
         }
     }
 
-    /// Begins to watch if it is time, and says whether it does; and until when to wait if it is not.
+    /// Begins to watch if it is time, and says whether it does; and until when to wait if it is
+    /// not.
     fn begin_if_due(&self, until: Instant) -> Result<(), Instant> {
         let mut later = self.later.borrow_mut();
         match later.take_if(|(_, at)| *at <= Instant::now()) {
@@ -171,8 +174,8 @@ impl Watch {
         }
     }
 
-    /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,
-    /// until `cancel` is set, until the watch begins, or until an instant.
+    /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes
+    /// to pass, until `cancel` is set, until the watch begins, or until an instant.
     ///
     /// # Errors
     ///

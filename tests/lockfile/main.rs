@@ -1,5 +1,5 @@
-//! Lock files as another program uses them: the shapes of the library, each known weakness of lock files, waiting,
-//! and what an attacker or bad luck can put in the way.
+//! Lock files as another program uses them: the shapes of the library, each known weakness of lock
+//! files, waiting, and what an attacker or bad luck can put in the way.
 //!
 //! Some parts are played by this program once more, as another process or another user.
 
@@ -110,8 +110,8 @@ fn is_held<T>(attempt: &SemaphoreResult<T>) -> bool {
     matches!(attempt, Err(SemaphoreError::AlreadyLocked { .. }))
 }
 
-/// A record of ours for this process, as one that nobody keeps locked, with some lines changed. An empty value
-/// takes the line away.
+/// A record of ours for this process, as one that nobody keeps locked, with some lines changed. An
+/// empty value takes the line away.
 fn record_with(changes: &[(&str, &str)]) -> String {
     let scratch = Scratch::new();
     scratch
@@ -819,7 +819,8 @@ fn an_unreadable_file_is_held_until_it_is_old() {
 #[test]
 fn another_process_with_the_holders_number_does_not_keep_the_lock() {
     let scratch = Scratch::new();
-    // Ours says when its process was started; others do not, but this process is younger than the lock.
+    // Ours says when its process was started; others do not, but this process is younger than the
+    // lock.
     for text in [
         record_with(&[("timestamp", "9"), ("x-start", "1")]),
         format!("pid={}\ntimestamp=9\n", process::id()),
@@ -884,7 +885,8 @@ fn a_grant_of_another_boot_under_our_name_may_be_of_a_clone() {
     assert_eq!(scratch.text(), text);
 }
 
-/// What another process says to a lock whose record is old and whose holder lives, with this file failing.
+/// What another process says to a lock whose record is old and whose holder lives, with this file
+/// failing.
 fn answer_without(file: &str, error: &str, lock: &Path) -> Option<String> {
     let inject = format!("inject=openat,readlink,readlinkat:error={error}");
     let options = ["-P", file, "-e", &inject];
@@ -973,7 +975,8 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
     }
 }
 
-/// W10, where no file can be made without a name: its age is still told by the clock that it got its time from.
+/// W10, where no file can be made without a name: its age is still told by the clock that it got
+/// its time from.
 #[test]
 fn the_age_of_a_file_is_that_of_its_file_system() {
     let is_there = |program: &str| {
@@ -1391,7 +1394,8 @@ fn a_wait_where_no_lock_file_can_be_ends_at_once() {
     }
 }
 
-/// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.
+/// The system calls of one process that takes and gives back a lock, by strace; `None` where there
+/// is none.
 fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)> {
     traced_words(options, &again(&this_program(), role, lock))
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::time::SystemTime;
 
-use super::shaken::{Death, Shaken};
+use super::fault_injection::{Death, Shaken};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
@@ -58,8 +58,8 @@ fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -
     takeover::acquire(files, &claim).expect("an attempt")
 }
 
-/// Takes the lock, as it will be in two hours. A process that another test is just starting may have it locked
-/// for a moment, with the descriptors that it got from us.
+/// Takes the lock, as it will be in two hours. A process that another test is just starting may
+/// have it locked for a moment, with the descriptors that it got from us.
 fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) -> File {
     let over = Instant::now() + Duration::from_secs(10);
     loop {
@@ -134,7 +134,8 @@ fn recovers(path: &Path, lacks: Lacks, what: &str) {
         "{what}"
     );
     make_old(path);
-    // A process that another test is just starting has our descriptors, and so our locks, until it is exec'd.
+    // A process that another test is just starting has our descriptors, and so our locks, until it
+    // is exec'd.
     let over = Instant::now() + Duration::from_secs(10);
     let mut cleaned = 0;
     while cleaned < litter.len() && Instant::now() < over {

@@ -1,9 +1,10 @@
-//! What only the inside can be asked: file systems that lack something, steps that are late, processes that
-//! die between two of them.
+//! What only the inside can be asked: file systems that lack something, steps that are late,
+//! processes that die between two of them.
 
 mod crash;
-mod ladder;
-mod shaken;
+mod fallbacks;
+mod fault_injection;
+mod model;
 mod stress;
 
 use std::fs;
@@ -114,8 +115,8 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
-/// This program once more, as the part of a test that is another process. The test of that name reads
-/// its part from the environment.
+/// This program once more, as the part of a test that is another process. The test of that name
+/// reads its part from the environment.
 fn again(test: &str, part: &[(&str, String)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args([

@@ -1,5 +1,5 @@
-//! Several processes on one lock that goes stale all the time, each step at a random moment. A witness that
-//! knows nothing of locks counts who is inside.
+//! Several processes on one lock that goes stale all the time, each step at a random moment. A
+//! witness that knows nothing of locks counts who is inside.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::process::ExitStatus;
 
 use rustix::fs::{flock, FlockOperation};
 
-use super::shaken::{Death, Shaken};
+use super::fault_injection::{Death, Shaken};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
@@ -90,7 +90,8 @@ impl Witness {
     }
 }
 
-/// Another implementation: creates, sometimes writes what the others can read, and removes what is its own.
+/// Another implementation: creates, sometimes writes what the others can read, and removes what is
+/// its own.
 const SCRIPT: &str = r#"
 lock=$1 witness=$2 stop=$3 set=$-
 while [ ! -e "$stop" ]; do
@@ -239,8 +240,9 @@ fn worker() {
     };
     let mut files = Shaken::new(files, value("SEED"), 300, death);
     files.is_unguarded = value("UNGUARDED") == 1;
-    // Where processes die of themselves, their locks are old at once, and the living are known to live.
-    // Without the guard, a lock that is young and lost would block them all; so there everything is stale.
+    // Where processes die of themselves, their locks are old at once, and the living are known to
+    // live. Without the guard, a lock that is young and lost would block them all; so there
+    // everything is stale.
     let is_all_stale = files.is_unguarded && value("DETACHED") == 0;
     let ahead = if deaths > 0 || is_all_stale { 7200 } else { 0 };
     let dead_pid = 900_000_000 + u32::try_from(value("PROCESS")).expect("a number");

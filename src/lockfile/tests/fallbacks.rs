@@ -18,7 +18,7 @@ fn everywhere(check: impl Fn(&Path, Lacks)) {
     for lacks in all_lacks() {
         println!("{lacks:?}");
         let scratch = tempfile::tempdir().expect("a directory");
-        check(&scratch.path().join("ladder.lock"), lacks);
+        check(&scratch.path().join("fallbacks.lock"), lacks);
     }
 }
 
@@ -120,7 +120,7 @@ fn file_of(path: &Path) -> (u64, u32, u64) {
 #[test]
 fn a_stale_file_of_ours_is_rewritten_in_place() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     let stale = format!("pid={DEAD}\ntimestamp=1\ntag={}\n", "x".repeat(2000));
     fs::write(&path, stale).expect("a stale lock");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
@@ -140,7 +140,7 @@ fn a_stale_file_of_ours_is_rewritten_in_place() {
 #[test]
 fn a_stale_file_with_another_name_is_replaced() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     let other = scratch.path().join("other");
     let stale = format!("pid={DEAD}\ntimestamp=1\n");
     fs::write(&path, &stale).expect("a stale lock");
@@ -182,7 +182,7 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
 fn a_takeover_settles_however_it_was_done() {
     for rewriting in [false, true] {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
         let lacks = Lacks {
             rewriting,
@@ -288,7 +288,7 @@ fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitSta
         ("LOCK", path.display().to_string()),
         ("LACKS", lacks.to_string()),
     ];
-    let inner = again("lockfile::tests::ladder::poor", &part);
+    let inner = again("lockfile::tests::fallbacks::poor", &part);
     let mut shell = Command::new("sh");
     shell.args([
         "-c",
@@ -331,7 +331,7 @@ fn poor() {
 fn a_full_disk_leaves_neither_a_lock_nor_litter() {
     for (bits, lacks) in all_lacks().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
         assert_eq!(status.code(), Some(7), "{lacks:?}");
         assert!(
@@ -359,7 +359,7 @@ fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
     const XFSZ: i32 = 25;
     for (bits, lacks) in all_lacks().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk(":", &path, bits);
         assert_eq!(status.signal(), Some(XFSZ), "{lacks:?}");
         let semaphore = lacking(&path, lacks, HOUR);
@@ -484,7 +484,7 @@ fn any_of_several_locks_will_do() {
 #[test]
 fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
     let poor = Lacks {
         locks: true,

@@ -1,9 +1,9 @@
-//! The code of [`takeover`](super::takeover), run through every order in which the steps of several
-//! processes can follow each other, with a crash at any point.
+//! The code of [`takeover`](crate::lockfile::takeover), run through every order in which the steps
+//! of several processes can follow each other, with a crash at any point.
 //!
-//! A process is its program and the answers that it has had so far. To find out what it does next, the
-//! program is run again from its start and given those answers; the first step that has none yet is the next.
-//! So what is searched is the code itself, and not a description of it.
+//! A process is its program and the answers that it has had so far. To find out what it does next,
+//! the program is run again from its start and given those answers; the first step that has none
+//! yet is the next. So what is searched is the code itself, and not a description of it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -12,9 +12,9 @@ use std::io;
 
 use crate::sys::directory::FileId;
 
-use super::record::LIVE_LINE;
-use super::staleness::Content;
-use super::takeover::{
+use crate::lockfile::record::LIVE_LINE;
+use crate::lockfile::staleness::Content;
+use crate::lockfile::takeover::{
     acquire, release, remove, After, Attempt, Claim, Files, Found, Locking, Obstacle,
 };
 
@@ -771,8 +771,8 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
     }
 }
 
-/// An operator who removes the file under a takeover may make the taker begin anew. But no process gets a lock
-/// that another has.
+/// An operator who removes the file under a takeover may make the taker begin anew. But no process
+/// gets a lock that another has.
 #[test]
 fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
     let all = Lacks::default();
@@ -829,7 +829,8 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
     );
 }
 
-/// Each part of the takeover, with processes that need it: without it they are two, with it they are not.
+/// Each part of the takeover, with processes that need it: without it they are two, with it they
+/// are not.
 #[test]
 fn the_search_finds_what_each_part_of_the_takeover_is_for() {
     let rows: &[(Plant, bool, &[Program], Option<&str>)] = &[

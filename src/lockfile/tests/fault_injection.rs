@@ -29,7 +29,8 @@ pub struct Shaken<'a> {
     /// The longest that a step may be late, in microseconds.
     pub delay: u64,
     pub death: Death,
-    /// The guard of the protocol is taken out: nobody's lock on a file counts. The tests must find that.
+    /// The guard of the protocol is taken out: nobody's lock on a file counts. The tests must find
+    /// that.
     pub is_unguarded: bool,
     pub steps: Cell<u64>,
 }
