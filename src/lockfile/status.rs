@@ -4,19 +4,20 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{flock, FlockOperation};
 
 use crate::sys::directory::{Directory, Entry};
 
-use super::error::SemaphoreResult;
+use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{is_name_aside, read};
 use super::host::{find_here, here, Surroundings};
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
 use super::takeover::{self, Locking, Obstacle, Removal};
-use super::{Busy, Semaphore};
+use super::Semaphore;
 use crate::sys::process;
 
 /// A temporary file of another implementation is left alone while it is younger than this.
@@ -123,6 +124,43 @@ impl Status {
     }
 }
 
+/// Why a lock was not had, and whose it is.
+#[derive(Clone, Debug)]
+pub struct Busy {
+    /// Why it could not be taken.
+    pub obstacle: Obstacle,
+    /// What its file says.
+    pub status: Status,
+}
+
+impl Busy {
+    pub(super) fn to_error(&self) -> SemaphoreError {
+        match self.obstacle {
+            Obstacle::NotAFile => SemaphoreError::AlreadyLocked {
+                holder_pid: None,
+                locked_since: None,
+            },
+            _ => SemaphoreError::AlreadyLocked {
+                holder_pid: self.status.pid,
+                locked_since: self.status.timestamp,
+            },
+        }
+    }
+
+    /// No wait will end: there can be no lock at the path.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.obstacle == Obstacle::NotAFile
+    }
+
+    /// What it means to a caller that has waited for the lock at `path`.
+    pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
+        match self.is_hopeless() {
+            true => SemaphoreError::InvalidPath(format!("not a regular file: {}", path.display())),
+            false => SemaphoreError::Timeout,
+        }
+    }
+}
+
 /// What [`Semaphore::clean`] has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
@@ -160,8 +198,6 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
     /// says. That there is no file is no error, nor that it cannot be read.
-    ///
-    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn status(&self) -> SemaphoreResult<Status> {
         let found = self.look()?;
         Ok(found.map_or_else(Status::free, |busy| busy.status))
@@ -220,8 +256,6 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
     /// says.
-    ///
-    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(Unlockable::Keep)
             .map(|(cleaned, _)| cleaned)

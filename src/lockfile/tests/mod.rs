@@ -11,11 +11,13 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
-use super::files::Making;
+use super::files::{Lacks, Making};
 use super::host::Surroundings;
 use super::staleness::{judge, Place, World};
+use super::takeover::{Locking, Removal};
+use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
 
