@@ -80,7 +80,7 @@ type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (latch(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    supervise::stage(PROGRAM);
+    supervise::exec_shim(PROGRAM);
     let mut arguments = env::args_os().skip(1);
     let ours: Vec<OsString> = arguments
         .by_ref()

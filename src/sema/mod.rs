@@ -74,7 +74,7 @@ type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    supervise::stage(PROGRAM);
+    supervise::exec_shim(PROGRAM);
     let mut arguments = env::args_os();
     let called = arguments.next().map(PathBuf::from).unwrap_or_default();
     let name = called.file_name().unwrap_or_default();
