@@ -11,6 +11,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::sys::directory::{lock_within, Directory};
+use crate::text::reason;
+
+use super::{options, shown, token, Failure, Outcome, FILE_ERROR, OUTDATED};
 
 const RECORD_LEN: usize = 17;
 
@@ -19,11 +22,26 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a fence is to a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+enum Verdict {
     /// As high as any before, or higher; remembered now.
     Current,
     /// Lower than one before: somebody else has held the lock since.
     Outdated,
+}
+
+pub(super) fn run(options: &options::FenceCheck) -> Outcome {
+    let token = token(&options.token)?;
+    match check(Path::new(&options.file), token.fence()) {
+        Ok(Verdict::Current) => Ok(0),
+        Ok(Verdict::Outdated) => Err(Failure {
+            status: OUTDATED,
+            message: None,
+        }),
+        Err(error) => Err(Failure::new(
+            FILE_ERROR,
+            format_args!("{}: {}", shown(&options.file), reason(&error)),
+        )),
+    }
 }
 
 /// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is higher.
@@ -33,7 +51,7 @@ pub(super) enum Verdict {
 ///
 /// If the file cannot be read or written, holds something else, or stays locked. Then nothing is
 /// certain.
-pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
+fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     let opened = OpenOptions::new()
         .read(true)
         .write(true)

@@ -1,13 +1,94 @@
-//! The statistics of a server as a table for a person.
+//! `latch stats`: the statistics of the servers, as a table or as JSON.
 
 use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::text::Escaped;
+use crate::client::{Client, Error};
+use crate::text::{escaped_json, Escaped};
+
+use super::servers::client;
+use super::{boolean, failure, options, report, shown, try_print, unprintable, Failure, Outcome};
+
+/// How often `stats --watch` looks.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How statistics are shown.
+#[derive(Clone, Copy)]
+enum Form {
+    /// As the server answers it.
+    Json,
+    /// The same, for a terminal.
+    EscapedJson,
+    Table,
+}
+
+pub(super) fn show(options: &options::Stats) -> Outcome {
+    let as_json = boolean("--json", options.json.as_deref())?;
+    let watch = boolean("--watch", options.watch.as_deref())?;
+    let client = client(options.reach())?;
+    let on_terminal = io::stdout().is_terminal();
+    let form = match (as_json, on_terminal) {
+        (false, _) => Form::Table,
+        (true, false) => Form::Json,
+        (true, true) => Form::EscapedJson,
+    };
+    loop {
+        let (mut text, failures) = statistics(&client, form);
+        if watch && !as_json && on_terminal {
+            text.insert_str(0, "\u{1b}[H\u{1b}[2J");
+        }
+        let printed = try_print(&text);
+        let is_over = !watch || failures.len() == client.servers().len();
+        let status = report(failures);
+        match printed {
+            // Whoever watched may have left; there is nobody to look for then.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
+            Err(error) => return Err(unprintable(&error)),
+            Ok(()) if is_over => return Ok(status),
+            Ok(()) => thread::sleep(WATCH_INTERVAL),
+        }
+    }
+}
+
+/// The statistics of all servers as text, and the failures of those that gave none.
+fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
+    let (mut text, mut failures) = (String::new(), Vec::new());
+    let has_names = client.servers().len() > 1;
+    for server in client.servers() {
+        let shown_as = |json: String| match form {
+            Form::Json => Ok(json + "\n"),
+            Form::EscapedJson => Ok(escaped_json(&json) + "\n"),
+            Form::Table => render(&json).ok_or_else(|| Error::bad_reply(&json)),
+        };
+        let answer = client
+            .connect(server)
+            .and_then(|mut connection| connection.stats())
+            .and_then(shown_as);
+        if matches!(form, Form::Table) && has_names {
+            text += &format!("{server}\n");
+        }
+        match answer {
+            Ok(answer) => text += &answer,
+            Err(error) => {
+                failures.push(failure(shown(&server.to_string()), &error));
+                match form {
+                    Form::Table if has_names => text += "no statistics\n",
+                    Form::Table => {}
+                    // There is a line for each server, so that they can be told apart.
+                    Form::Json | Form::EscapedJson => text += "null\n",
+                }
+            }
+        }
+    }
+    (text, failures)
+}
 
 /// Makes a table of the JSON that a server answers to `stats`; `None` if it is not that.
-pub(super) fn render(json: &str) -> Option<String> {
+fn render(json: &str) -> Option<String> {
     let stats: Value = serde_json::from_str(json).ok()?;
     let mut rows = vec![["KEY", "HOLDER", "LEASE LEFT", "WAITERS"].map(str::to_owned)];
     for lock in stats.get("locks")?.as_array()? {
