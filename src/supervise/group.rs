@@ -11,53 +11,89 @@ use rustix::process::{
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use super::shim::SYSTEM_ERROR;
-use super::signals::{our_group, somebody_can_continue_us, Keyboard, ENDING};
+use super::signals::{has_job_control, our_group, Foreground, ENDING};
 use super::terminal::{Lending, Terminal};
 use super::{has_living, Ended, HeldLock, Killed};
 
-/// More than anybody waits, and less than an `Instant` can bear.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// The longest wait for a command to end. Much more would overflow an `Instant`.
+const MAX_KILL_AFTER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// How often we look whether a process group is empty that is not ours to wait for.
+/// How often to check whether the group is empty. Members that are not our children send no
+/// SIGCHLD.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
-/// The command's process group, while any of it is left.
-pub(super) struct Group<'a> {
-    /// The command itself; also the group's number.
-    pub(super) leader: Pid,
-    pub(super) terminal: Option<Terminal>,
-    pub(super) lending: Lending,
-    pub(super) lock: &'a HeldLock<'a>,
-    pub(super) kill_after: Duration,
-    /// How the command ended.
-    pub(super) status: Option<ExitStatus>,
-    /// Whose the terminal was when it ended.
-    pub(super) keyboard: Keyboard,
-    /// The signal that was passed on last.
-    pub(super) passed_on: Option<i32>,
-    /// Whether it is stopped and we are not, since we look whether the lock is still held.
-    pub(super) is_resuming: bool,
-    pub(super) is_lost: bool,
-    /// When patience is over, once the group was told to end.
-    pub(super) kill_at: Option<Instant>,
-    pub(super) is_killed: bool,
+/// Which processes stop with the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// The whole job of the shell: Ctrl-Z, or an access to the terminal from the background.
+    Job,
+    /// This program alone.
+    Alone,
 }
 
-impl Group<'_> {
-    /// Takes note of every child that has ended or stopped. As a subreaper, and as process 1, we have
-    /// children that we did not start.
+/// The command's process group, until its last process ends.
+pub(super) struct Group<'a> {
+    /// The command, whose process number is that of the group.
+    leader: Pid,
+    terminal: Option<Terminal>,
+    lending: Lending,
+    lock: &'a HeldLock<'a>,
+    kill_after: Duration,
+    /// How the command ended.
+    status: Option<ExitStatus>,
+    /// Which group had the terminal when the command ended.
+    foreground: Foreground,
+    /// The signal that was passed on last.
+    passed_on: Option<i32>,
+    /// Whether the command stays stopped until a look has found the lock still held.
+    is_resuming: bool,
+    /// Whether the lock is lost.
+    is_lost: bool,
+    /// When to send SIGKILL, once the group has had SIGTERM.
+    kill_at: Option<Instant>,
+    /// Whether the group has had SIGKILL.
+    is_killed: bool,
+}
+
+impl<'a> Group<'a> {
+    /// The group of a command that has just started.
+    pub(super) fn new(
+        leader: Pid,
+        terminal: Option<Terminal>,
+        lending: Lending,
+        lock: &'a HeldLock<'a>,
+        kill_after: Duration,
+    ) -> Group<'a> {
+        Group {
+            leader,
+            terminal,
+            lending,
+            lock,
+            kill_after,
+            status: None,
+            foreground: Foreground::Ours,
+            passed_on: None,
+            is_resuming: false,
+            is_lost: false,
+            kill_at: None,
+            is_killed: false,
+        }
+    }
+
+    /// Reaps the children that have ended, and handles a stop of the command. As a subreaper, and
+    /// as process 1, this program has children that it did not start.
     pub(super) fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.leader {
                 continue;
             }
             if let Some(stopped_by) = status.stopping_signal() {
-                self.stop_with_it(stopped_by);
+                self.follow_stop(stopped_by);
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
                 if let Some(terminal) = &self.terminal {
                     if terminal.is_of(self.leader) {
-                        self.keyboard = Keyboard::Lent;
+                        self.foreground = Foreground::Command;
                     }
                     terminal.take_back_from(self.leader);
                 }
@@ -65,63 +101,68 @@ impl Group<'_> {
         }
     }
 
-    /// The command has stopped: so do we, and when we go on, it does so only if the lock is still ours.
-    fn stop_with_it(&mut self, stopped_by: i32) {
+    /// Stops this program after the command has stopped. When this program is continued, the
+    /// command goes on only if the lock is still held.
+    fn follow_stop(&mut self, stopped_by: i32) {
         if self.kill_at.is_some() {
-            // Told to end, it shall not sleep over it.
+            // The command was told to end, and cannot while it is stopped.
             self.signal(Signal::CONT);
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
         if wants_terminal && self.lend_terminal() {
-            // `fg` has brought us to the foreground without a word.
+            // `fg` has brought us to the foreground. No signal tells of that.
             self.signal(Signal::CONT);
             return;
         }
-        let is_job_control = wants_terminal || stopped_by == SIGTSTP;
-        if is_job_control && !somebody_can_continue_us() {
+        let stop = match wants_terminal || stopped_by == SIGTSTP {
+            true => Stop::Job,
+            false => Stop::Alone,
+        };
+        if stop == Stop::Job && !has_job_control() {
             if wants_terminal {
-                // It would ask again and again for what it cannot have.
+                // The command can never have the terminal: without the hang-up it would ask again
+                // and again.
                 self.signal(Signal::HUP);
             }
             self.signal(Signal::CONT);
             return;
         }
-        self.stop_and_look(is_job_control);
+        self.stop_and_look(stop);
     }
 
-    /// Stops us, and looks whether the lock is still held when somebody has continued us, who knows
-    /// how much later.
-    fn stop_and_look(&mut self, is_job_control: bool) {
-        // What was found before the stop says nothing about the time after it.
+    /// Stops this program. After it was continued, which may be much later, looks at the lock.
+    fn stop_and_look(&mut self, stop: Stop) {
+        // The result of a look before the stop says nothing about the time after it.
         self.lock.confirmed.take();
-        self.stop_ourselves(is_job_control);
+        self.stop_this_program(stop);
         self.is_resuming = true;
         (self.lock.look)();
     }
 
-    /// The lock is held: a command that was stopped can go on.
+    /// Continues a stopped command: a look has found the lock still held.
     pub(super) fn resume(&mut self) {
         if self.is_resuming && self.kill_at.is_none() {
             self.is_resuming = false;
-            if self.lending == Lending::Unasked {
+            if self.lending == Lending::AtStart {
                 self.lend_terminal();
             }
             self.signal(Signal::CONT);
         }
     }
 
-    pub(super) fn hear(&mut self, signal: i32) {
+    /// Handles a signal to this program.
+    pub(super) fn handle(&mut self, signal: i32) {
         match signal {
-            // We may have been stopped for longer than the lease.
+            // The stop may have been longer than the lease.
             SIGCONT => (self.lock.look)(),
-            SIGTSTP if self.is_resuming && somebody_can_continue_us() => self.stop_and_look(true),
+            SIGTSTP if self.is_resuming && has_job_control() => self.stop_and_look(Stop::Job),
             SIGCHLD => {}
             _ => self.pass_on(signal),
         }
     }
 
-    fn stop_ourselves(&self, is_job_control: bool) {
+    fn stop_this_program(&self, stop: Stop) {
         let had_terminal = self
             .terminal
             .as_ref()
@@ -130,16 +171,16 @@ impl Group<'_> {
             terminal.take_back_from(self.leader);
         }
         let _ = match our_group() {
-            // Ctrl-Z is for the whole job: the script that we are in, or the rest of our pipeline. Those
-            // have not seen it, for the terminal was the command's.
-            Some(group) if is_job_control && had_terminal => {
+            // Ctrl-Z stops the whole job: the script that runs us, or the rest of our pipeline. The
+            // terminal sent it to the command's group only.
+            Some(group) if stop == Stop::Job && had_terminal => {
                 kill_process_group(group, Signal::STOP)
             }
             _ => kill_process(getpid(), Signal::STOP),
         };
     }
 
-    /// Gives the terminal to the command if it is ours to give; in the background it is not.
+    /// Gives the terminal to the command if this program has it. Says whether the command got it.
     fn lend_terminal(&self) -> bool {
         self.terminal
             .as_ref()
@@ -152,25 +193,27 @@ impl Group<'_> {
             self.signal(named);
         }
         if self.is_resuming && ENDING.contains(&signal) {
-            // It must not go on with anything else: nobody knows whether the lock is still held.
-            self.end_it();
+            // The command must not go on with its work: it is not known whether the lock is held.
+            self.terminate();
         }
     }
 
+    /// Ends the command because the lock is lost.
     pub(super) fn lose(&mut self) {
         self.is_lost = true;
-        self.end_it();
+        self.terminate();
     }
 
-    /// Tells the group to end, and sets a time for it.
-    fn end_it(&mut self) {
+    /// Sends SIGTERM to the group, and sets the time for SIGKILL.
+    fn terminate(&mut self) {
         if self.kill_at.is_none() {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
-            self.kill_at = Some(Instant::now() + self.kill_after.min(LONGEST));
+            self.kill_at = Some(Instant::now() + self.kill_after.min(MAX_KILL_AFTER));
         }
     }
 
+    /// Sends SIGKILL if its time has come.
     pub(super) fn kill_if_due(&mut self) {
         let is_due = self
             .kill_at
@@ -181,39 +224,38 @@ impl Group<'_> {
         }
     }
 
-    /// Whether anything of the group is left that could still do something. After the kill, these are
-    /// not the dead whose parent has left the group and does not care for them: we would stay for as
-    /// long as it lives.
+    /// Whether the group still has a process. After the kill, zombies of other parents do not
+    /// count: a parent outside the group may never reap them.
     fn is_alive(&self) -> bool {
         test_kill_process_group(self.leader).is_ok() && (!self.is_killed || has_living(self.leader))
     }
 
-    /// How it all ended, once the command and all of its group are gone. What the command leaves
-    /// behind in its group is told to end.
+    /// How the command ended, once its whole group has ended. If the command has ended and others
+    /// of the group are left, they are told to end.
     pub(super) fn ended(&mut self) -> Option<Ended> {
         let status = self.status?;
         if self.is_alive() {
-            self.end_it();
+            self.terminate();
             return None;
         }
         if self.is_lost {
             return Some(Ended::Lost);
         }
         Some(match status.signal() {
-            // What we had and have passed on was not typed.
-            Some(signal) if self.passed_on == Some(signal) => Ended::Killed(Killed {
-                signal,
-                keyboard: Keyboard::Ours,
-            }),
             Some(signal) => Ended::Killed(Killed {
                 signal,
-                keyboard: self.keyboard,
+                foreground: match self.passed_on == Some(signal) {
+                    // We received this signal, and passed it on: it was not typed.
+                    true => Foreground::Ours,
+                    false => self.foreground,
+                },
             }),
             None => Ended::Exited(status.code().unwrap_or(SYSTEM_ERROR)),
         })
     }
 
-    /// When to look again without a signal: for the kill, and for the end of what is not our child.
+    /// When to look again even without a signal: for the kill, and for processes of the group that
+    /// are not our children.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let kill_at = self.kill_at.filter(|_| !self.is_killed);
         let soon = self.status.map(|_| Instant::now() + GROUP_POLL);
@@ -221,7 +263,7 @@ impl Group<'_> {
     }
 
     fn signal(&self, signal: Signal) {
-        // A group that is gone needs no signal.
+        // This fails if the group has ended, and then it needs no signal.
         let _ = kill_process_group(self.leader, signal);
     }
 }

@@ -9,44 +9,45 @@ use super::{Event, Killed};
 /// What to run, and how.
 #[derive(Debug)]
 pub struct Job<'a> {
-    /// The command and its arguments; at least one word.
+    /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
-    /// What it finds in its environment besides ours.
+    /// Variables that the command gets besides those of this program.
     pub environment: &'a [(&'a str, OsString)],
-    /// For how long it may go on after it was told to end.
+    /// How long the command may run on after SIGTERM.
     pub kill_after: Duration,
-    /// What it inherits besides the standard streams: a lock that it holds together with us.
+    /// A descriptor that the command inherits besides the standard streams: a lock that it holds
+    /// together with this program.
     pub inherited: Option<BorrowedFd<'a>>,
-    /// What becomes of it if we die without a word.
+    /// What happens to the command if this program is killed.
     pub orphan: Orphan,
 }
 
-/// What becomes of a command whose parent was killed.
+/// What happens to a command whose parent is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orphan {
-    /// It gets SIGTERM: the lock goes with us.
+    /// It gets SIGTERM, because the lock ends with the parent.
     Ends,
-    /// It goes on, since it holds the lock itself.
+    /// It goes on, because it holds the lock itself.
     GoesOn,
 }
 
-/// How a command under a lock has ended.
+/// How a command under a lock ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this exit status.
+    /// It exited with this status.
     Exited(i32),
-    /// By a signal.
+    /// A signal ended it.
     Killed(Killed),
-    /// By us, since the lock was lost.
+    /// This program ended it, because the lock was lost.
     Lost,
 }
 
-/// The lock that a command runs under, as far as the loop that waits for the command has to know.
+/// The lock that a command runs under, as the supervisor sees it.
 pub struct HeldLock<'a> {
-    /// Set when it is lost.
+    /// Set when the lock is lost.
     pub lost: &'a Event,
-    /// Set when it was found to be held after a look.
+    /// Set when a look has found the lock still held.
     pub confirmed: &'a Event,
-    /// Looks whether it is still held, without blocking. One of the events is set then, or later.
+    /// Starts a look at the lock, without blocking. It sets one of the two events, now or later.
     pub look: &'a dyn Fn(),
 }

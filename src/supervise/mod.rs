@@ -1,11 +1,10 @@
-//! Runs a command under a lock: process group, terminal, signals, exit status, and what happens when
-//! the lock is lost.
+//! Runs a command under a lock: process group, terminal, signals, exit status, and what happens
+//! when the lock is lost.
 //!
-//! The command is a process group of its own, and has the terminal if we had it: at once, or in a
-//! pipeline when it asks for it. It is started through a second instance of this program
-//! ([`exec_shim`]), which arranges for what a parent cannot arrange without unsafe code: that the
-//! command gets SIGTERM should we die without a word, where that is wanted, and that it has the
-//! terminal before it runs.
+//! The command runs in a process group of its own. It gets the terminal if this program has it: at
+//! once, or, in a pipeline, when it needs it. A second instance of this program, the [`exec_shim`],
+//! starts it and does what a parent cannot do without unsafe code: it asks the kernel to send the
+//! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
 mod event;
 mod group;
@@ -23,45 +22,33 @@ pub use event::Event;
 use group::Group;
 pub use job::{Ended, HeldLock, Job, Orphan};
 pub use shim::{check_proc, exec_shim};
-use signals::Keyboard;
+use signals::Foreground;
 pub use signals::{Killed, SignalWatch};
 use terminal::{Lending, Terminal};
 
-/// Runs the job to its end, and sees to it that no process of its group outlives that. To be called on
-/// the main thread.
+/// Runs the job until the last process of its group has ended. Call it on the main thread.
 ///
 /// # Errors
 ///
-/// If the job could not be started.
+/// If the job cannot be started.
 pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<Ended> {
-    // What the command leaves behind in its group becomes our child, so that we learn of its end.
+    // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
     let lending = Lending::by_the_streams();
-    let has_terminal =
-        lending == Lending::Unasked && terminal.as_ref().is_some_and(Terminal::is_ours);
-    let leader = shim::start(job, has_terminal)?;
-    let mut group = Group {
-        leader,
-        terminal,
-        lending,
-        lock,
-        kill_after: job.kill_after,
-        status: None,
-        keyboard: Keyboard::Ours,
-        passed_on: None,
-        is_resuming: false,
-        is_lost: false,
-        kill_at: None,
-        is_killed: false,
+    let foreground = match &terminal {
+        Some(terminal) if lending == Lending::AtStart && terminal.is_ours() => Foreground::Command,
+        _ => Foreground::Ours,
     };
+    let leader = shim::spawn(job, foreground)?;
+    let mut group = Group::new(leader, terminal, lending, lock, job.kill_after);
     loop {
         group.reap();
         if let Some(ended) = group.ended() {
             return Ok(ended);
         }
         for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
-            group.hear(signal);
+            group.handle(signal);
         }
         if lock.lost.take() {
             group.lose();
@@ -73,7 +60,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     }
 }
 
-/// What /proc says of a process.
+/// A process, as /proc shows it.
 struct Stat {
     state: char,
     parent: i32,
@@ -82,7 +69,7 @@ struct Stat {
 
 fn stat_of(pid: i32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name stands in parentheses and may have any of these, too.
+    // The name is in parentheses, and can itself contain blanks and parentheses.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     Some(Stat {
         state: fields.next()?.chars().next()?,
@@ -91,8 +78,7 @@ fn stat_of(pid: i32) -> Option<Stat> {
     })
 }
 
-/// Whether a process of the group is more than a zombie, or one that is ours to wait for. If /proc cannot
-/// tell, one is.
+/// Whether the group has a process that runs, or a zombie that is our child. True without /proc.
 fn has_living(group: Pid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else {
         return true;

@@ -14,30 +14,30 @@ use rustix::process::{getpgrp, getpid, getppid, set_parent_process_death_signal,
 use rustix::termios::tcsetpgrp;
 use signal_hook::consts::signal::SIGTERM;
 
+use super::signals::Foreground;
 use super::{Job, Orphan};
 
-/// The argument by which a program knows that it is to be the [`exec_shim`].
+/// The argument that makes a program the [`exec_shim`].
 const EXEC_SHIM: &str = "--exec-stage";
 
-/// This program, also after another version has been installed in its place: to wait for a lock can
-/// take days.
+/// The running program, even after an upgrade has replaced its file: a wait for a lock can take
+/// days.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// What stands there for our process number if the command is not to end with us.
+/// Takes the place of the parent's process number if the command outlives its parent.
 const NO_PARENT: &str = "-";
+
+/// The argument that has the shim give the terminal to the command.
+const TERMINAL: &str = "terminal";
 
 /// Exit status: the command was not found.
 const NOT_FOUND: i32 = 127;
 /// Exit status: the command was found, but could not be run.
 const CANNOT_RUN: i32 = 126;
-/// Exit status: the system failed us.
+/// Exit status: the system failed.
 pub(super) const SYSTEM_ERROR: i32 = 71;
 
-/// Looks whether a command can be started at all, before anybody waits for its lock.
-///
-/// # Errors
-///
-/// If the program has no second instance to start, since /proc is not mounted.
+/// Checks, before a wait for a lock, that a command can be started: that /proc is mounted.
 pub fn check_proc() -> Result<(), String> {
     match fs::metadata(THIS_PROGRAM) {
         Ok(_) => Ok(()),
@@ -45,18 +45,22 @@ pub fn check_proc() -> Result<(), String> {
     }
 }
 
-pub(super) fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
+/// Starts the shim, which becomes the command, in a process group of its own.
+pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     let mut shim = Command::new(THIS_PROGRAM);
     let parent = match job.orphan {
         Orphan::Ends => getpid().as_raw_nonzero().to_string(),
         Orphan::GoesOn => NO_PARENT.to_owned(),
     };
-    // The copy, unlike the original, stays open when another program takes over. It is closed here once the
-    // command has it.
+    // The duplicate, unlike the original, is not closed on exec. The parent closes its copy when
+    // this function returns.
     let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
     shim.arg(EXEC_SHIM)
         .arg(parent)
-        .arg(if has_terminal { "terminal" } else { "-" })
+        .arg(match foreground {
+            Foreground::Command => TERMINAL,
+            Foreground::Ours => "-",
+        })
         .args(job.command)
         .process_group(0);
     for (name, value) in job.environment {
@@ -66,15 +70,15 @@ pub(super) fn start(job: &Job<'_>, has_terminal: bool) -> io::Result<Pid> {
     Ok(Pid::from_child(&child))
 }
 
-/// The second instance of the program, if this is one: makes itself the command, and never returns then.
-/// To be called first thing in main.
+/// Becomes the command, and does not return, if this process is the exec shim. Call it first in
+/// main.
 pub fn exec_shim(program: &str) {
     let mut arguments = env::args_os().skip(1);
     if arguments.next().as_deref() != Some(OsStr::new(EXEC_SHIM)) {
         return;
     }
     let parent = arguments.next();
-    let has_terminal = arguments.next().is_some_and(|word| word == "terminal");
+    let has_terminal = arguments.next().is_some_and(|word| word == TERMINAL);
     let Some(command) = arguments.next() else {
         std::process::exit(SYSTEM_ERROR);
     };
@@ -88,10 +92,10 @@ pub fn exec_shim(program: &str) {
     }
     let _ = SigSet::empty().thread_set_mask();
     let mut error = Command::new(&command).args(arguments).exec();
-    if error.kind() == io::ErrorKind::PermissionDenied && is_nowhere_in_the_path(&command) {
+    if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(&command) {
         error = Errno::NOENT.into();
     }
-    // Where nobody can hear that, the status still says it.
+    // If stderr is closed, the exit status still says it.
     let _ = writeln!(
         io::stderr(),
         "{program}: {}: {}",
@@ -106,19 +110,19 @@ pub fn exec_shim(program: &str) {
     std::process::exit(status);
 }
 
-/// Whether a shell would not find the command. The system tells of a directory of the path which may not
-/// be searched, and of a file which may not be executed, in the same way.
-fn is_nowhere_in_the_path(command: &OsStr) -> bool {
+/// Whether no directory of PATH has the command. The system reports the same error for a directory
+/// of PATH that cannot be searched and for a file that cannot be executed.
+fn is_not_in_path(command: &OsStr) -> bool {
     let Some(path) = env::var_os("PATH").filter(|_| !command.as_bytes().contains(&b'/')) else {
         return false;
     };
     !env::split_paths(&path).any(|directory| directory.join(command).exists())
 }
 
-/// Arranges for this process to end when its parent does, whose number is given.
+/// Asks the kernel for SIGTERM when the parent, the process with this number, ends.
 fn end_with(parent: Option<&OsStr>) {
     let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    // It may have died before we asked to be told.
+    // The parent may have ended before the kernel was asked.
     let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
     if parent != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
         std::process::exit(128 + SIGTERM);

@@ -24,30 +24,26 @@ use super::{stat_of, Event};
 /// The signals that are passed on to the command, and that end a wait for the lock.
 pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
-/// Those of them that ask for the end.
+/// The signals among them that ask a program to end.
 pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
-/// The signals that have come. To be made before any other thread, on the main thread.
+/// The signals that have arrived. Make it on the main thread, before any other thread starts.
 pub struct SignalWatch {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
 }
 
 impl SignalWatch {
     /// Catches the signals from now on.
-    ///
-    /// # Errors
-    ///
-    /// If the system will not let us.
     pub fn new() -> io::Result<SignalWatch> {
-        // We take the terminal back while we are in the background. Blocked, SIGTTOU does not stop us.
-        // What was blocked when we were started is not any more: the end of the command is a signal, too.
-        // All threads to come inherit the mask, and the stage takes it off again.
+        // We take the terminal back while we are in the background: blocked, SIGTTOU does not stop
+        // us. Everything else is unblocked, because the end of the command is a signal, too. Later
+        // threads inherit the mask, and the exec shim clears it.
         SigSet::from(NixSignal::SIGTTOU).thread_set_mask()?;
         let ignored = ignored_signals();
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
-        // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
-        // would not if we caught it.
+        // A signal that is ignored at the start (by nohup, or by a shell for a background job)
+        // stays ignored, so that the command ignores it, too: exec resets only caught signals.
         caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
         caught.extend([SIGCHLD, SIGCONT]);
         let (read, write) = UnixStream::pair()?;
@@ -55,24 +51,20 @@ impl SignalWatch {
         Ok(SignalWatch { delivery })
     }
 
-    /// Blocks until `event` is set, or until a signal says to give up. Reaps meanwhile what process
-    /// 1 has to reap.
-    ///
-    /// # Errors
-    ///
-    /// The signal.
+    /// Blocks until `event` is set, or until a signal ends the wait. Reaps children meanwhile: as
+    /// process 1, this program has children that it did not start.
     pub fn wait_for(&mut self, event: &Event) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
             for signal in self.next(&[event], None) {
                 match signal {
-                    SIGTSTP if somebody_can_continue_us() => {
+                    SIGTSTP if has_job_control() => {
                         let _ = kill_process(getpid(), Signal::STOP);
                     }
                     signal if PASSED_ON.contains(&signal) => {
                         return Err(Killed {
                             signal,
-                            keyboard: Keyboard::Ours,
+                            foreground: Foreground::Ours,
                         });
                     }
                     _ => {}
@@ -84,8 +76,8 @@ impl SignalWatch {
         }
     }
 
-    /// Sleeps until one of the events is set, until an instant, or until a signal comes, and gives
-    /// the signals that have come.
+    /// Blocks until an event is set, a signal arrives, or `until` has passed. Returns the signals
+    /// that have arrived.
     pub(super) fn next(&mut self, events: &[&Event], until: Option<Instant>) -> Vec<i32> {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -94,44 +86,44 @@ impl SignalWatch {
             .map(|event| PollFd::new(event, PollFlags::IN))
             .collect();
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
-        // An interrupted poll is one that a signal has ended.
+        // A signal interrupts the poll. That is no error: the signal is pending.
         let _ = poll(&mut watched, timeout.as_ref());
         self.delivery.pending().collect()
     }
 }
 
-/// The end of the command, or of the wait for its lock, by a signal.
+/// A signal has ended the command, or the wait for its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Killed {
     pub(super) signal: i32,
-    pub(super) keyboard: Keyboard,
+    pub(super) foreground: Foreground,
 }
 
-/// To whom the terminal belonged when a signal came that may have been typed there.
+/// Which process group had the terminal, and so received the signal of a typed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keyboard {
-    /// To our process group, which has seen what we have seen.
+pub(super) enum Foreground {
+    /// Our process group. Its other members received the signal, too.
     Ours,
-    /// To the command's, and ours has not seen the key.
-    Lent,
+    /// The command's process group. Ours did not receive the signal.
+    Command,
 }
 
 impl Killed {
-    /// Ends this process by the same signal, if it is one that is passed on: a shell that ran it
-    /// can tell that from an exit, and ends its loop or its script after Ctrl-C. To be called after
-    /// all else is done. Gives the exit status that says the same where the process goes on.
+    /// Ends this process by the same signal if that signal is passed on. A shell can tell this from
+    /// an exit, and ends its loop or its script after Ctrl-C. Call it last. If it returns, the
+    /// process exits with the status that it returns.
     pub fn follow(self) -> u8 {
         let typed = [(SIGINT, Signal::INT), (SIGQUIT, Signal::QUIT)];
         let typed = typed.iter().find(|(number, _)| *number == self.signal);
-        if let (Some((_, signal)), Keyboard::Lent, Some(group)) =
-            (typed, self.keyboard, our_group())
+        if let (Some((_, signal)), Foreground::Command, Some(group)) =
+            (typed, self.foreground, our_group())
         {
-            // The script that we are in, or the rest of our pipeline.
+            // This reaches the script that runs us, or the rest of our pipeline.
             let _ = kill_process_group(group, *signal);
         }
-        // No signal that process 1 sends itself ends it.
+        // Process 1 cannot end itself by a signal.
         if PASSED_ON.contains(&self.signal) && getpid() != Pid::INIT {
-            // If there is a core to be seen, it is the command's.
+            // If there is a core dump, it is the command's, and ours must not replace it.
             let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let _ = emulate_default_handler(self.signal);
         }
@@ -139,7 +131,8 @@ impl Killed {
     }
 }
 
-/// The signals that we ignored when we started: bit N - 1 stands for signal N. None if /proc cannot tell.
+/// The signals that this program ignored when it started: bit N - 1 is signal N. Without /proc,
+/// none.
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -147,9 +140,10 @@ fn ignored_signals() -> u64 {
         .unwrap_or(0)
 }
 
-/// Whether a shell with job control looks after us. If not, nobody would continue us after Ctrl-Z: the
-/// system itself discards that signal then, and so do we.
-pub(super) fn somebody_can_continue_us() -> bool {
+/// Whether a shell with job control runs this program: an ancestor in our session, but in another
+/// process group. Without one, a stopped program would stay stopped. The kernel discards SIGTSTP
+/// for such a process group, and so do we.
+pub(super) fn has_job_control() -> bool {
     let ours = (unistd::getsid(None), unistd::getpgrp());
     let mut ancestor = getppid();
     while let Some(pid) = ancestor {
@@ -166,7 +160,7 @@ pub(super) fn somebody_can_continue_us() -> bool {
     false
 }
 
-/// Our process group; `None` if it is not of our namespace, where it has no number.
+/// Our process group, or `None` if it belongs to another pid namespace and has no number here.
 pub(super) fn our_group() -> Option<Pid> {
     Pid::from_raw(unistd::getpgrp().as_raw())
 }

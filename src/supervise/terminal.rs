@@ -11,7 +11,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::signals::our_group;
 
-/// The controlling terminal. It can be ours at one time (`fg`) and somebody else's at another (`bg`).
+/// The controlling terminal. `fg` can give it to our process group at any time, and `bg` take it.
 pub(super) struct Terminal(File);
 
 impl Terminal {
@@ -27,35 +27,36 @@ impl Terminal {
         tcgetpgrp(&self.0) == Ok(group)
     }
 
-    /// Whether it is the group's now.
+    /// Gives the terminal to the group, and says whether that worked.
     pub(super) fn give_to(&self, group: Pid) -> bool {
         tcsetpgrp(&self.0, group).is_ok()
     }
 
-    /// Takes it back from a group that had it from us, or from what that has left. In the background it
-    /// is the shell's, which would lose its terminal and end.
+    /// Takes the terminal back from the group, or from a group that has ended. In the background
+    /// the terminal is the shell's: a shell that loses it ends.
     pub(super) fn take_back_from(&self, group: Pid) {
-        let (Ok(owner), Some(ours)) = (tcgetpgrp(&self.0), our_group()) else {
+        let (Ok(foreground), Some(ours)) = (tcgetpgrp(&self.0), our_group()) else {
             return;
         };
-        if owner == group || test_kill_process_group(owner) == Err(Errno::SRCH) {
+        if foreground == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
             let _ = tcsetpgrp(&self.0, ours);
         }
     }
 }
 
-/// When the command gets the terminal, if we have it.
+/// When the command gets the terminal, if this program has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lending {
     /// Before it runs.
-    Unasked,
-    /// Once it has stopped for want of it.
+    AtStart,
+    /// When it has stopped because it needs the terminal.
     OnDemand,
 }
 
 impl Lending {
-    /// In a pipeline another program may read the terminal: a pager behind the command, for
-    /// instance. That would stop, and the whole job with it, if the command had the terminal.
+    /// Decides by the standard streams. In a pipeline another program, such as a pager, may read
+    /// the terminal. If the command had the terminal, that program would stop, and the whole job
+    /// with it.
     pub(super) fn by_the_streams() -> Lending {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
@@ -65,7 +66,7 @@ impl Lending {
             .any(|kind| matches!(kind, FileType::Fifo | FileType::Socket));
         match is_in_a_pipeline {
             true => Lending::OnDemand,
-            false => Lending::Unasked,
+            false => Lending::AtStart,
         }
     }
 }
