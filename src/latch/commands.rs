@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Patience, Terms};
 
 use super::servers::{client, connect, place_of};
 use super::{
-    busy, failure, options, print, report, shown, token, try_print, unprintable, Failure, Outcome,
-    BUSY, LOST,
+    busy, failure, options, print, report, shown, token, try_print, unprintable, BUSY, LOST,
 };
 
-pub(super) fn wait(options: &options::Wait) -> Outcome {
+/// Waits until the lock is granted, and releases it at once.
+pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let client = client(options.reach())?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
     let began = Instant::now();
@@ -27,7 +28,8 @@ pub(super) fn wait(options: &options::Wait) -> Outcome {
     }
 }
 
-pub(super) fn acquire(options: &options::Acquire) -> Outcome {
+/// Takes the lock, checks that it outlives the connection, and prints the token.
+pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let client = client(options.reach())?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
     let began = Instant::now();
@@ -37,7 +39,8 @@ pub(super) fn acquire(options: &options::Acquire) -> Outcome {
     let Some(grant) = granted.map_err(|error| failure(&place, &error))? else {
         return Err(Failure::new(BUSY, busy(&place)));
     };
-    // A server that releases at the end of the connection would leave a token that is good for nothing.
+    // The server may release the lock at the end of the connection, and then the token is useless.
+    // So the first connection ends here, and a renewal over a second one shows what the server did.
     connection.finish();
     let terms = Terms {
         lease: Some(grant.lease),
@@ -48,7 +51,7 @@ pub(super) fn acquire(options: &options::Acquire) -> Outcome {
         Ok(_) => match try_print(&format!("{}\n", grant.token)) {
             Ok(()) => Ok(0),
             Err(error) => {
-                // Nobody could give it back but we.
+                // No other process has the token to release the lock with.
                 let _ = connection.release(key, terms, grant.token);
                 Err(unprintable(&error))
             }
@@ -64,7 +67,7 @@ pub(super) fn acquire(options: &options::Acquire) -> Outcome {
     }
 }
 
-pub(super) fn renew(options: &options::Renew) -> Outcome {
+pub(super) fn renew(options: &options::Renew) -> CommandResult {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
     let place = place_of(&client, &options.key);
@@ -76,7 +79,7 @@ pub(super) fn renew(options: &options::Renew) -> Outcome {
     }
 }
 
-pub(super) fn release(options: &options::Release) -> Outcome {
+pub(super) fn release(options: &options::Release) -> CommandResult {
     let token = token(&options.token)?;
     let client = client(options.reach())?;
     let place = place_of(&client, &options.key);
@@ -88,7 +91,7 @@ pub(super) fn release(options: &options::Release) -> Outcome {
     }
 }
 
-pub(super) fn ping(options: &options::Ping) -> Outcome {
+pub(super) fn ping(options: &options::Ping) -> CommandResult {
     let client = client(options.reach())?;
     let failures = client.servers().iter().filter_map(|server| {
         let answered = client

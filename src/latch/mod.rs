@@ -16,14 +16,15 @@ use std::process::ExitCode;
 use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
+use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Token};
 use crate::supervise;
 use crate::text::{reason, Escaped};
-use options::{Command, Flags};
+use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
 
-// Exit status, as latch(1) has it; the numbers are those of sysexits(3).
+// The exit statuses of latch(1). The numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
 const USAGE: u8 = 64;
 const UNAVAILABLE: u8 = 69;
@@ -33,35 +34,6 @@ const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 const PROTOCOL: u8 = 76;
 const NO_PERMISSION: u8 = 77;
-
-/// Why we do not do what was asked, and the exit status for it.
-struct Failure {
-    status: u8,
-    /// `None` where the status says it all.
-    message: Option<String>,
-}
-
-impl Failure {
-    fn new(status: u8, message: impl Display) -> Failure {
-        Failure {
-            status,
-            message: Some(message.to_string()),
-        }
-    }
-
-    fn usage(message: impl Display) -> Failure {
-        Failure::new(USAGE, message)
-    }
-
-    fn say(&self) {
-        if let Some(message) = &self.message {
-            complain(message);
-        }
-    }
-}
-
-/// What a command may end with: an exit status, or a failure.
-type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (latch(1), EXIT STATUS).
 pub fn main() -> ExitCode {
@@ -75,30 +47,44 @@ pub fn main() -> ExitCode {
     let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, ours.into_iter()) {
         Parsed::Run(flags) => flags,
         Parsed::Print(text) => return print(&text).map_or_else(fail, ExitCode::from),
-        Parsed::Usage(reason) => return fail(Failure::usage(reason)),
+        Parsed::Usage(reason) => return fail(usage(reason)),
     };
-    match carry_out(&flags.command, &command) {
+    match dispatch(&flags.command, &command) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => fail(failure),
     }
 }
 
 fn fail(failure: Failure) -> ExitCode {
-    failure.say();
+    explain(&failure);
     ExitCode::from(failure.status)
 }
 
-/// Where nobody can hear that, the exit status still says it.
+fn explain(failure: &Failure) {
+    if let Some(message) = &failure.message {
+        complain(message);
+    }
+}
+
+/// Prints a line on stderr. If that fails, the exit status still tells of the failure.
 fn complain(message: impl Display) {
     let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
 }
 
-/// Prints, and says nothing if nobody reads it any more.
-fn print(text: &str) -> Outcome {
+/// Prints on stdout. A closed pipe is no failure.
+fn print(text: &str) -> CommandResult {
     match try_print(text) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(&error)),
         _ => Ok(0),
     }
+}
+
+fn usage(message: impl Display) -> Failure {
+    Failure::new(USAGE, message)
+}
+
+fn system_error(what: &str, error: &io::Error) -> Failure {
+    Failure::new(SYSTEM_ERROR, format_args!("{what}: {}", reason(error)))
 }
 
 fn unprintable(error: &io::Error) -> Failure {
@@ -114,24 +100,24 @@ fn try_print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-fn carry_out(command: &Command, words: &[OsString]) -> Outcome {
-    if !words.is_empty() && !matches!(command, Command::Run(_)) {
-        return Err(Failure::usage("only latch run takes a command after --"));
+fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
+    if !words.is_empty() && !matches!(command, SubCommand::Run(_)) {
+        return Err(usage("only latch run takes a command after --"));
     }
     match command {
-        Command::Run(options) => run::run(options, words),
-        Command::Wait(options) => commands::wait(options),
-        Command::Acquire(options) => commands::acquire(options),
-        Command::Renew(options) => commands::renew(options),
-        Command::Release(options) => commands::release(options),
-        Command::Stats(options) => stats::show(options),
-        Command::Ping(options) => commands::ping(options),
-        Command::FenceCheck(options) => fence_check::run(options),
+        SubCommand::Run(options) => run::run(options, words),
+        SubCommand::Wait(options) => commands::wait(options),
+        SubCommand::Acquire(options) => commands::acquire(options),
+        SubCommand::Renew(options) => commands::renew(options),
+        SubCommand::Release(options) => commands::release(options),
+        SubCommand::Stats(options) => stats::show(options),
+        SubCommand::Ping(options) => commands::ping(options),
+        SubCommand::FenceCheck(options) => fence_check::run(options),
     }
 }
 
-/// Says what has failed, and returns the exit status for all of it: that of a server which is not
-/// there, if there is one, or else of the first.
+/// Explains every failure, and returns one exit status for all: UNAVAILABLE if a server cannot be
+/// reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
     let mut statuses = failures.iter().map(|failure| failure.status);
     let status = match statuses.clone().find(|status| *status == UNAVAILABLE) {
@@ -139,31 +125,31 @@ fn report(failures: Vec<Failure>) -> u8 {
         None => statuses.next().unwrap_or(0),
     };
     for failure in failures {
-        failure.say();
+        explain(&failure);
     }
     status
 }
 
 fn token(text: &str) -> Result<Token, Failure> {
-    text.parse().map_err(|error: Error| Failure::usage(error))
+    text.parse().map_err(|error: Error| usage(error))
 }
 
 fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
     match given.map(str::to_ascii_lowercase).as_deref() {
         None | Some("0" | "no" | "false") => Ok(false),
         Some("1" | "yes" | "true") => Ok(true),
-        Some(other) => Err(Failure::usage(format_args!(
-            "{option}: yes or no is wanted, not {}",
+        Some(other) => Err(usage(format_args!(
+            "invalid value '{}' for {option}: expected yes or no",
             shown(other)
         ))),
     }
 }
 
 fn busy(place: &str) -> String {
-    format!("{place}: somebody else has it")
+    format!("{place}: another client holds it")
 }
 
-/// What an error means for the exit status; `about` is the key, the server, or both.
+/// The failure that an error of the client library is; `about` is the key, the server, or both.
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
         Error::Unreachable(error) if is_shortage(error) => SYSTEM_ERROR,
@@ -177,7 +163,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     Failure::new(status, format_args!("{about}: {error}"))
 }
 
-/// Whether it is not the server that could not be reached, but this host that has nothing left for it.
+/// Whether this host lacks the means for a connection, such as a free descriptor.
 fn is_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

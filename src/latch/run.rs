@@ -3,44 +3,65 @@
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
+use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Client, Error, Guard, Lock, Loss};
-use crate::supervise::{self, Ended, Event, HeldLock, Job, Orphan, SignalWatch};
+use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
 use super::servers::{client, place_of};
 use super::{
-    boolean, busy, complain, failure, options, shown, Failure, Outcome, LOST, SYSTEM_ERROR,
+    boolean, busy, complain, failure, options, shown, system_error, usage, LOST, SYSTEM_ERROR,
 };
 
-/// How long the server may take to hear that a command under a lock has ended.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the release may take when the command has ended.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) fn run(options: &options::Run, command: &[OsString]) -> Outcome {
+/// Waits for the lock, runs the command while holding it, releases it, and exits as the command
+/// did.
+pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult {
     if command.is_empty() {
-        return Err(Failure::usage("a command to run is wanted after --"));
+        return Err(usage("missing command to run, after --"));
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let client = client(options.reach())?;
-    supervise::check_proc().map_err(no_process)?;
-    let mut signals = SignalWatch::new().map_err(|error| no_signals(&error))?;
-
+    supervise::check_proc().map_err(cannot_start)?;
+    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let server = client.server_of(&options.key).to_string();
     let place = place_of(&client, &options.key);
-    // On a thread of its own, so that a signal is heard while we wait. To leave the queue is to exit.
-    let granted = Event::new().map_err(|error| no_signals(&error))?;
-    let (key, timeout, lease, limit, done) = (
-        options.key.clone(),
-        options.timeout,
-        options.lease,
-        options.limit,
-        granted.clone(),
-    );
-    let waiting = thread::Builder::new()
+    let granted = Event::new().map_err(cannot_catch)?;
+    let waiting = wait_on_thread(client, options, granted.clone())
+        .map_err(|error| system_error("cannot start a thread", &error))?;
+    if let Err(killed) = signals.wait_for(&granted) {
+        // The end of this process ends its connection, and so gives up its place in the queue.
+        return Ok(killed.follow());
+    }
+    match waiting.join().expect("the thread does not panic") {
+        Ok(Some(guard)) => run_under(guard, options, command, &mut signals),
+        Ok(None) if busy_ok => Ok(0),
+        Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
+        Err(error) => Err(match error {
+            Error::Unreachable(_) | Error::AuthFailed => failure(shown(&server), &error),
+            Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&options.key), &error),
+            _ => failure(place, &error),
+        }),
+    }
+}
+
+/// Waits for the lock on a thread of its own, so that the main thread can handle signals meanwhile.
+/// Sets `granted` when the wait is over, however it ended.
+fn wait_on_thread(
+    client: Client,
+    options: &options::Run,
+    granted: Event,
+) -> io::Result<JoinHandle<Result<Option<Guard>, Error>>> {
+    let (key, timeout) = (options.key.clone(), options.timeout);
+    let (lease, limit) = (options.lease, options.limit);
+    thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
             let lock = lock_of(&client, &key, lease, limit);
@@ -49,61 +70,27 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> Outcome {
                 Some(0) => lock.try_acquire(),
                 Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
             };
-            done.set();
+            granted.set();
             guard
-        });
-    let waiting = waiting.map_err(|error| {
-        Failure::new(
-            SYSTEM_ERROR,
-            format_args!("cannot start a thread: {}", reason(&error)),
-        )
-    })?;
-    if let Err(killed) = signals.wait_for(&granted) {
-        return Ok(killed.follow());
-    }
-    let guard = match waiting.join().expect("the thread does not panic") {
-        Err(error @ (Error::Unreachable(_) | Error::AuthFailed)) => {
-            return Err(failure(shown(&server), &error));
-        }
-        Err(error @ (Error::InvalidKey | Error::InvalidArgument(_))) => {
-            return Err(failure(shown(&options.key), &error));
-        }
-        Err(error) => return Err(failure(place, &error)),
-        Ok(None) if busy_ok => return Ok(0),
-        Ok(None) => {
-            return Err(Failure::new(options.busy_status, busy(&place)));
-        }
-        Ok(Some(guard)) => guard,
-    };
-    run_under(guard, options, command, &mut signals)
+        })
 }
 
-fn no_signals(error: &io::Error) -> Failure {
-    Failure::new(
-        SYSTEM_ERROR,
-        format_args!("cannot catch signals: {}", reason(error)),
-    )
-}
-
-fn no_process(why: impl Display) -> Failure {
-    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
-}
-
-/// Runs the command while the guard holds the lock, and gives it back.
+/// Runs the command while the guard holds the lock, and releases the lock.
 fn run_under(
     guard: Guard,
     options: &options::Run,
     command: &[OsString],
     signals: &mut SignalWatch,
-) -> Outcome {
-    let lost = Event::new().map_err(|error| no_signals(&error))?;
-    let confirmed = Event::new().map_err(|error| no_signals(&error))?;
-    let told = lost.clone();
-    guard.on_lost(move |_| told.set());
+) -> CommandResult {
+    let lost = Event::new().map_err(cannot_catch)?;
+    let confirmed = Event::new().map_err(cannot_catch)?;
+    let lost_setter = lost.clone();
+    guard.on_lost(move |_| lost_setter.set());
     let kill_after = Duration::from_secs(options.kill_after);
-    let told = lost.clone();
-    // A command that ignores SIGTERM is killed before the lock can be another's.
-    if !guard.on_silence(kill_after, move || told.set()) {
+    let lost_setter = lost.clone();
+    // A command that ignores SIGTERM is killed before the server can grant the lock to another
+    // holder.
+    if !guard.on_silence(kill_after, move || lost_setter.set()) {
         complain(format_args!(
             "{}: the lease of {} s is less than twice --kill-after, {} s: a command that ignores \
              SIGTERM may outlast it",
@@ -136,24 +123,24 @@ fn run_under(
         inherited: None,
         orphan: Orphan::Ends,
     };
-    let ended = supervise::run(&job, signals, &held).map_err(|error| no_process(reason(&error)))?;
-    if ended == Ended::Lost {
-        // A server that is silent is told of before the lock counts as lost.
-        let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
-        let _ = give_back(guard);
-        return Err(lost_lock(&options.key, &why));
+    let end = supervise::run(&job, signals, &held).map_err(|error| cannot_start(reason(&error)))?;
+    match end {
+        JobEnd::LockLost => {
+            // Without a loss, the server is silent, and the command was ended before the deadline.
+            let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
+            let _ = release(guard);
+            Err(lost_lock(&options.key, &why))
+        }
+        JobEnd::Finished(finish) => {
+            release(guard).map_err(|why| lost_lock(&options.key, &why))?;
+            Ok(finish.follow())
+        }
     }
-    give_back(guard).map_err(|why| lost_lock(&options.key, &why))?;
-    Ok(match ended {
-        Ended::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
-        Ended::Killed(killed) => killed.follow(),
-        Ended::Lost => LOST,
-    })
 }
 
-/// Releases, and says how the lock was lost if it was not ours any more. Does not wait long for a
-/// server that does not answer while the lease runs: to exit is to release as well.
-fn give_back(guard: Guard) -> Result<(), String> {
+/// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
+/// the lease runs: the end of this process ends the connection, and that releases the lock, too.
+fn release(guard: Guard) -> Result<(), String> {
     if let Some(loss) = guard.loss() {
         return Err(loss.to_string());
     }
@@ -165,7 +152,7 @@ fn give_back(guard: Guard) -> Result<(), String> {
             let _ = sender.send(guard.release());
         });
     let released = match releasing {
-        Ok(_) => released.recv_timeout(RELEASE_PATIENCE),
+        Ok(_) => released.recv_timeout(RELEASE_TIMEOUT),
         Err(_) => return Ok(()),
     };
     match released {
@@ -174,6 +161,14 @@ fn give_back(guard: Guard) -> Result<(), String> {
         _ if was_held => Ok(()),
         _ => Err(Loss::Deadline.to_string()),
     }
+}
+
+fn cannot_catch(error: io::Error) -> Failure {
+    system_error("cannot catch signals", &error)
+}
+
+fn cannot_start(why: impl Display) -> Failure {
+    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
 }
 
 fn lost_lock(key: &str, why: &str) -> Failure {

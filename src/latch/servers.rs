@@ -5,18 +5,19 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
+use crate::cli::failure::Failure;
 use crate::client::{check_key, Client, Connection, Settings, Terms};
 use crate::text::reason;
 
 use super::options::Reach;
-use super::{failure, shown, Failure, FILE_ERROR};
+use super::{failure, shown, usage, FILE_ERROR};
 
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
-/// More than any token with white space around it.
+/// The longest token file, in bytes. A token with white space around it is much shorter.
 const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
-/// A client of the servers that the command line, the environment or nobody names.
+/// A client of the servers that the command line names, else LATCH_SERVER, else the default.
 pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     let named: Vec<String> = if reach.servers.is_empty() {
         let listed = variable("LATCH_SERVER")?.unwrap_or_else(|| DEFAULT_SERVER.into());
@@ -31,11 +32,10 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     let mut servers = Vec::new();
     for server in named {
         let parsed = server.parse();
-        servers
-            .push(parsed.map_err(|why| Failure::usage(format_args!("{}: {why}", shown(&server))))?);
+        servers.push(parsed.map_err(|why| usage(format_args!("{}: {why}", shown(&server))))?);
     }
     if servers.is_empty() {
-        return Err(Failure::usage("LATCH_SERVER: it names no server"));
+        return Err(usage("LATCH_SERVER: it names no server"));
     }
     let file = match reach.auth_token_file {
         Some(file) => Some(file.to_owned()),
@@ -43,8 +43,8 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     };
     let auth_token = file.map(|file| read_token(&file)).transpose()?;
     if reach.connect_timeout == 0 {
-        let message = "--connect-timeout: at least 1 second is wanted, not 0";
-        return Err(Failure::usage(message));
+        let message = "invalid value '0' for --connect-timeout: expected at least 1";
+        return Err(usage(message));
     }
     let timeout = Duration::from_secs(reach.connect_timeout);
     let settings = Settings {
@@ -55,15 +55,13 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     Ok(Client::with_settings(servers, settings))
 }
 
-/// A variable that is set and not empty. One that cannot be read is not as good as none: the lock of
-/// another server is another lock.
+/// The value of a variable, or `None` if it is unset or empty. A value that is not UTF-8 is a
+/// failure: the default server may hold another lock under the same key.
 fn variable(name: &str) -> Result<Option<String>, Failure> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
         Err(env::VarError::NotPresent) => Ok(None),
-        Err(env::VarError::NotUnicode(_)) => {
-            Err(Failure::usage(format_args!("{name}: it is not UTF-8")))
-        }
+        Err(env::VarError::NotUnicode(_)) => Err(usage(format_args!("{name}: it is not UTF-8"))),
     }
 }
 
@@ -85,6 +83,7 @@ fn read_token(file: &str) -> Result<String, Failure> {
     ))
 }
 
+/// Connects to the server of the key.
 pub(super) fn connect(
     client: &Client,
     key: &str,
@@ -105,7 +104,7 @@ pub(super) fn connect(
     Ok((connection, terms))
 }
 
-/// The key and its server, for a message about both.
+/// Names the key and its server in a message.
 pub(super) fn place_of(client: &Client, key: &str) -> String {
     let server = client.server_of(key).to_string();
     format!("{} at {}", shown(key), shown(&server))

@@ -7,26 +7,27 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Client, Error};
 use crate::text::{escaped_json, Escaped};
 
 use super::servers::client;
-use super::{boolean, failure, options, report, shown, try_print, unprintable, Failure, Outcome};
+use super::{boolean, failure, options, report, shown, try_print, unprintable};
 
-/// How often `stats --watch` looks.
+/// How often `stats --watch` asks the servers.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How statistics are shown.
+/// The form in which statistics are printed.
 #[derive(Clone, Copy)]
 enum Form {
-    /// As the server answers it.
+    /// The JSON of the server, unchanged.
     Json,
-    /// The same, for a terminal.
+    /// The JSON, escaped for a terminal.
     EscapedJson,
     Table,
 }
 
-pub(super) fn show(options: &options::Stats) -> Outcome {
+pub(super) fn show(options: &options::Stats) -> CommandResult {
     let as_json = boolean("--json", options.json.as_deref())?;
     let watch = boolean("--watch", options.watch.as_deref())?;
     let client = client(options.reach())?;
@@ -45,7 +46,7 @@ pub(super) fn show(options: &options::Stats) -> Outcome {
         let is_over = !watch || failures.len() == client.servers().len();
         let status = report(failures);
         match printed {
-            // Whoever watched may have left; there is nobody to look for then.
+            // The reader of a watch has gone.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
             Err(error) => return Err(unprintable(&error)),
             Ok(()) if is_over => return Ok(status),
@@ -54,7 +55,7 @@ pub(super) fn show(options: &options::Stats) -> Outcome {
     }
 }
 
-/// The statistics of all servers as text, and the failures of those that gave none.
+/// The statistics of all servers as text, and the failures of the servers that gave none.
 fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
     let (mut text, mut failures) = (String::new(), Vec::new());
     let has_names = client.servers().len() > 1;
@@ -78,7 +79,7 @@ fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
                 match form {
                     Form::Table if has_names => text += "no statistics\n",
                     Form::Table => {}
-                    // There is a line for each server, so that they can be told apart.
+                    // Each server has a line, so that the lines can be matched to the servers.
                     Form::Json | Form::EscapedJson => text += "null\n",
                 }
             }
@@ -87,7 +88,7 @@ fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
     (text, failures)
 }
 
-/// Makes a table of the JSON that a server answers to `stats`; `None` if it is not that.
+/// Makes a table of a server's answer to `stats`. `None` if the answer is something else.
 fn render(json: &str) -> Option<String> {
     let stats: Value = serde_json::from_str(json).ok()?;
     let mut rows = vec![["KEY", "HOLDER", "LEASE LEFT", "WAITERS"].map(str::to_owned)];
@@ -125,7 +126,7 @@ fn render(json: &str) -> Option<String> {
     Some(table)
 }
 
-/// A key as it may be shown on a terminal.
+/// The key of an entry, escaped for a terminal.
 fn key_of(entry: &Value) -> Option<String> {
     Some(Escaped(entry.get("key")?.as_str()?.as_bytes()).to_string())
 }
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_a_line_for_each_key_and_nothing_that_moves_the_cursor() {
+    fn a_table_has_a_line_per_key_and_no_control_characters() {
         let json = concat!(
             r#"{"connections":3,"locks":[{"key":"a\u001b[2J","owner_conn_id":7,"#,
             r#""lease_expires_in_s":18.500,"waiters":2}],"semaphores":[{"key":"pool","limit":5,"#,
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_statistics_is_no_table() {
+    fn other_json_makes_no_table() {
         for json in [
             "",
             "{}",

@@ -10,10 +10,9 @@ use rustix::process::{
 };
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
 
-use super::shim::SYSTEM_ERROR;
 use super::signals::{has_job_control, our_group, Foreground, ENDING};
 use super::terminal::{Lending, Terminal};
-use super::{has_living, Ended, HeldLock, Killed};
+use super::{has_living, Finish, HeldLock, JobEnd, Killed};
 
 /// The longest wait for a command to end. Much more would overflow an `Instant`.
 const MAX_KILL_AFTER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -232,17 +231,17 @@ impl<'a> Group<'a> {
 
     /// How the command ended, once its whole group has ended. If the command has ended and others
     /// of the group are left, they are told to end.
-    pub(super) fn ended(&mut self) -> Option<Ended> {
+    pub(super) fn end(&mut self) -> Option<JobEnd> {
         let status = self.status?;
         if self.is_alive() {
             self.terminate();
             return None;
         }
         if self.is_lost {
-            return Some(Ended::Lost);
+            return Some(JobEnd::LockLost);
         }
-        Some(match status.signal() {
-            Some(signal) => Ended::Killed(Killed {
+        Some(JobEnd::Finished(match status.signal() {
+            Some(signal) => Finish::Killed(Killed {
                 signal,
                 foreground: match self.passed_on == Some(signal) {
                     // We received this signal, and passed it on: it was not typed.
@@ -250,8 +249,8 @@ impl<'a> Group<'a> {
                     false => self.foreground,
                 },
             }),
-            None => Ended::Exited(status.code().unwrap_or(SYSTEM_ERROR)),
-        })
+            None => Finish::Exited(exit_status(status)),
+        }))
     }
 
     /// When to look again even without a signal: for the kill, and for processes of the group that
@@ -266,4 +265,10 @@ impl<'a> Group<'a> {
         // This fails if the group has ended, and then it needs no signal.
         let _ = kill_process_group(self.leader, signal);
     }
+}
+
+/// The status of a command that has exited, which the system keeps in eight bits.
+fn exit_status(status: ExitStatus) -> u8 {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.unwrap_or(u8::MAX)
 }

@@ -31,15 +31,33 @@ pub enum Orphan {
     GoesOn,
 }
 
-/// How a command under a lock ended.
+/// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum JobEnd {
+    /// The command finished while the lock was held.
+    Finished(Finish),
+    /// This program ended the command, because the lock was lost.
+    LockLost,
+}
+
+/// How a command finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
     /// It exited with this status.
-    Exited(i32),
+    Exited(u8),
     /// A signal ended it.
     Killed(Killed),
-    /// This program ended it, because the lock was lost.
-    Lost,
+}
+
+impl Finish {
+    /// Returns the exit status of the command, or ends this process by the signal that ended the
+    /// command ([`Killed::follow`]). Call it last.
+    pub fn follow(self) -> u8 {
+        match self {
+            Finish::Exited(status) => status,
+            Finish::Killed(killed) => killed.follow(),
+        }
+    }
 }
 
 /// The lock that a command runs under, as the supervisor sees it.

@@ -20,7 +20,7 @@ use rustix::process::{getpid, set_child_subreaper, Pid};
 
 pub use event::Event;
 use group::Group;
-pub use job::{Ended, HeldLock, Job, Orphan};
+pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};
 use signals::Foreground;
 pub use signals::{Killed, SignalWatch};
@@ -31,7 +31,7 @@ use terminal::{Lending, Terminal};
 /// # Errors
 ///
 /// If the job cannot be started.
-pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<Ended> {
+pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<JobEnd> {
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
@@ -44,8 +44,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     let mut group = Group::new(leader, terminal, lending, lock, job.kill_after);
     loop {
         group.reap();
-        if let Some(ended) = group.ended() {
-            return Ok(ended);
+        if let Some(end) = group.end() {
+            return Ok(end);
         }
         for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
             group.handle(signal);

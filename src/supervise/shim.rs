@@ -35,7 +35,7 @@ const NOT_FOUND: i32 = 127;
 /// Exit status: the command was found, but could not be run.
 const CANNOT_RUN: i32 = 126;
 /// Exit status: the system failed.
-pub(super) const SYSTEM_ERROR: i32 = 71;
+const SYSTEM_ERROR: i32 = 71;
 
 /// Checks, before a wait for a lock, that a command can be started: that /proc is mounted.
 pub fn check_proc() -> Result<(), String> {
