@@ -1,3 +1,4 @@
 //! What the programs' command lines have in common.
 
 pub mod arguments;
+pub mod failure;

@@ -1,8 +1,8 @@
-//! The other half of fencing, for the shell: a file that remembers the highest fence which a resource
-//! has seen.
+//! `latch fence-check`: compares a token's fence with the highest that a resource has seen.
 //!
-//! The file holds the fence as 16 hex digits and a line feed, written in one call to where it always
-//! stands: a caller that is killed has written all of it or nothing. Callers take turns by flock.
+//! A file holds the highest fence as 16 hex digits and a line feed, written in one call at offset
+//! 0. A caller that is killed has written all of it or nothing. A lock on the file (flock) lets one
+//! caller in at a time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -10,30 +10,46 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::cli::failure::{CommandResult, Failure};
 use crate::sys::directory::{lock_within, Directory};
+use crate::text::reason;
+
+use super::{options, shown, token, FILE_ERROR, OUTDATED};
 
 const RECORD_LEN: usize = 17;
 
 /// How long other callers may keep the file locked. Each of them needs one write to the disk.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a fence is to a resource.
+/// How a fence compares with the highest that a resource has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// As high as any before, or higher; remembered now.
+enum Verdict {
+    /// It is as high, or higher. The file has it now.
     Current,
-    /// Lower than one before: somebody else has held the lock since.
+    /// It is lower: another holder has had the lock since.
     Outdated,
 }
 
-/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is higher.
-/// Blocks while another caller does the same, for at most five seconds.
+pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
+    let token = token(&options.token)?;
+    match check(Path::new(&options.file), token.fence()) {
+        Ok(Verdict::Current) => Ok(0),
+        Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
+        Err(error) => Err(Failure::new(
+            FILE_ERROR,
+            format_args!("{}: {}", shown(&options.file), reason(&error)),
+        )),
+    }
+}
+
+/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is
+/// higher. Blocks while another caller does the same, for at most five seconds.
 ///
 /// # Errors
 ///
 /// If the file cannot be read or written, holds something else, or stays locked. Then nothing is
 /// certain.
-pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
+fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -41,7 +57,7 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
         .truncate(false)
         .open(file)?;
     if !opened.metadata()?.is_file() {
-        // A device would forget the fence, and a pipe would keep us waiting.
+        // A device would not keep the fence, and a pipe would block.
         let reason = "it is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     }
@@ -60,10 +76,10 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
     }
-    // Also what is there already: a caller that was killed may have written it and no more.
+    // Sync also a fence that was there before: a killed caller may have written it without a sync.
     opened.sync_all()?;
     if highest.is_none() {
-        // A link may name a file in another directory.
+        // The path may be a symbolic link to a file in another directory.
         Directory::of(&fs::canonicalize(file)?)?.sync()?;
     }
     Ok(Verdict::Current)

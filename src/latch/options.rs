@@ -9,12 +9,12 @@ pub(super) const BOOLEANS: [&str; 3] = ["--busy-ok", "--json", "--watch"];
 #[derive(FromArgs, Debug)]
 pub(super) struct Flags {
     #[argh(subcommand)]
-    pub(super) command: Command,
+    pub(super) command: SubCommand,
 }
 
 #[derive(FromArgs, Debug)]
 #[argh(subcommand)]
-pub(super) enum Command {
+pub(super) enum SubCommand {
     Run(Run),
     Wait(Wait),
     Acquire(Acquire),

@@ -1,4 +1,4 @@
-//! What `sema` says, to people and in JSON.
+//! The output of `sema`: text for people, and JSON.
 
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::lockfile::{Alive, Busy, Obstacle, Status};
 use crate::text::Plain;
 
-/// A JSON object whose keys stand in the order in which they were added.
+/// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
 pub(super) struct Object(Vec<(&'static str, Member)>);
 
@@ -48,7 +48,7 @@ impl Object {
         self
     }
 
-    /// In one line, without an end of line.
+    /// One line of JSON, without a line feed.
     pub(super) fn compact(&self) -> String {
         let members: Vec<String> = self
             .0
@@ -61,7 +61,8 @@ impl Object {
         format!("{{{}}}", members.join(","))
     }
 
-    /// A key to a line, indented by two blanks for each level, without an end of line.
+    /// JSON with one key in each line, indented by two spaces for each level, without a last line
+    /// feed.
     pub(super) fn pretty(&self) -> String {
         self.pretty_at("\n")
     }
@@ -82,7 +83,7 @@ impl Object {
         format!("{{{inside}{}{line_break}}}", members.join(&separator))
     }
 
-    /// `key: value` lines for people: texts without quotes, what is in them escaped.
+    /// Lines of `key: value` for people. Texts have no quotes, and are escaped.
     pub(super) fn lines(&self) -> String {
         let lines = self.0.iter().map(|(key, member)| match member {
             Member::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
@@ -93,8 +94,8 @@ impl Object {
     }
 }
 
-/// `{"locked":true,"pid":N,"since":T}`: zeros, and why, where the file does not say; and what else is in the
-/// way.
+/// A lock that is held, as `{"locked":true,"pid":N,"since":T}`: with zeros, and an `error`, if the
+/// file does not say, and with a `note` if something else prevents the grant, too.
 pub(super) fn held(busy: &Busy) -> Object {
     let status = &busy.status;
     Object::new()
@@ -105,10 +106,10 @@ pub(super) fn held(busy: &Busy) -> Object {
         .with_any("note", note(busy.obstacle))
 }
 
-/// What a file says that is no lock file, or none that we may read.
+/// The error of a file that is not a lock file, or that this user may not read.
 const UNREADABLE: &str = "contents unreadable";
 
-/// All of a status; with its path if it is one of several.
+/// A status as JSON, with the path of a slot.
 pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
@@ -127,7 +128,7 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
         .with("token", status.token.clone())
 }
 
-/// All of a status, one `key: value` a line; with its path if it is one of several.
+/// A status as lines of `key: value`, with the path of a slot.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     let mut text = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
     text.push_str(&format!("locked: {}\n", status.is_locked));
@@ -153,7 +154,7 @@ pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     text
 }
 
-/// Who is in the way, in lines that are indented, below one that says of what.
+/// The holder of a lock, in indented lines.
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     let status = &busy.status;
     let mut text = String::new();
@@ -174,7 +175,7 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     text
 }
 
-/// What is in the way if it is not just that somebody holds the lock.
+/// What prevents a grant besides a holder.
 fn note(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::NotStale | Obstacle::Locked => None,
@@ -182,8 +183,8 @@ fn note(obstacle: Obstacle) -> Option<&'static str> {
         Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
-        Obstacle::NoLocks => Some("stale, but the file system knows no locks on files"),
-        Obstacle::Contended => Some("somebody else reached for it at the same time"),
+        Obstacle::NoLocks => Some("stale, but the file system does not support locks on files"),
+        Obstacle::Contended => Some("another process tried to take it at the same time"),
     }
 }
 
@@ -203,7 +204,7 @@ fn alive(alive: Alive) -> &'static str {
     }
 }
 
-/// Prints on stdout. That nobody reads it any more is no failure.
+/// Prints on stdout. A closed pipe is no failure.
 pub(super) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     match stdout
@@ -215,7 +216,7 @@ pub(super) fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints on stderr. Should that fail, there is nobody left to tell.
+/// Prints on stderr. If that fails, the exit status still tells of the failure.
 pub(super) fn complain(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
@@ -225,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_keeps_its_order_and_is_json() {
+    fn an_object_is_json_and_keeps_the_order_of_its_keys() {
         let object = Object::new()
             .with("z", 1)
             .with("a", "say \"hi\"\n\u{1b}")
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pretty_form_is_that_of_two_blanks() {
+    fn the_pretty_form_is_indented_by_two_spaces() {
         let inner = Object::new().with("b", true).with("a", "x");
         let object = Object::new()
             .with("z", 1)
@@ -247,7 +248,10 @@ mod tests {
         let text = object.pretty();
         assert_eq!(
             text,
-            "{\n  \"z\": 1,\n  \"inner\": {\n    \"b\": true,\n    \"a\": \"x\"\n  },\n  \"none\": null\n}"
+            concat!(
+                "{\n  \"z\": 1,\n  \"inner\": {\n    \"b\": true,\n    \"a\": \"x\"\n  },\n",
+                "  \"none\": null\n}"
+            )
         );
         let back: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(back["inner"]["b"], true);
