@@ -1,4 +1,4 @@
-//! Sockets: binding, accepting, reading lines within bounds, noticing who has gone away.
+//! Sockets: binding, accepting, reading lines within bounds, noticing peers that have gone away.
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
@@ -9,4 +9,5 @@ pub mod lines;
 pub mod listener;
 pub mod stream;
 mod telnet;
+pub mod unix_path;
 pub mod workers;

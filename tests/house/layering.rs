@@ -26,7 +26,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["sema", "cli", "supervise", "lockfile", "sys", "text"],
     ),
     // shared by programs
-    ("server", &["net", "text", "log"]),
+    ("server", &["cli", "net", "sys", "text", "log"]),
     ("cli", &["text"]),
     ("supervise", &["sys", "text"]),
     // services
