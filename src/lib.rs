@@ -32,27 +32,47 @@
 //! - The order of fences is the order of grants.
 
 #![forbid(unsafe_code)]
+// The modules that the library shares with the programs have parts that only the programs use.
+#![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "programs")]
 mod cli;
 pub mod client;
+#[cfg(feature = "programs")]
 mod fence;
+#[cfg(feature = "programs")]
 mod latch;
+#[cfg(feature = "programs")]
 mod latchd;
+#[cfg(feature = "programs")]
 mod lfpd;
 pub mod lockfile;
+#[cfg(feature = "programs")]
 mod log;
+#[cfg(feature = "programs")]
 mod manager;
 mod net;
 mod protocol;
+#[cfg(feature = "programs")]
 mod sema;
+#[cfg(feature = "programs")]
 mod server;
+#[cfg(feature = "programs")]
 mod supervise;
 mod sys;
 mod table;
 mod text;
 mod token;
 
+#[cfg(feature = "programs")]
+#[doc(hidden)]
 pub use latch::main as latch_main;
+#[cfg(feature = "programs")]
+#[doc(hidden)]
 pub use latchd::main as latchd_main;
+#[cfg(feature = "programs")]
+#[doc(hidden)]
 pub use lfpd::main as lfpd_main;
+#[cfg(feature = "programs")]
+#[doc(hidden)]
 pub use sema::main as sema_main;

@@ -3,12 +3,11 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{bounded, unbounded, Receiver, Sender};
-use parking_lot::Mutex;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 
 use super::connection::{Connection, Grant, Terms, Token};
@@ -91,6 +90,13 @@ struct Shared {
     hold: Mutex<Hold>,
 }
 
+impl Shared {
+    /// No callback runs under the mutex, so what a panic leaves behind is whole.
+    fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 struct Hold {
     /// Until when the lock is certainly ours.
     deadline: Moment,
@@ -140,7 +146,7 @@ impl Guard {
         // Each ring is heard once, so that orders that come together are all carried out.
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
-        let (orders, inbox) = unbounded();
+        let (orders, inbox) = channel();
         let keeper = Keeper {
             connection,
             key: key.to_owned(),
@@ -184,20 +190,20 @@ impl Guard {
 
     /// Whether the lock is certainly ours at this moment. Does not block.
     pub fn is_held(&self) -> bool {
-        let hold = self.shared.hold.lock();
+        let hold = self.shared.hold();
         hold.loss.is_none() && Moment::now() < hold.deadline
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
     /// [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
-        self.shared.hold.lock().loss
+        self.shared.hold().loss
     }
 
     /// Has `callback` called once when the lock is lost, on the keeper's thread; at once, on this
     /// one, if it is lost already. It replaces an earlier callback.
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
-        let mut hold = self.shared.hold.lock();
+        let mut hold = self.shared.hold();
         match hold.loss {
             None => {
                 let earlier = hold.on_lost.replace(Box::new(callback));
@@ -225,7 +231,7 @@ impl Guard {
             callback: Box::new(callback),
         });
         let is_fit = silence.is_some();
-        let earlier = std::mem::replace(&mut self.shared.hold.lock().on_silence, silence);
+        let earlier = std::mem::replace(&mut self.shared.hold().on_silence, silence);
         // What it holds may ask this guard when it is dropped.
         drop(earlier);
         self.ring();
@@ -235,7 +241,7 @@ impl Guard {
     /// Renews now, and says whether the lock is still ours. Blocks for the server's answer, but not
     /// beyond the end of the lease.
     pub fn renew(&self) -> bool {
-        let (answer, answered) = bounded(1);
+        let (answer, answered) = channel();
         self.renew_and(move |is_held| {
             let _ = answer.send(is_held);
         });
@@ -257,7 +263,7 @@ impl Guard {
     /// [`Error::Refused`] if the lock was no longer ours, [`Error::Closed`] if it had been lost before,
     /// or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
-        let (answer, answered) = bounded(1);
+        let (answer, answered) = channel();
         self.give(Order::Release(answer));
         let released = answered.recv().unwrap_or(Err(Error::Closed));
         self.join();
@@ -289,11 +295,11 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.keeper.is_some() {
             // Nobody is told about a loss that a release has made pointless.
-            let mut hold = self.shared.hold.lock();
+            let mut hold = self.shared.hold();
             let callbacks = (hold.on_lost.take(), hold.on_silence.take());
             drop(hold);
             drop(callbacks);
-            let (answer, _) = bounded(1);
+            let (answer, _) = channel();
             self.give(Order::Release(answer));
             self.join();
         }
@@ -348,7 +354,7 @@ impl Keeper {
         // Orders are answered no more; a callback that gives one would wait for ever.
         drop(self.inbox);
         drop((self.asking, self.answering, self.releasing));
-        let mut hold = self.shared.hold.lock();
+        let mut hold = self.shared.hold();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
         drop(hold);
@@ -383,7 +389,7 @@ impl Keeper {
             self.send(now)?;
         }
         if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
-            let silence = self.shared.hold.lock().on_silence.take();
+            let silence = self.shared.hold().on_silence.take();
             if let Some(silence) = silence {
                 (silence.callback)();
             }
@@ -435,7 +441,7 @@ impl Keeper {
 
     /// How long before the deadline the silence of the server is to be told.
     fn lead(&self) -> Option<Duration> {
-        let hold = self.shared.hold.lock();
+        let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
         lead.filter(|lead| fits(*lead, self.lease))
     }
@@ -460,7 +466,7 @@ impl Keeper {
         self.lease = lease;
         self.counted_from = sent_at;
         let deadline = self.deadline();
-        self.shared.hold.lock().deadline = deadline;
+        self.shared.hold().deadline = deadline;
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);
         }
@@ -527,7 +533,7 @@ mod tests {
                     on_silence: None,
                 }),
             }),
-            orders: unbounded().0,
+            orders: channel().0,
             bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")),
             keeper: None,
             grant: Grant { token, lease },

@@ -2,12 +2,20 @@
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
+#[cfg(feature = "programs")]
 pub mod connections;
+#[cfg(feature = "programs")]
 pub mod hangup;
+#[cfg(feature = "programs")]
 pub mod inherited;
+#[cfg(feature = "programs")]
 pub mod lines;
+#[cfg(feature = "programs")]
 pub mod listener;
 pub mod stream;
+#[cfg(feature = "programs")]
 mod telnet;
+#[cfg(feature = "programs")]
 pub mod unix_path;
+#[cfg(feature = "programs")]
 pub mod workers;

@@ -2,4 +2,5 @@
 
 pub mod reply;
 pub mod request;
+#[cfg(feature = "programs")]
 pub mod stats;

@@ -6,6 +6,7 @@ mod support;
 mod completions;
 mod examples;
 mod layering;
+mod library;
 mod manual;
 mod readme;
 mod tidy;
