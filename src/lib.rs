@@ -6,7 +6,7 @@
 //!   bins        bin/latchd        bin/lfpd        bin/latch         bin/sema
 //!   programs    latchd/           lfpd/           latch/            sema/
 //!   shared      server/  cli/                     supervise/  cli/
-//!   services    manager  fence/                   client/           lockfile/
+//!   services    arbiter/ fence/                   client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
 //!   ground      net/   sys/   text   log
@@ -17,7 +17,7 @@
 //! # The route of an `l`
 //!
 //! `net::listener` accepts, `net::workers` lends a thread, and `latchd::session` reads three lines
-//! through `net::lines`. `protocol::request` makes a request of them. The session asks the `manager`,
+//! through `net::lines`. `protocol::request` makes a request of them. The session asks the `arbiter`,
 //! which locks its mutex, reads the clock and lets the `table` decide: granted, queued, or refused.
 //! If queued, the session sleeps on its connection's condvar; whoever frees the slot, be it a
 //! release, a disconnect or the reaper at the lease's end, has the table promote the first in line
@@ -36,6 +36,8 @@
 #![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "programs")]
+mod arbiter;
+#[cfg(feature = "programs")]
 mod cli;
 pub mod client;
 #[cfg(feature = "programs")]
@@ -49,8 +51,6 @@ mod lfpd;
 pub mod lockfile;
 #[cfg(feature = "programs")]
 mod log;
-#[cfg(feature = "programs")]
-mod manager;
 mod net;
 mod protocol;
 #[cfg(feature = "programs")]

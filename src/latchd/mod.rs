@@ -22,11 +22,11 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
+use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
 use crate::fence::file::{self, Reserver};
 use crate::fence::mint::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
-use crate::manager::{Manager, Rules};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited;
@@ -115,7 +115,7 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
     let listeners = listen(&options.sockets, inherited)?;
     warn_about(&options);
-    let manager = Arc::new(Manager::new(
+    let arbiter = Arc::new(Arbiter::new(
         &Rules {
             caps: Caps {
                 max_locks: options.max_locks,
@@ -136,8 +136,8 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         salts,
     ));
     if let Some(reserver) = reserver {
-        let manager = Arc::clone(&manager);
-        spawn("fences", move || reserver.run(|| manager.tokens_are_back())).map_err(no_thread)?;
+        let arbiter = Arc::clone(&arbiter);
+        spawn("fences", move || reserver.run(|| arbiter.tokens_are_back())).map_err(no_thread)?;
     }
     let allowed = what_the_machine_allows();
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
@@ -173,7 +173,7 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         env!("CARGO_PKG_VERSION"),
         worst_case.div_ceil(1024 * 1024)
     );
-    serve(&listeners, &manager, &connections, &session_rules)?;
+    serve(&listeners, &arbiter, &connections, &session_rules)?;
     if let (true, Some(port)) = (
         options.print_port,
         listeners.iter().find_map(|listener| listener.port()),
@@ -189,7 +189,7 @@ fn run(options: Options, inherited: Vec<Listener>) -> Result<ExitCode, String> {
         warn!("cannot-notify error=\"{error}\"");
     }
 
-    let status = wait_for_the_end(&signals, &manager, &connections, &options);
+    let status = wait_for_the_end(&signals, &arbiter, &connections, &options);
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
@@ -213,7 +213,7 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
 /// Starts everything that serves; each on its own thread, and none of them ends.
 fn serve(
     listeners: &Arc<[Listener]>,
-    manager: &Arc<Manager>,
+    arbiter: &Arc<Arbiter>,
     connections: &Arc<Connections>,
     session_rules: &Arc<SessionRules>,
 ) -> Result<(), String> {
@@ -221,15 +221,15 @@ fn serve(
         .map_err(|error| format!("cannot watch for hang-ups: {}", reason(&error)))?;
     let watch = Arc::new(watch);
     let workers = {
-        let (manager, watch) = (Arc::clone(manager), Arc::clone(&watch));
+        let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let (connections, rules) = (Arc::clone(connections), Arc::clone(session_rules));
         Arc::new(Workers::new(move |admission: Admission| {
-            converse(&admission, &manager, &watch, &connections, &rules);
+            converse(&admission, &arbiter, &watch, &connections, &rules);
         }))
     };
-    let reaper = Arc::clone(manager);
+    let reaper = Arc::clone(arbiter);
     spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
-    let (reporter, senders) = (Arc::clone(manager), Arc::clone(connections));
+    let (reporter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
     spawn("hangup", move || {
         let error = watch.run(|id, sign| match sign {
             Sign::HungUp => reporter.hang_up(ConnId(id)),
@@ -256,15 +256,15 @@ fn no_thread(error: io::Error) -> String {
 /// One connection, from its admission to its end.
 fn converse(
     admission: &Admission,
-    manager: &Arc<Manager>,
+    arbiter: &Arc<Arbiter>,
     watch: &HangupWatch,
     connections: &Connections,
     rules: &SessionRules,
 ) {
     let stream = admission.stream();
-    let connection = manager.connect(ConnId(admission.id()));
+    let seat = arbiter.connect(ConnId(admission.id()));
     match watch.watch(stream, admission.id()) {
-        Ok(()) => session::serve(stream, connection, rules, connections, watch),
+        Ok(()) => session::serve(stream, seat, rules, connections, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }
@@ -273,11 +273,11 @@ fn converse(
 /// SIGNALS).
 fn wait_for_the_end(
     signals: &Receiver<i32>,
-    manager: &Manager,
+    arbiter: &Arbiter,
     connections: &Arc<Connections>,
     options: &Options,
 ) -> ExitCode {
-    if !wait_for_a_signal(signals, manager, connections, options.idle_exit) {
+    if !wait_for_a_signal(signals, arbiter, connections, options.idle_exit) {
         // Whoever has heard READY may have stopped listening since.
         let _ = notify::notify("STOPPING=1\nSTATUS=Nobody is here");
         info!("stopping reason=idle");
@@ -285,7 +285,7 @@ fn wait_for_the_end(
     }
     info!("draining");
     let _ = notify::notify("STOPPING=1\nSTATUS=Draining");
-    let drained = manager.begin_drain();
+    let drained = arbiter.begin_drain();
     let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
     select! {
         recv(signals) -> _ => {
@@ -318,7 +318,7 @@ fn wait_for_the_end(
 /// `idle_exit` (`false`; then nobody is let in any more).
 fn wait_for_a_signal(
     signals: &Receiver<i32>,
-    manager: &Manager,
+    arbiter: &Arbiter,
     connections: &Connections,
     idle_exit: Option<Duration>,
 ) -> bool {
@@ -331,10 +331,10 @@ fn wait_for_a_signal(
         }
         let Some(idle_exit) = idle_exit else { continue };
         let now = Instant::now();
-        let last_held = manager.last_held().unwrap_or(started);
+        let last_held = arbiter.last_held().unwrap_or(started);
         let quiet_since = connections.empty_since().unwrap_or(now).max(last_held);
         let idle_for = now.saturating_duration_since(quiet_since);
-        if idle_for >= idle_exit && connections.close_if_empty(|| !manager.has_holders()) {
+        if idle_for >= idle_exit && connections.close_if_empty(|| !arbiter.has_holders()) {
             return false;
         }
         // Whoever is here now keeps us for at least that long.

@@ -1,7 +1,7 @@
-//! One connection's conversation: read a request, ask the manager, write the reply, in order.
+//! One connection's conversation: read a request, ask the arbiter, write the reply, in order.
 //!
 //! The session's thread is the only one that writes to its socket. It may block in three places: in
-//! a read, in a write, and in [`Connection::wait`]; each is bounded, and no other client notices.
+//! a read, in a write, and in [`Seat::wait`]; each is bounded, and no other client notices.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
+use crate::arbiter::{Outcome, Seat};
 use crate::log::SourceThrottle;
-use crate::manager::{Connection, Outcome};
 use crate::net::connections::Connections;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -69,15 +69,15 @@ enum Ending {
     AuthFailed,
 }
 
-/// Serves a connection until it ends. What it holds then does what the manager's rules say.
+/// Serves a connection until it ends. What it holds then does what the arbiter's rules say.
 pub fn serve(
     stream: &Stream,
-    connection: Connection,
+    seat: Seat,
     rules: &SessionRules,
     connections: &Connections,
     watch: &HangupWatch,
 ) {
-    let conn = connection.id();
+    let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
     let mut session = Session {
@@ -88,7 +88,7 @@ pub fn serve(
         out: Vec::new(),
         authenticated: rules.auth_token.is_none(),
         claims: Claims {
-            connection,
+            seat,
             rules,
             connections,
             phases: Phases::default(),
@@ -184,13 +184,13 @@ impl Session<'_> {
     /// A peer that fills its window behind the wait counts as gone; that it sends anything is looked at
     /// only when the wait is long.
     fn wait_and_watch(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
-        let connection = &self.claims.connection;
+        let seat = &self.claims.seat;
         let heed = |input| {
             // Should this fail, a peer that floods us is seen to leave only later.
-            let _ = self.watch.set_input(self.stream, connection.id().0, input);
+            let _ = self.watch.set_input(self.stream, seat.id().0, input);
         };
         let mut is_long = false;
-        let outcome = connection.wait_and_tell(ticket, wait_timeout, || {
+        let outcome = seat.wait_and_tell(ticket, wait_timeout, || {
             is_long = true;
             heed(Input::Heeded);
         });
@@ -203,11 +203,11 @@ impl Session<'_> {
     /// Statistics can be large, and a peer need not read them: they are written as they are made, so
     /// that they take no more memory than any other reply.
     fn show_stats(&mut self) -> Result<(), Ending> {
-        let manager = self.claims.connection.manager();
+        let arbiter = self.claims.seat.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
             self.claims.connections.count(),
-            |after| manager.snapshot(after, stats::PAGE_LEN),
+            |after| arbiter.snapshot(after, stats::PAGE_LEN),
             &mut self.out,
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
@@ -217,7 +217,7 @@ impl Session<'_> {
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            let conn = self.claims.connection.id();
+            let conn = self.claims.seat.id();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         reply.write(&mut self.out);
@@ -391,7 +391,7 @@ enum Step {
 
 /// The requests of one connection, carried out.
 struct Claims<'a> {
-    connection: Connection,
+    seat: Seat,
     rules: &'a SessionRules,
     connections: &'a Connections,
     phases: Phases,
@@ -413,7 +413,7 @@ impl Claims<'_> {
             }
         };
         if let Request::Acquire { key, .. } | Request::Enqueue { key, .. } = request {
-            let conn = self.connection.id();
+            let conn = self.seat.id();
             trace!("asked key={} conn={conn}", Escaped(key.as_bytes()));
         }
         match request {
@@ -426,7 +426,7 @@ impl Claims<'_> {
             } => {
                 let lease = lease.unwrap_or(self.rules.default_lease);
                 if wait_timeout.is_zero() || !may_wait {
-                    let tried = self.connection.try_acquire(key, kind, limit, lease);
+                    let tried = self.seat.try_acquire(key, kind, limit, lease);
                     return match tried {
                         Ok(Some(grant)) => Step::Reply(Reply::Granted(grant)),
                         Ok(None) if wait_timeout.is_zero() => Step::Reply(Reply::Timeout),
@@ -434,7 +434,7 @@ impl Claims<'_> {
                         Err(refusal) => Step::Reply(Reply::Refused(refusal)),
                     };
                 }
-                match self.connection.enqueue(key, kind, limit, lease) {
+                match self.seat.enqueue(key, kind, limit, lease) {
                     Ok(Claim::Acquired(grant)) => Step::Reply(Reply::Granted(grant)),
                     Ok(Claim::Queued(ticket)) => Step::Wait(ticket, wait_timeout),
                     Err(refusal) => Step::Reply(Reply::Refused(refusal)),
@@ -448,13 +448,13 @@ impl Claims<'_> {
             } => {
                 let lease = lease.unwrap_or(self.rules.default_lease);
                 if !self.make_way(key, kind) {
-                    return Step::Reply(if self.connection.manager().is_draining() {
+                    return Step::Reply(if self.seat.arbiter().is_draining() {
                         Reply::Refused(Refusal::Draining)
                     } else {
                         Reply::AlreadyEnqueued
                     });
                 }
-                Step::Reply(match self.connection.enqueue(key, kind, limit, lease) {
+                Step::Reply(match self.seat.enqueue(key, kind, limit, lease) {
                     Ok(Claim::Acquired(grant)) => {
                         self.phases.insert(kind, key, Phase::Acquired(grant));
                         Reply::Acquired(grant)
@@ -473,29 +473,29 @@ impl Claims<'_> {
             } => match self.phases.remove(kind, key) {
                 None => Step::Reply(Reply::NotEnqueued),
                 Some(Phase::Acquired(grant)) => {
-                    let renewed = self.connection.renew(key, kind, grant.token, grant.lease);
+                    let renewed = self.seat.renew(key, kind, grant.token, grant.lease);
                     Step::Reply(match renewed {
                         Ok(()) => Reply::Granted(grant),
                         Err(_) => Reply::Refused(Refusal::LeaseExpired),
                     })
                 }
-                Some(Phase::Queued(ticket)) => match self.connection.collect(ticket) {
+                Some(Phase::Queued(ticket)) => match self.seat.collect(ticket) {
                     Progress::Granted(grant) => Step::Reply(Reply::Granted(grant)),
                     Progress::Refused(refusal) => Step::Reply(Reply::Refused(refusal)),
                     // Its turn has come, and it keeps its place; but who knows for how long the mint
                     // has no token.
-                    Progress::Waiting if self.connection.is_owed(ticket) => {
+                    Progress::Waiting if self.seat.is_owed(ticket) => {
                         self.phases.insert(kind, key, Phase::Queued(ticket));
                         Step::Reply(Reply::Refused(Refusal::NoToken))
                     }
                     Progress::Waiting if wait_timeout.is_zero() => {
-                        Step::Reply(reply_to(self.connection.wait(ticket, wait_timeout)))
+                        Step::Reply(reply_to(self.seat.wait(ticket, wait_timeout)))
                     }
                     Progress::Waiting => Step::Wait(ticket, wait_timeout),
                 },
             },
             Request::Release { key, kind, token } => {
-                Step::Reply(match self.connection.release(key, kind, token) {
+                Step::Reply(match self.seat.release(key, kind, token) {
                     Ok(()) => {
                         self.end_phase(key, kind, token);
                         Reply::Ok
@@ -510,7 +510,7 @@ impl Claims<'_> {
                 lease,
             } => {
                 let lease = lease.unwrap_or(self.rules.default_lease);
-                Step::Reply(match self.connection.renew(key, kind, token, lease) {
+                Step::Reply(match self.seat.renew(key, kind, token, lease) {
                     Ok(()) => Reply::Renewed(lease),
                     Err(refusal) => Reply::Refused(refusal),
                 })
@@ -526,11 +526,11 @@ impl Claims<'_> {
     /// there is one that is alive.
     fn make_way(&mut self, key: &str, kind: Kind) -> bool {
         if let Some(phase) = self.phases.get(kind, key) {
-            if !is_dead(&self.connection, key, kind, phase) {
+            if !is_dead(&self.seat, key, kind, phase) {
                 return false;
             }
             self.phases.remove(kind, key);
-            bury(&self.connection, phase);
+            bury(&self.seat, phase);
         }
         self.forget_the_dead();
         true
@@ -542,11 +542,11 @@ impl Claims<'_> {
         if self.phases.len() < self.sweep_at {
             return;
         }
-        let connection = &self.connection;
+        let seat = &self.seat;
         self.phases.retain(|kind, key, phase| {
-            let is_alive = !is_dead(connection, key, kind, phase);
+            let is_alive = !is_dead(seat, key, kind, phase);
             if !is_alive {
-                bury(connection, phase);
+                bury(seat, phase);
             }
             is_alive
         });
@@ -569,7 +569,7 @@ impl Claims<'_> {
         if self.phases.len() > 0 {
             return Some(self.rules.read_timeout);
         }
-        let closes_at = self.connection.last_busy()? + self.rules.read_timeout;
+        let closes_at = self.seat.last_busy()? + self.rules.read_timeout;
         let left = closes_at.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
@@ -580,7 +580,7 @@ impl Claims<'_> {
             let (reason, code) = error.describe();
             debug!(
                 "refused conn={} reason={reason} code={code} command={}",
-                self.connection.id(),
+                self.seat.id(),
                 Escaped(command)
             );
         }
@@ -589,16 +589,16 @@ impl Claims<'_> {
 }
 
 /// Whether an entry's token has died: its lease is over, or it was released elsewhere.
-fn is_dead(connection: &Connection, key: &str, kind: Kind, phase: Phase) -> bool {
+fn is_dead(seat: &Seat, key: &str, kind: Kind, phase: Phase) -> bool {
     match phase {
-        Phase::Acquired(grant) => !connection.is_held(key, kind, grant.token),
-        Phase::Queued(ticket) => connection.has_lapsed(ticket),
+        Phase::Acquired(grant) => !seat.is_held(key, kind, grant.token),
+        Phase::Queued(ticket) => seat.has_lapsed(ticket),
     }
 }
 
 /// Spends the ticket of an entry that is dropped.
-fn bury(connection: &Connection, phase: Phase) {
+fn bury(seat: &Seat, phase: Phase) {
     if let Phase::Queued(ticket) = phase {
-        connection.cancel(ticket);
+        seat.cancel(ticket);
     }
 }

@@ -52,7 +52,7 @@ pub use staleness::{Alive, StaleRule};
 pub(crate) use status::Unlockable;
 pub use status::{Busy, Cleaned, Status};
 pub use takeover::Obstacle;
-pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, Patience, Waited};
+pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, Patience};
 pub(crate) use watch::Flag;
 
 use files::{LockFiles, Making};

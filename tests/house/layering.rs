@@ -9,7 +9,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "latchd",
         &[
-            "latchd", "server", "cli", "manager", "fence", "protocol", "table", "token", "net",
+            "latchd", "server", "cli", "arbiter", "fence", "protocol", "table", "token", "net",
             "sys", "text", "log",
         ],
     ),
@@ -30,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["text"]),
     ("supervise", &["sys", "text"]),
     // services
-    ("manager", &["table", "token", "fence"]),
+    ("arbiter", &["table", "token", "fence"]),
     ("fence", &["token", "sys", "text"]),
     ("client", &["client", "protocol", "token", "net", "text"]),
     ("lockfile", &["lockfile", "sys", "text"]),
@@ -71,7 +71,7 @@ const IMPURE: &[&str] = &[
     "log::",
     "rustix",
     "crossbeam",
-    "crate::manager",
+    "crate::arbiter",
     "crate::net",
     "crate::fence::mint",
 ];

@@ -28,7 +28,7 @@ const RELEASED_AT_ONCE: usize = 500;
 /// A wait that lasts for so long is worth a system call or two more.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// What a manager is told once, at its start.
+/// What a arbiter is told once, at its start.
 pub struct Rules {
     /// The most that the table takes on.
     pub caps: Caps,
@@ -41,7 +41,7 @@ pub struct Rules {
 }
 
 /// The table, shared by all connections and the reaper.
-pub struct Manager {
+pub struct Arbiter {
     state: Mutex<State>,
     reaper: Condvar,
     /// Beside the mutex, so that the kernel's randomness never holds the table up.
@@ -53,7 +53,7 @@ pub struct Manager {
 
 struct State {
     table: LockTable,
-    seats: HashMap<ConnId, Seat>,
+    seats: HashMap<ConnId, SeatState>,
     /// When the reaper looks next if nobody wakes it; `None` while it sleeps for good.
     reaper_looks_at: Option<Instant>,
     /// Idle keys are not looked at before.
@@ -63,7 +63,7 @@ struct State {
 }
 
 /// Where a connection waits.
-struct Seat {
+struct SeatState {
     wake: Arc<Condvar>,
     is_gone: bool,
 }
@@ -81,10 +81,10 @@ pub enum Outcome {
     Gone,
 }
 
-impl Manager {
-    /// A manager with an empty table. Leases end promptly only while [`Manager::reap`] runs.
+impl Arbiter {
+    /// A arbiter with an empty table. Leases end promptly only while [`Arbiter::reap`] runs.
     pub fn new(rules: &Rules, fences: Box<dyn FenceSource>, salts: Salts) -> Self {
-        Manager {
+        Arbiter {
             state: Mutex::new(State {
                 table: LockTable::new(rules.caps, fences),
                 seats: HashMap::new(),
@@ -101,15 +101,15 @@ impl Manager {
     }
 
     /// Lets a connection in. Its number must never have been used before.
-    pub fn connect(self: &Arc<Self>, conn: ConnId) -> Connection {
+    pub fn connect(self: &Arc<Self>, conn: ConnId) -> Seat {
         let wake = Arc::new(Condvar::new());
-        let seat = Seat {
+        let seat = SeatState {
             wake: Arc::clone(&wake),
             is_gone: false,
         };
         self.state.lock().seats.insert(conn, seat);
-        Connection {
-            manager: Arc::clone(self),
+        Seat {
+            arbiter: Arc::clone(self),
             conn,
             wake,
         }
@@ -219,45 +219,45 @@ impl Manager {
 
     /// Releases the mutex, then passes on what this visit has caused.
     fn leave(&self, mut state: MutexGuard<'_, State>) {
-        let aftermath = self.aftermath(&mut state);
+        let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        self.carry_out(aftermath);
+        self.notify(wake_ups);
     }
 
     /// Passes on what has happened before going to sleep; `true` if the mutex was released for
     /// that, so that the table must be looked at once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let aftermath = self.aftermath(state);
-        if aftermath.is_empty() {
+        let wake_ups = self.wake_ups(state);
+        if wake_ups.is_empty() {
             return false;
         }
-        MutexGuard::unlocked(state, || self.carry_out(aftermath));
+        MutexGuard::unlocked(state, || self.notify(wake_ups));
         true
     }
 
-    fn aftermath(&self, state: &mut State) -> Aftermath {
+    fn wake_ups(&self, state: &mut State) -> WakeUps {
         if state.drained.is_some() && !state.table.has_holders() {
             state.drained = None;
         }
-        let mut aftermath = Aftermath::default();
+        let mut wake_ups = WakeUps::default();
         for conn in state.table.take_resolved() {
             if let Some(seat) = state.seats.get(&conn) {
-                aftermath.add(&seat.wake);
+                wake_ups.add(&seat.wake);
             }
         }
         let next_look = self.next_look(state);
         if is_sooner(next_look, state.reaper_looks_at) {
             state.reaper_looks_at = next_look;
-            aftermath.wake_reaper = true;
+            wake_ups.wake_reaper = true;
         }
-        aftermath
+        wake_ups
     }
 
-    fn carry_out(&self, aftermath: Aftermath) {
-        for wake in aftermath.first.into_iter().chain(aftermath.rest) {
+    fn notify(&self, wake_ups: WakeUps) {
+        for wake in wake_ups.first.into_iter().chain(wake_ups.rest) {
             wake.notify_one();
         }
-        if aftermath.wake_reaper {
+        if wake_ups.wake_reaper {
             self.reaper.notify_one();
         }
     }
@@ -286,13 +286,13 @@ fn is_sooner(next: Option<Instant>, planned: Option<Instant>) -> bool {
 
 /// Whom to wake: mostly nobody or one connection, and then without an allocation.
 #[derive(Default)]
-struct Aftermath {
+struct WakeUps {
     first: Option<Arc<Condvar>>,
     rest: Vec<Arc<Condvar>>,
     wake_reaper: bool,
 }
 
-impl Aftermath {
+impl WakeUps {
     fn add(&mut self, wake: &Arc<Condvar>) {
         if self.first.is_none() {
             self.first = Some(Arc::clone(wake));
@@ -308,21 +308,21 @@ impl Aftermath {
 
 /// One connection's way through the door. Dropping it disconnects: its places go, and its slots do
 /// what the rules say.
-pub struct Connection {
-    manager: Arc<Manager>,
+pub struct Seat {
+    arbiter: Arc<Arbiter>,
     conn: ConnId,
     wake: Arc<Condvar>,
 }
 
-impl Connection {
+impl Seat {
     /// The connection's number.
     pub fn id(&self) -> ConnId {
         self.conn
     }
 
-    /// The manager behind the door.
-    pub fn manager(&self) -> &Manager {
-        &self.manager
+    /// The arbiter behind the door.
+    pub fn arbiter(&self) -> &Arbiter {
+        &self.arbiter
     }
 
     /// Asks for a key. Does not wait for it, though it may wait for the kernel's randomness.
@@ -338,7 +338,7 @@ impl Connection {
         lease: Duration,
     ) -> Result<Claim, Refusal> {
         let ask = self.ask(key, kind, limit, lease)?;
-        self.manager
+        self.arbiter
             .visit(Scope::Ask(&ask), |table, now| table.enqueue(&ask, now))
     }
 
@@ -356,7 +356,7 @@ impl Connection {
         lease: Duration,
     ) -> Result<Option<Grant>, Refusal> {
         let ask = self.ask(key, kind, limit, lease)?;
-        self.manager
+        self.arbiter
             .visit(Scope::Ask(&ask), |table, now| table.try_acquire(&ask, now))
     }
 
@@ -373,13 +373,13 @@ impl Connection {
             kind,
             limit,
             lease,
-            salt: self.manager.salts.next().ok_or(Refusal::NoToken)?,
+            salt: self.arbiter.salts.next().ok_or(Refusal::NoToken)?,
         })
     }
 
     /// Looks how a queued claim stands. Does not block. Any answer but `Waiting` spends the ticket.
     pub fn collect(&self, ticket: Ticket) -> Progress {
-        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
             table.collect(ticket, now)
         })
     }
@@ -390,7 +390,7 @@ impl Connection {
         self.wait_and_tell(ticket, wait_timeout, || {})
     }
 
-    /// As [`Connection::wait`]. A wait that lasts for a second calls `when_long` once, without the
+    /// As [`Seat::wait`]. A wait that lasts for a second calls `when_long` once, without the
     /// mutex.
     pub fn wait_and_tell(
         &self,
@@ -398,13 +398,13 @@ impl Connection {
         wait_timeout: Duration,
         when_long: impl FnOnce(),
     ) -> Outcome {
-        let mut state = self.manager.state.lock();
+        let mut state = self.arbiter.state.lock();
         let began = Instant::now();
         let deadline = began.checked_add(wait_timeout);
         let mut when_long = Some(when_long);
         let is_a_try = wait_timeout.is_zero();
         let outcome = loop {
-            let now = self.manager.catch_up(&mut state, Scope::Ticket(ticket));
+            let now = self.arbiter.catch_up(&mut state, Scope::Ticket(ticket));
             // A peer that has hung up gets nothing any more. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: nobody would release it.
             // A try does not wait, so it is answered all the same.
@@ -424,7 +424,7 @@ impl Connection {
                 break Outcome::TimedOut;
             }
             // Looking may have ended somebody else's lease.
-            if self.manager.pass_on(&mut state) {
+            if self.arbiter.pass_on(&mut state) {
                 continue;
             }
             let long_at = began + LONG_WAIT;
@@ -444,13 +444,13 @@ impl Connection {
                 None => self.wake.wait(&mut state),
             }
         };
-        self.manager.leave(state);
+        self.arbiter.leave(state);
         outcome
     }
 
     /// Gives up a place in a queue. A grant that has come meanwhile passes to the next waiter.
     pub fn cancel(&self, ticket: Ticket) {
-        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
             table.cancel(ticket, now)
         });
     }
@@ -461,7 +461,7 @@ impl Connection {
     ///
     /// [`Refusal::NotHeld`] if the token is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
-        self.manager.visit(Scope::Key(key), |table, now| {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
             table.release(key, kind, token, now)
         })
     }
@@ -478,51 +478,51 @@ impl Connection {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        self.manager.visit(Scope::Key(key), |table, now| {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
             table.renew(key, kind, token, lease, now)
         })
     }
 
     /// Whether the token is that of a live holder.
     pub fn is_held(&self, key: &str, kind: Kind, token: Token) -> bool {
-        self.manager.visit(Scope::Key(key), |table, now| {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
             table.is_held(key, kind, token, now)
         })
     }
 
     /// Whether the ticket's grant came, and died before it was collected.
     pub fn has_lapsed(&self, ticket: Ticket) -> bool {
-        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
             table.has_lapsed(ticket, now)
         })
     }
 
     /// Whether it is the ticket's turn, and only a token is wanting.
     pub fn is_owed(&self, ticket: Ticket) -> bool {
-        self.manager.visit(Scope::Ticket(ticket), |table, now| {
+        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
             table.is_owed(ticket, now)
         })
     }
 
     /// When this connection last held or waited for anything: now, if it does; `None` if it never did.
     pub fn last_busy(&self) -> Option<Instant> {
-        self.manager
+        self.arbiter
             .visit(Scope::Nothing, |table, now| table.last_busy(self.conn, now))
     }
 }
 
-impl Drop for Connection {
+impl Drop for Seat {
     fn drop(&mut self) {
-        let manager = &self.manager;
-        let mut state = manager.state.lock();
+        let arbiter = &self.arbiter;
+        let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
         let table = &mut state.table;
-        table.disconnect(self.conn, manager.holdings, Instant::now());
-        manager.leave(state);
+        table.disconnect(self.conn, arbiter.holdings, Instant::now());
+        arbiter.leave(state);
         // Others get their turn between the steps.
         let release =
             |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);
-        while !manager.visit(Scope::Nothing, release) {}
+        while !arbiter.visit(Scope::Nothing, release) {}
     }
 }
 
@@ -535,7 +535,7 @@ mod tests {
 
     const FOREVER: Duration = Duration::from_secs(60);
 
-    fn manager(holdings: Holdings) -> Arc<Manager> {
+    fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
         let rules = Rules {
             caps: Caps {
                 max_locks: 1024,
@@ -548,30 +548,30 @@ mod tests {
             gc_interval: Duration::from_secs(1),
             gc_max_idle: Duration::ZERO,
         };
-        let manager = Arc::new(Manager::new(
+        let arbiter = Arc::new(Arbiter::new(
             &rules,
             Box::new(ClockFences::starting_at(1)),
             Salts::new().expect("the kernel has randomness"),
         ));
-        let reaper = Arc::clone(&manager);
+        let reaper = Arc::clone(&arbiter);
         thread::spawn(move || reaper.reap());
-        manager
+        arbiter
     }
 
-    fn lock(connection: &Connection, lease: Duration) -> Claim {
+    fn lock(connection: &Seat, lease: Duration) -> Claim {
         connection
             .enqueue("k", Kind::Lock, Limit::ONE, lease)
             .expect("no cap is reached")
     }
 
-    fn granted(connection: &Connection, lease: Duration) -> Grant {
+    fn granted(connection: &Seat, lease: Duration) -> Grant {
         match lock(connection, lease) {
             Claim::Acquired(grant) => grant,
             Claim::Queued(_) => panic!("the lock should be free"),
         }
     }
 
-    fn queued(connection: &Connection) -> Ticket {
+    fn queued(connection: &Seat) -> Ticket {
         match lock(connection, FOREVER) {
             Claim::Queued(ticket) => ticket,
             Claim::Acquired(_) => panic!("the lock should be held"),
@@ -580,8 +580,8 @@ mod tests {
 
     #[test]
     fn a_release_wakes_the_waiter() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let grant = granted(&holder, FOREVER);
         let ticket = queued(&waiter);
         let waiting = thread::spawn(move || waiter.wait(ticket, FOREVER));
@@ -594,8 +594,8 @@ mod tests {
 
     #[test]
     fn the_reaper_passes_an_expired_lease_on_in_time() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let lease = Duration::from_millis(100);
         let granted_at = Instant::now();
         granted(&holder, lease);
@@ -608,19 +608,19 @@ mod tests {
     #[test]
     fn leases_that_end_together_end_in_steps() {
         const SLOTS: usize = 50_000;
-        let manager = manager(Holdings::Release);
+        let arbiter = arbiter(Holdings::Release);
         let limit = Limit::new(1 << 20).expect("above zero");
         let all_end_at = Instant::now() + Duration::from_secs(3);
-        let holder = manager.connect(ConnId(1));
+        let holder = arbiter.connect(ConnId(1));
         for _ in 0..SLOTS {
             let lease = all_end_at.saturating_duration_since(Instant::now());
             let claim = holder.enqueue("k", Kind::Semaphore, limit, lease);
             assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
         }
-        let mut state = manager.state.lock();
+        let mut state = arbiter.state.lock();
         assert!(Instant::now() < all_end_at, "the slots took too long");
         let (asking, asked) = bounded(0);
-        let other = Arc::clone(&manager);
+        let other = Arc::clone(&arbiter);
         let witness = thread::spawn(move || {
             asking.send(()).expect("it is received");
             let state = other.state.lock();
@@ -629,7 +629,7 @@ mod tests {
         asked.recv().expect("it is sent");
         thread::sleep(all_end_at.saturating_duration_since(Instant::now()));
         thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
-        manager.catch_up(&mut state, Scope::Everything);
+        arbiter.catch_up(&mut state, Scope::Everything);
         drop(state);
         let got_in_between = witness.join().expect("no panic");
         assert!(got_in_between, "the table was closed until all had ended");
@@ -637,8 +637,8 @@ mod tests {
 
     #[test]
     fn a_wait_without_a_grant_times_out_and_gives_up_its_place() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let grant = granted(&holder, FOREVER);
         let ticket = queued(&waiter);
         assert_eq!(
@@ -651,8 +651,8 @@ mod tests {
 
     #[test]
     fn a_grant_that_is_there_beats_a_time_that_is_over() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let grant = granted(&holder, FOREVER);
         let ticket = queued(&waiter);
         assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
@@ -664,11 +664,11 @@ mod tests {
 
     #[test]
     fn a_hang_up_dismisses_a_wait_before_and_while_it_lasts_but_not_a_try() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         granted(&holder, FOREVER);
         let ticket = queued(&waiter);
-        let hanging_up = Arc::clone(&manager);
+        let hanging_up = Arc::clone(&arbiter);
         let hang_up = thread::spawn(move || {
             thread::sleep(Duration::from_millis(20));
             hanging_up.hang_up(ConnId(2));
@@ -679,17 +679,17 @@ mod tests {
         assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
         let ticket = queued(&waiter);
         assert_eq!(waiter.wait(ticket, Duration::ZERO), Outcome::TimedOut);
-        manager.hang_up(ConnId(77)); // never heard of
+        arbiter.hang_up(ConnId(77)); // never heard of
     }
 
     #[test]
     fn a_waiter_dismissed_by_the_drain_is_told_so_even_if_it_hangs_up() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         granted(&holder, FOREVER);
         let ticket = queued(&waiter);
-        manager.begin_drain();
-        manager.hang_up(ConnId(2));
+        arbiter.begin_drain();
+        arbiter.hang_up(ConnId(2));
         assert_eq!(
             waiter.wait(ticket, FOREVER),
             Outcome::Refused(Refusal::Draining)
@@ -698,11 +698,11 @@ mod tests {
 
     #[test]
     fn a_grant_that_meets_a_hang_up_passes_on_even_if_slots_are_kept() {
-        let manager = manager(Holdings::Keep);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Keep);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let grant = granted(&holder, FOREVER);
         let ticket = queued(&waiter);
-        manager.hang_up(ConnId(2));
+        arbiter.hang_up(ConnId(2));
         assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
         assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
         granted(&holder, FOREVER);
@@ -710,11 +710,11 @@ mod tests {
 
     #[test]
     fn a_drain_ends_when_the_last_holder_is_done() {
-        let manager = manager(Holdings::Release);
-        let (holder, waiter) = (manager.connect(ConnId(1)), manager.connect(ConnId(2)));
+        let arbiter = arbiter(Holdings::Release);
+        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
         let grant = granted(&holder, FOREVER);
         let ticket = queued(&waiter);
-        let drained = manager.begin_drain();
+        let drained = arbiter.begin_drain();
         assert_eq!(
             waiter.wait(ticket, FOREVER),
             Outcome::Refused(Refusal::Draining)
@@ -728,16 +728,16 @@ mod tests {
 
     #[test]
     fn a_drain_with_nothing_held_ends_at_once_and_one_ends_with_the_last_lease() {
-        let manager = manager(Holdings::Release);
-        assert!(manager
+        let arbiter = arbiter(Holdings::Release);
+        assert!(arbiter
             .begin_drain()
             .recv_timeout(FOREVER)
             .is_err_and(|error| error.is_disconnected()));
 
-        let manager = self::manager(Holdings::Release);
-        let holder = manager.connect(ConnId(1));
+        let arbiter = self::arbiter(Holdings::Release);
+        let holder = arbiter.connect(ConnId(1));
         granted(&holder, Duration::from_millis(50));
-        let drained = manager.begin_drain();
+        let drained = arbiter.begin_drain();
         assert!(drained
             .recv_timeout(FOREVER)
             .is_err_and(|error| error.is_disconnected()));
@@ -745,12 +745,12 @@ mod tests {
 
     #[test]
     fn idle_keys_go_by_themselves() {
-        let manager = manager(Holdings::Release);
-        let holder = manager.connect(ConnId(1));
+        let arbiter = arbiter(Holdings::Release);
+        let holder = arbiter.connect(ConnId(1));
         let grant = granted(&holder, FOREVER);
         assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
         let deadline = Instant::now() + FOREVER;
-        while !manager.snapshot(None, 1).is_empty() {
+        while !arbiter.snapshot(None, 1).is_empty() {
             assert!(Instant::now() < deadline, "the idle key is still there");
             thread::sleep(Duration::from_millis(5));
         }
@@ -760,16 +760,16 @@ mod tests {
     #[test]
     fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
         const THREADS: u64 = 6;
-        let manager = manager(Holdings::Release);
+        let arbiter = arbiter(Holdings::Release);
         let inside = Arc::new(AtomicUsize::new(0));
         let stop_at = Instant::now() + Duration::from_secs(2);
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (manager, inside) = (Arc::clone(&manager), Arc::clone(&inside));
+                let (arbiter, inside) = (Arc::clone(&arbiter), Arc::clone(&inside));
                 thread::spawn(move || {
                     let mut grants = 0u64;
                     let mut conn = 1 + thread;
-                    let mut connection = manager.connect(ConnId(conn));
+                    let mut connection = arbiter.connect(ConnId(conn));
                     for round in 0u64.. {
                         if Instant::now() >= stop_at {
                             break;
@@ -778,7 +778,7 @@ mod tests {
                             Claim::Acquired(grant) => Some(grant),
                             Claim::Queued(ticket) => {
                                 if round % 7 == 0 {
-                                    manager.hang_up(ConnId(conn));
+                                    arbiter.hang_up(ConnId(conn));
                                 }
                                 let patience = Duration::from_micros(round * 13 % 60);
                                 match connection.wait(ticket, patience) {
@@ -801,7 +801,7 @@ mod tests {
                         if round % 7 == 0 {
                             drop(connection);
                             conn += THREADS;
-                            connection = manager.connect(ConnId(conn));
+                            connection = arbiter.connect(ConnId(conn));
                         }
                     }
                     grants
@@ -813,7 +813,7 @@ mod tests {
             .map(|thread| thread.join().expect("no panic"))
             .sum();
         assert!(grants > 1000, "only {grants} grants");
-        let last = manager.connect(ConnId(1_000_000_000));
+        let last = arbiter.connect(ConnId(1_000_000_000));
         granted(&last, FOREVER);
     }
 }
