@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::files::{Lacks, Settle};
+use super::files::{MissingFeatures, Settle};
 use super::guard::OnLost;
 use super::staleness::StaleRule;
 
@@ -58,7 +58,7 @@ pub struct SemaphoreOptions {
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
     pub(super) token: Option<String>,
-    pub(super) lacks: Lacks,
+    pub(super) missing: MissingFeatures,
 }
 
 impl SemaphoreOptions {
@@ -73,7 +73,7 @@ impl SemaphoreOptions {
             has_heartbeat: false,
             on_lost: None,
             token: None,
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
         }
     }
 
@@ -121,7 +121,7 @@ impl SemaphoreOptions {
         self
     }
 
-    /// A word that is written into the lock file, and that [`Terms::token`] can ask for at the
+    /// A word that is written into the lock file, and that [`ReleaseTerms::token`] can ask for at the
     /// release. It is a guard against mistakes, and no secret.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {

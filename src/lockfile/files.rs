@@ -14,14 +14,14 @@ use crate::sys::directory::{lock_within, Directory, Entry, FileId};
 
 use super::record::{LIVE_LINE, MAX_LEN};
 use super::staleness::Content;
-use super::takeover::{After, Files, Found, Locking};
+use super::takeover::{After, Files, Flock, Found};
 
 /// How long a file is waited for that somebody else has locked, to remove it.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What names aside begin and end with: 16 hex digits stand between.
-pub(super) const ASIDE_PREFIX: &str = ".sema-";
-pub(super) const ASIDE_SUFFIX: &str = "~";
+pub(super) const TEMPORARY_PREFIX: &str = ".sema-";
+pub(super) const TEMPORARY_SUFFIX: &str = "~";
 
 /// Whether to wait after a grant for implementations that judge, remove and create in separate
 /// steps.
@@ -44,7 +44,7 @@ impl Default for Settle {
 
 /// What a file system may lack. The tests lack it on purpose.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lacks {
+pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
     /// Or what this process may not do with the file that it finds.
@@ -54,13 +54,13 @@ pub(super) struct Lacks {
 
 /// How lock files are made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Making {
+pub(super) struct LockFileOptions {
     /// Permissions, before the umask.
     pub(super) mode: u32,
     /// Whether a file is on the disk before it has a name.
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
-    pub(super) lacks: Lacks,
+    pub(super) missing: MissingFeatures,
 }
 
 /// The names of one lock, in its directory.
@@ -68,15 +68,19 @@ pub(super) struct Making {
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
     name: &'a OsStr,
-    making: Making,
+    options: LockFileOptions,
 }
 
 impl<'a> LockFiles<'a> {
-    pub(super) fn new(directory: &'a Directory, name: &'a OsStr, making: Making) -> LockFiles<'a> {
+    pub(super) fn new(
+        directory: &'a Directory,
+        name: &'a OsStr,
+        options: LockFileOptions,
+    ) -> LockFiles<'a> {
         LockFiles {
             directory,
             name,
-            making,
+            options,
         }
     }
 
@@ -93,16 +97,16 @@ impl<'a> LockFiles<'a> {
     /// says.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let record = match self.lock_patiently(file)? {
-            Locking::Ours => record,
-            Locking::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
-            Locking::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
+            Flock::Ours => record,
+            Flock::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
+            Flock::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
         };
         self.write(file, record)
     }
 
     fn write(&self, mut file: &File, record: &[u8]) -> io::Result<()> {
         file.write_all(record)?;
-        if self.making.is_synced {
+        if self.options.is_synced {
             file.sync_all()?;
         }
         Ok(())
@@ -110,18 +114,18 @@ impl<'a> LockFiles<'a> {
 
     /// A complete file that has no name until it gets its own.
     fn create_unnamed(&self, record: &[u8]) -> io::Result<Option<File>> {
-        if self.making.lacks.unnamed_files || self.making.lacks.links {
+        if self.options.missing.unnamed_files || self.options.missing.links {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let file = self.directory.create_unnamed(self.making.mode)?;
+        let file = self.directory.create_unnamed(self.options.mode)?;
         self.fill(&file, record)?;
         named(self.directory.link_file(&file, self.name), file)
     }
 
     /// A complete file that has another name until it gets its own.
     fn create_elsewhere(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let elsewhere = name_aside()?;
-        let file = self.directory.create(&elsewhere, self.making.mode)?;
+        let elsewhere = temporary_name()?;
+        let file = self.directory.create(&elsewhere, self.options.mode)?;
         let filled = self.fill(&file, record);
         let linked = filled
             .and_then(|()| self.link_file(&file, Path::new(&elsewhere), Path::new(self.name)));
@@ -140,7 +144,7 @@ impl<'a> LockFiles<'a> {
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        if self.making.lacks.links {
+        if self.options.missing.links {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.directory.link(from, to)
@@ -149,7 +153,7 @@ impl<'a> LockFiles<'a> {
     /// A file that is not complete yet when its name appears: nobody takes an empty file for a
     /// stale one before the timeout is over.
     fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let file = match self.directory.create(self.name, self.making.mode) {
+        let file = match self.directory.create(self.name, self.options.mode) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(error),
@@ -199,7 +203,7 @@ impl Files for LockFiles<'_> {
     fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
         let found = file.metadata()?;
         let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-        if self.making.lacks.rewriting || !is_ours {
+        if self.options.missing.rewriting || !is_ours {
             return Ok(None);
         }
         let writable = self.directory.open_to_write(self.name)?;
@@ -208,11 +212,11 @@ impl Files for LockFiles<'_> {
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
-    fn lock(&self, file: &File) -> io::Result<Locking> {
+    fn lock(&self, file: &File) -> io::Result<Flock> {
         self.lock_for(file, Duration::ZERO)
     }
 
-    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
         self.lock_for(file, LOCK_PATIENCE)
     }
 
@@ -229,7 +233,7 @@ impl Files for LockFiles<'_> {
     }
 
     fn prepare(&self, record: &[u8]) -> io::Result<u32> {
-        let mut sample = new_file(self.directory, self.making.mode)?;
+        let mut sample = new_file(self.directory, self.options.mode)?;
         sample.write_all(record)?;
         Ok(sample.metadata()?.mode())
     }
@@ -251,7 +255,7 @@ impl Files for LockFiles<'_> {
     }
 
     fn settle(&self, after: After) -> bool {
-        let pause = match (self.making.settle, after) {
+        let pause = match (self.options.settle, after) {
             (Settle::Always(pause), _) | (Settle::AfterTakeover(pause), After::Takeover) => pause,
             (Settle::Never | Settle::AfterTakeover(_), _) => return false,
         };
@@ -261,14 +265,14 @@ impl Files for LockFiles<'_> {
 }
 
 impl LockFiles<'_> {
-    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Locking> {
-        if self.making.lacks.locks {
-            return Ok(Locking::Unknown);
+    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Flock> {
+        if self.options.missing.locks {
+            return Ok(Flock::Unknown);
         }
         match lock_within(file, patience) {
-            Ok(true) => Ok(Locking::Ours),
-            Ok(false) => Ok(Locking::Theirs),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Locking::Unknown),
+            Ok(true) => Ok(Flock::Ours),
+            Ok(false) => Ok(Flock::Theirs),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Flock::Unknown),
             Err(error) => Err(error),
         }
     }
@@ -304,7 +308,7 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     match directory.create_unnamed(mode) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            let name = name_aside()?;
+            let name = temporary_name()?;
             let file = directory.create(&name, mode)?;
             let _ = directory.remove(&name);
             Ok(file)
@@ -314,18 +318,18 @@ pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
 }
 
 /// Whether a name is one that we use for a moment.
-pub(super) fn is_name_aside(name: &OsStr) -> bool {
+pub(super) fn is_temporary_name(name: &OsStr) -> bool {
     let digits = name
         .as_bytes()
-        .strip_prefix(ASIDE_PREFIX.as_bytes())
-        .and_then(|rest| rest.strip_suffix(ASIDE_SUFFIX.as_bytes()));
+        .strip_prefix(TEMPORARY_PREFIX.as_bytes())
+        .and_then(|rest| rest.strip_suffix(TEMPORARY_SUFFIX.as_bytes()));
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// A name that nobody else has.
-pub(super) fn name_aside() -> io::Result<String> {
+pub(super) fn temporary_name() -> io::Result<String> {
     let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(format!("{ASIDE_PREFIX}{random:016x}{ASIDE_SUFFIX}"))
+    Ok(format!("{TEMPORARY_PREFIX}{random:016x}{TEMPORARY_SUFFIX}"))
 }
 
 fn named(linked: io::Result<()>, file: File) -> io::Result<Option<File>> {
@@ -354,16 +358,16 @@ mod tests {
     fn with_files(check: impl FnOnce(&Path, &LockFiles<'_>)) {
         let scratch = tempfile::tempdir().expect("a directory");
         let directory = Directory::open(scratch.path()).expect("a directory");
-        let making = Making {
+        let options = LockFileOptions {
             mode: 0o644,
             is_synced: false,
             settle: Settle::Never,
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
         };
         let name = OsStr::new("files.lock");
         check(
             &scratch.path().join(name),
-            &LockFiles::new(&directory, name, making),
+            &LockFiles::new(&directory, name, options),
         );
     }
 
@@ -446,7 +450,9 @@ mod tests {
 
     #[test]
     fn names_aside_are_known_and_others_are_not() {
-        assert!(is_name_aside(OsStr::new(&name_aside().expect("a name"))));
+        assert!(is_temporary_name(OsStr::new(
+            &temporary_name().expect("a name")
+        )));
         for name in [
             ".sema-0123456789abcdef",
             ".sema-0123456789abcde~",
@@ -456,7 +462,7 @@ mod tests {
             ".sema-~",
             "",
         ] {
-            assert!(!is_name_aside(OsStr::new(name)), "{name}");
+            assert!(!is_temporary_name(OsStr::new(name)), "{name}");
         }
     }
 }

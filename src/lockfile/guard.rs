@@ -16,10 +16,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{read, LockFiles, Making};
+use super::files::{read, LockFileOptions, LockFiles};
 use super::record::{seconds_since_1970, Record, TIMESTAMP};
 use super::takeover;
-use super::watch::{Flag, Watch, Woken};
+use super::watch::{CancelFlag, Watch, Woken};
 use super::Semaphore;
 
 /// Bounds of the time from one heartbeat to the next, which else is a third of the stale timeout.
@@ -48,7 +48,7 @@ pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
 
 /// What a guard does while it holds.
 #[derive(Clone)]
-pub(super) struct Care {
+pub(super) struct GuardOptions {
     /// The time from one look at the name to the next, where the system tells nothing of changes.
     pub(super) beat: Duration,
     /// Whether each look moves the timestamp.
@@ -63,16 +63,16 @@ pub(super) struct Care {
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     pub(super) semaphore: &'a Semaphore,
-    grip: Arc<Grip>,
-    keeper: Option<Keeper>,
+    held: Arc<HeldFile>,
+    watcher: Option<WatchThread>,
     is_released: bool,
 }
 
 /// The open file that is the lock.
-struct Grip {
+struct HeldFile {
     directory: Directory,
     name: OsString,
-    making: Making,
+    options: LockFileOptions,
     file: File,
     /// What the file said at the grant.
     record: Record,
@@ -81,8 +81,8 @@ struct Grip {
 }
 
 /// The thread that watches over the lock.
-struct Keeper {
-    stop: Arc<Flag>,
+struct WatchThread {
+    stop: Arc<CancelFlag>,
     thread: JoinHandle<()>,
 }
 
@@ -91,12 +91,12 @@ impl<'a> SemaphoreGuard<'a> {
         semaphore: &'a Semaphore,
         directory: Directory,
         file: File,
-        care: Care,
+        options: GuardOptions,
     ) -> io::Result<SemaphoreGuard<'a>> {
-        let grip = Arc::new(Grip {
+        let held = Arc::new(HeldFile {
             directory,
             name: semaphore.place.name.clone(),
-            making: semaphore.making(),
+            options: semaphore.file_options(),
             record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
@@ -104,20 +104,20 @@ impl<'a> SemaphoreGuard<'a> {
         });
         let mut guard = SemaphoreGuard {
             semaphore,
-            grip,
-            keeper: None,
+            held,
+            watcher: None,
             is_released: false,
         };
-        if care.has_heartbeat || care.on_lost.is_some() {
+        if options.has_heartbeat || options.on_lost.is_some() {
             // Should that fail, the guard gives the lock back.
-            guard.keeper = Some(Keeper::start(&guard.grip, care)?);
+            guard.watcher = Some(WatchThread::start(&guard.held, options)?);
         }
         Ok(guard)
     }
 
     /// Whether the lock is still ours. False for good once it was found to be taken away.
     pub fn is_held(&self) -> bool {
-        !self.grip.is_lost.load(Ordering::SeqCst) && self.grip.is_still_ours()
+        !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours()
     }
 
     /// Gives the lock back, as dropping the guard does, and says how that went.
@@ -131,18 +131,18 @@ impl<'a> SemaphoreGuard<'a> {
     }
 
     fn give_back(&mut self) -> SemaphoreResult<()> {
-        if self.is_released || self.grip.creator != process::id() {
+        if self.is_released || self.held.creator != process::id() {
             return Ok(());
         }
         self.is_released = true;
-        if let Some(keeper) = self.keeper.take() {
-            keeper.stop.set();
+        if let Some(watcher) = self.watcher.take() {
+            watcher.stop.set();
             // In its own callback it cannot wait for itself.
-            if keeper.thread.thread().id() != thread::current().id() {
-                let _ = keeper.thread.join();
+            if watcher.thread.thread().id() != thread::current().id() {
+                let _ = watcher.thread.join();
             }
         }
-        if self.grip.is_our_record()? && takeover::release(&self.grip.files(), &self.grip.file)? {
+        if self.held.is_our_record()? && takeover::release(&self.held.files(), &self.held.file)? {
             Ok(())
         } else {
             Err(SemaphoreError::Lost)
@@ -160,7 +160,7 @@ impl Drop for SemaphoreGuard<'_> {
 impl AsFd for SemaphoreGuard<'_> {
     /// The lock file. Whoever inherits it holds the lock, too, until it is released.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.grip.file.as_fd()
+        self.held.file.as_fd()
     }
 }
 
@@ -172,9 +172,9 @@ impl fmt::Debug for SemaphoreGuard<'_> {
     }
 }
 
-impl Grip {
+impl HeldFile {
     fn files(&self) -> LockFiles<'_> {
-        LockFiles::new(&self.directory, &self.name, self.making)
+        LockFiles::new(&self.directory, &self.name, self.options)
     }
 
     /// If that cannot be told, it is not.
@@ -215,46 +215,46 @@ impl Grip {
     }
 }
 
-impl Keeper {
-    fn start(grip: &Arc<Grip>, care: Care) -> io::Result<Keeper> {
-        let stop = Arc::new(Flag::new()?);
+impl WatchThread {
+    fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
+        let stop = Arc::new(CancelFlag::new()?);
         let stopped = Arc::clone(&stop);
-        let watch = Watch::after(WATCH_DELAY, &grip.directory);
-        let grip = Arc::downgrade(grip);
-        let stack_len = if care.on_lost.is_some() {
+        let watch = Watch::after(WATCH_DELAY, &held.directory);
+        let held = Arc::downgrade(held);
+        let stack_len = if options.on_lost.is_some() {
             CALLER_STACK_LEN
         } else {
             STACK_LEN
         };
         let thread = thread::Builder::new()
-            .name("lock-keeper".into())
+            .name("lock-watcher".into())
             .stack_size(stack_len)
-            .spawn(move || keep(&grip, &care, &watch, &stopped))?;
-        Ok(Keeper { stop, thread })
+            .spawn(move || watch_over(&held, &options, &watch, &stopped))?;
+        Ok(WatchThread { stop, thread })
     }
 }
 
 /// Has the file only while it looks: in a forked process the guard alone decides when it is closed.
-fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
-    let mut next_beat = Instant::now() + care.beat;
+fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &CancelFlag) {
+    let mut next_beat = Instant::now() + options.beat;
     let mut is_due = false;
-    while let Some(grip) = grip.upgrade() {
-        if is_due && care.has_heartbeat && grip.is_our_record().unwrap_or(false) {
+    while let Some(held) = held.upgrade() {
+        if is_due && options.has_heartbeat && held.is_our_record().unwrap_or(false) {
             // On a full or failing disk the lock is as old as it looks; its name tells whether it
             // is lost.
-            let _ = grip.beat();
+            let _ = held.beat();
         }
         // The first time, for what has happened since the grant and before the watch.
-        if !grip.is_still_ours() {
-            grip.is_lost.store(true, Ordering::SeqCst);
-            drop(grip);
-            if let Some(on_lost) = &care.on_lost {
+        if !held.is_still_ours() {
+            held.is_lost.store(true, Ordering::SeqCst);
+            drop(held);
+            if let Some(on_lost) = &options.on_lost {
                 on_lost();
             }
             return;
         }
-        let name = grip.name.clone();
-        drop(grip);
+        let name = held.name.clone();
+        drop(held);
         match watch.wait(|other| other == name.as_bytes(), &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
@@ -263,7 +263,7 @@ fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
         }
         is_due = Instant::now() >= next_beat;
         if is_due {
-            next_beat = Instant::now() + care.beat;
+            next_beat = Instant::now() + options.beat;
         }
     }
 }
@@ -298,7 +298,7 @@ mod tests {
         for is_released in [true, false] {
             let mut copy = semaphore.try_acquire().expect("a free lock");
             // A fork would look like this to the child.
-            Arc::get_mut(&mut copy.grip).expect("no thread").creator += 1;
+            Arc::get_mut(&mut copy.held).expect("no thread").creator += 1;
             if is_released {
                 copy.release().expect("nothing to do");
             } else {
@@ -319,7 +319,7 @@ mod tests {
         let guard = semaphore.try_acquire().expect("a free lock");
         // The thread is not in the other process, and what it owns is never dropped there.
         let over = Instant::now() + LIMIT;
-        while Arc::strong_count(&guard.grip) > 1 {
+        while Arc::strong_count(&guard.held) > 1 {
             assert!(Instant::now() < over, "the thread has the file for itself");
             thread::sleep(Duration::from_millis(1));
         }
@@ -333,15 +333,15 @@ mod tests {
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
-        let care = Care {
+        let options = GuardOptions {
             beat: LONGEST_BEAT,
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let keeper = Keeper::start(&guard.grip, care).expect("a thread");
+        let watcher = WatchThread::start(&guard.held, options).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
-        keeper.thread.join().expect("the thread");
-        assert!(guard.grip.is_lost.load(Ordering::SeqCst));
+        watcher.thread.join().expect("the thread");
+        assert!(guard.held.is_lost.load(Ordering::SeqCst));
     }
 
     #[test]
@@ -351,14 +351,21 @@ mod tests {
         let semaphore = semaphore(&path);
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
-        let care = Care {
+        let options = GuardOptions {
             beat: Duration::from_millis(50),
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let stop = Flag::new().expect("a flag");
+        let stop = CancelFlag::new().expect("a flag");
         thread::scope(|scope| {
-            scope.spawn(|| keep(&Arc::downgrade(&guard.grip), &care, &Watch::none(), &stop));
+            scope.spawn(|| {
+                watch_over(
+                    &Arc::downgrade(&guard.held),
+                    &options,
+                    &Watch::none(),
+                    &stop,
+                )
+            });
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");
@@ -378,8 +385,8 @@ mod tests {
             ..Default::default()
         };
         let semaphore = Semaphore::with_options(path, config, options).expect("a lock path");
-        assert_eq!(semaphore.care().beat, Duration::from_secs(3));
-        assert!(!semaphore.care().has_heartbeat);
+        assert_eq!(semaphore.guard_options().beat, Duration::from_secs(3));
+        assert!(!semaphore.guard_options().has_heartbeat);
     }
 
     #[test]
@@ -408,8 +415,8 @@ mod tests {
         let text = "pid=1\ntimestamp=0000000005\nx-since=5\n";
         fs::write(&path, text).expect("another record");
         let over = Instant::now() + LIMIT;
-        while !guard.grip.is_lost.load(Ordering::SeqCst) {
-            assert!(Instant::now() < over, "the keeper does not notice");
+        while !guard.held.is_lost.load(Ordering::SeqCst) {
+            assert!(Instant::now() < over, "the watcher does not notice");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!guard.is_held());
@@ -427,7 +434,7 @@ mod tests {
         let (head, rest) = text.split_once(TIMESTAMP).expect("a timestamp");
         let aged = format!("{head}{TIMESTAMP}0000000007{}", &rest[TIMESTAMP_LEN..]);
         guard
-            .grip
+            .held
             .file
             .write_all_at(aged.as_bytes(), 0)
             .expect("an old record");
@@ -436,7 +443,7 @@ mod tests {
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(&path, &elsewhere).expect("another name");
         fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");
-        guard.grip.beat().expect("a beat");
+        guard.held.beat().expect("a beat");
         assert_eq!(
             fs::read_to_string(&path).expect("a record"),
             "pid=1\ntimestamp=0000000005\n"
@@ -464,7 +471,7 @@ mod tests {
             "rubbish",
         ] {
             fs::write(&path, text).expect("the lock file");
-            guard.grip.beat().expect("a beat");
+            guard.held.beat().expect("a beat");
             assert_eq!(fs::read_to_string(&path).expect("the lock file"), text);
         }
     }

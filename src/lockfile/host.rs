@@ -10,18 +10,18 @@ use crate::sys::directory::Directory;
 
 use super::files::new_file;
 use super::record::{seconds_since_1970, Record};
-use super::staleness::{Place, World};
+use super::staleness::{Host, HostId};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
 
 /// The world as seen from a directory.
-pub(super) struct Surroundings<'a> {
+pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
 }
 
-impl World for Surroundings<'_> {
-    fn here(&self) -> &Place {
-        here()
+impl Host for LocalHost<'_> {
+    fn id(&self) -> &HostId {
+        host_id()
     }
 
     fn now(&self) -> u64 {
@@ -55,13 +55,13 @@ impl World for Surroundings<'_> {
 }
 
 /// Where this process is; nowhere if that cannot be found out for the moment.
-pub(super) fn here() -> &'static Place {
-    static NOWHERE: Place = Place {
+pub(super) fn host_id() -> &'static HostId {
+    static UNKNOWN: HostId = HostId {
         host: None,
         boot: None,
         pid_namespace: None,
     };
-    find_here().unwrap_or(&NOWHERE)
+    find_host_id().unwrap_or(&UNKNOWN)
 }
 
 /// Finds out where this process is, once and for all: without that, no lock can be judged.
@@ -69,15 +69,15 @@ pub(super) fn here() -> &'static Place {
 /// # Errors
 ///
 /// If the system does not let us look, for want of a descriptor or of memory.
-pub(super) fn find_here() -> io::Result<&'static Place> {
-    static HERE: OnceLock<Place> = OnceLock::new();
-    match HERE.get() {
+pub(super) fn find_host_id() -> io::Result<&'static HostId> {
+    static HOST_ID: OnceLock<HostId> = OnceLock::new();
+    match HOST_ID.get() {
         Some(place) => Ok(place),
-        None => look_around().map(|place| HERE.get_or_init(|| place)),
+        None => read_host_id().map(|place| HOST_ID.get_or_init(|| place)),
     }
 }
 
-fn look_around() -> io::Result<Place> {
+fn read_host_id() -> io::Result<HostId> {
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -85,7 +85,7 @@ fn look_around() -> io::Result<Place> {
         .to_owned();
     let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
     let pid_namespace = if_there(fs::read_link("/proc/self/ns/pid"))?;
-    Ok(Place {
+    Ok(HostId {
         host: Some(host),
         boot: boot.map(|id| id.trim().to_owned()),
         pid_namespace: pid_namespace.and_then(|link| {
@@ -107,16 +107,16 @@ fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 
 /// A record that says where, by which process and until when it is good, granted now.
 pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
-    let here = here().clone();
+    let host = host_id().clone();
     let now = seconds_since_1970(SystemTime::now());
     Record {
         pid: Some(pid),
         timestamp: Some(now),
         tag: tag.map(str::to_owned),
         since: Some(now),
-        host: here.host,
-        boot: here.boot,
-        pid_namespace: here.pid_namespace,
+        host: host.host,
+        boot: host.boot,
+        pid_namespace: host.pid_namespace,
         start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,

@@ -47,21 +47,21 @@ pub use files::Settle;
 pub use guard::SemaphoreGuard;
 pub(crate) use path::check as check_path;
 pub use record::LockInfo;
-pub use release::Terms;
+pub use release::ReleaseTerms;
 pub use staleness::{Alive, StaleRule};
-pub(crate) use status::Unlockable;
+pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, Status};
 pub use takeover::Obstacle;
-pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, Patience, Waited};
-pub(crate) use watch::Flag;
+pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
+pub(crate) use watch::CancelFlag;
 
-use files::{LockFiles, Making};
-use guard::{beat_for, Care};
-use host::{find_here, stamped, Surroundings};
+use files::{LockFileOptions, LockFiles};
+use guard::{beat_for, GuardOptions};
+use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 use record::{is_of_lock_file, Record};
 use staleness::{judge, Content};
-use takeover::{Attempt, Claim, Verdict};
+use takeover::{Acquisition, Taker, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
@@ -74,9 +74,9 @@ pub struct Semaphore {
 
 /// For whom a lock is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hold {
+enum HolderKind {
     /// For a guard, which has the file open for as long as it holds the lock.
-    Guarded,
+    Guard,
     /// For a process that may be another: it is held until somebody releases it.
     Detached,
 }
@@ -158,7 +158,7 @@ impl Semaphore {
     ///
     /// As for [`Semaphore::try_acquire`].
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        match self.attempt(&info, Hold::Guarded)? {
+        match self.attempt(&info, HolderKind::Guard)? {
             Ok((directory, file)) => self.guard(directory, file),
             Err(busy) => Err(busy.to_error()),
         }
@@ -199,8 +199,8 @@ impl Semaphore {
         timeout: Option<Duration>,
         info: &LockInfo,
     ) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let patience = Patience::new(timeout, None);
-        match acquire_any(std::slice::from_ref(self), info, &patience)? {
+        let limit = WaitLimit::new(timeout, None);
+        match acquire_any(std::slice::from_ref(self), info, &limit)? {
             Ok((_, guard)) => Ok(guard),
             Err((_, busy)) => Err(busy.after_wait(&self.path)),
         }
@@ -213,7 +213,7 @@ impl Semaphore {
     ///
     /// What the system says.
     pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Result<(), Busy>> {
-        Ok(self.attempt(info, Hold::Detached)?.map(drop))
+        Ok(self.attempt(info, HolderKind::Detached)?.map(drop))
     }
 
     /// Removes the lock file if it stands there, whoever holds the lock.
@@ -222,9 +222,9 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::NotALockFile`] if it is none, or what the system says.
     pub fn force_release(&self) -> SemaphoreResult<()> {
-        let terms = Terms {
+        let terms = ReleaseTerms {
             force: true,
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
         match self.release(&terms) {
             Ok(Ok(())) | Err(SemaphoreError::NotLocked) => Ok(()),
@@ -242,25 +242,30 @@ impl Semaphore {
         Ok(Directory::open(&self.place.directory)?)
     }
 
-    fn making(&self) -> Making {
-        Making {
+    fn file_options(&self) -> LockFileOptions {
+        LockFileOptions {
             mode: self.options.mode,
             is_synced: self.options.is_synced,
             settle: self.options.settle,
-            lacks: self.options.lacks,
+            missing: self.options.missing,
         }
     }
 
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
-        LockFiles::new(directory, &self.place.name, self.making())
+        LockFiles::new(directory, &self.place.name, self.file_options())
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        Ok(SemaphoreGuard::new(self, directory, file, self.care())?)
+        Ok(SemaphoreGuard::new(
+            self,
+            directory,
+            file,
+            self.guard_options(),
+        )?)
     }
 
-    fn care(&self) -> Care {
-        Care {
+    fn guard_options(&self) -> GuardOptions {
+        GuardOptions {
             beat: beat_for(self.config.stale_timeout),
             has_heartbeat: self.options.has_heartbeat,
             on_lost: self.options.on_lost.clone(),
@@ -271,21 +276,23 @@ impl Semaphore {
     fn attempt(
         &self,
         info: &LockInfo,
-        hold: Hold,
+        holder: HolderKind,
     ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
-        find_here()?;
+        find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
-        let claim = Claim {
+        let taker = Taker {
             record: &|| stamped(info.pid, tag, token).print().into_bytes(),
-            is_live: hold == Hold::Guarded,
+            is_live: holder == HolderKind::Guard,
             may_take: &|content| Ok(self.may_take(content, &directory)),
         };
-        match takeover::acquire(&files, &claim)? {
-            Attempt::Granted(file) => Ok(Ok((directory, file))),
-            Attempt::Held(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
-            Attempt::Held(obstacle, content) => Ok(Err(self.busy(obstacle, content, &directory))),
+        match takeover::acquire(&files, &taker)? {
+            Acquisition::Granted(file) => Ok(Ok((directory, file))),
+            Acquisition::Obstructed(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
+            Acquisition::Obstructed(obstacle, content) => {
+                Ok(Err(self.busy(obstacle, content, &directory)))
+            }
         }
     }
 
@@ -296,8 +303,8 @@ impl Semaphore {
         }
         let record = Record::parse(&content.bytes);
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        let world = Surroundings { directory };
-        let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+        let host = LocalHost { directory };
+        let judgement = judge(content, &record, Some(false), timeout, rule, &host);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
     }
 
@@ -322,8 +329,8 @@ impl Semaphore {
     /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the
     /// system says.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
-        let patience = Patience::new(timeout, None);
-        match wait_any(std::slice::from_ref(self), &patience)? {
+        let limit = WaitLimit::new(timeout, None);
+        match wait_any(std::slice::from_ref(self), &limit)? {
             Ok(_) => Ok(()),
             Err((_, busy)) => Err(busy.after_wait(&self.path)),
         }

@@ -3,16 +3,16 @@
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::host::{find_here, here, Surroundings};
+use super::host::{find_host_id, host_id, LocalHost};
 use super::record::{is_of_lock_file, token_as_read, Record};
-use super::staleness::{judge, Alive, Content, Place};
+use super::staleness::{judge, Alive, Content, HostId};
 use super::status::Busy;
-use super::takeover::{self, Locking, Obstacle, Removal, Verdict};
+use super::takeover::{self, Flock, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
 /// What a lock must be for a release to go through.
 #[derive(Clone, Debug, Default)]
-pub struct Terms {
+pub struct ReleaseTerms {
     /// It is removed whatever it says, and whoever holds it.
     pub force: bool,
     /// It was taken for this process.
@@ -27,12 +27,12 @@ impl Semaphore {
     /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms
     /// for somebody who has the file locked.
     ///
-    /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is
+    /// Without [`ReleaseTerms::force`], a lock whose holder is provably alive is released only if it is
     /// the holder who asks; an unreadable one, and one of another host or container, only when it
     /// is stale.
     ///
     /// ```
-    /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
+    /// use latchd::lockfile::{LockInfo, Semaphore, ReleaseTerms};
     ///
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
@@ -40,9 +40,9 @@ impl Semaphore {
     /// // For this process, which need not keep the file open.
     /// assert!(semaphore.try_acquire_detached(&LockInfo::new())?.is_ok());
     ///
-    /// let refused = semaphore.release(&Terms::default())?;
+    /// let refused = semaphore.release(&ReleaseTerms::default())?;
     /// assert_eq!(refused.unwrap_err().status.pid, Some(std::process::id()));
-    /// let terms = Terms { asking: std::process::id(), ..Terms::default() };
+    /// let terms = ReleaseTerms { asking: std::process::id(), ..ReleaseTerms::default() };
     /// assert!(semaphore.release(&terms)?.is_ok());
     /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
     /// ```
@@ -50,12 +50,11 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
-    pub fn release(&self, terms: &Terms) -> SemaphoreResult<Result<(), Busy>> {
-        find_here()?;
+    pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<Result<(), Busy>> {
+        find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
-        let allows =
-            |content: &Content, locking| Ok(self.allows(terms, content, locking, &directory));
+        let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
         let kept = match takeover::remove(&files, &allows)? {
             Removal::Removed => return Ok(Ok(())),
             Removal::Nothing => return Err(SemaphoreError::NotLocked),
@@ -67,9 +66,9 @@ impl Semaphore {
 
     fn allows(
         &self,
-        terms: &Terms,
+        terms: &ReleaseTerms,
         content: &Content,
-        locking: Locking,
+        flock: Flock,
         directory: &Directory,
     ) -> Verdict {
         if !is_of_lock_file(&content.bytes) {
@@ -91,26 +90,26 @@ impl Semaphore {
         }
         // A guard keeps its file locked. Without one, any process that may read the file can have
         // locked it.
-        if locking == Locking::Theirs && record.is_live {
+        if flock == Flock::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
         // A process of another host may have the number of the one that asks.
-        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, here());
+        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
         if is_own || is_named {
             return Ok(());
         }
-        if locking == Locking::Theirs {
+        if flock == Flock::Theirs {
             return Err(Obstacle::Locked);
         }
-        let is_locked = (locking == Locking::Ours).then_some(false);
+        let is_locked = (flock == Flock::Ours).then_some(false);
         let judgement = judge(
             content,
             &record,
             is_locked,
             self.config.stale_timeout,
             self.options.stale_rule,
-            &Surroundings { directory },
+            &LocalHost { directory },
         );
         let is_released = match judgement.alive {
             Alive::Yes => false,
@@ -125,9 +124,9 @@ impl Semaphore {
 }
 
 /// Whether the record was written by a process of another host or another pid namespace.
-fn is_of_elsewhere(record: &Record, here: &Place) -> bool {
+fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
     let differs = |theirs: &Option<String>, ours: &Option<String>| matches!((theirs, ours), (Some(theirs), Some(ours)) if theirs != ours);
-    differs(&record.boot, &here.boot)
-        || differs(&record.pid_namespace, &here.pid_namespace)
-        || (record.boot.is_none() && differs(&record.host, &here.host))
+    differs(&record.boot, &own.boot)
+        || differs(&record.pid_namespace, &own.pid_namespace)
+        || (record.boot.is_none() && differs(&record.host, &own.host))
 }

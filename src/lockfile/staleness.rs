@@ -35,16 +35,16 @@ pub enum Alive {
 
 /// Where a process is: what its number means depends on that. `None` is what cannot be found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct HostId {
     pub(super) host: Option<String>,
     pub(super) boot: Option<String>,
     pub(super) pid_namespace: Option<String>,
 }
 
 /// What is known of the world.
-pub(super) trait World {
+pub(super) trait Host {
     /// Where we are.
-    fn here(&self) -> &Place;
+    fn id(&self) -> &HostId;
     /// Seconds since 1970, by the system's clock.
     fn now(&self) -> u64;
     /// Seconds since 1970, by the clock that the file's `mtime` comes from.
@@ -83,9 +83,9 @@ pub(super) fn judge(
     is_locked: Option<bool>,
     timeout: Option<Duration>,
     rule: StaleRule,
-    world: &impl World,
+    host: &impl Host,
 ) -> Judgement {
-    let alive = liveness(record, is_locked, world);
+    let alive = liveness(record, is_locked, host);
     let Some(timeout) = timeout else {
         return Judgement {
             alive,
@@ -93,12 +93,12 @@ pub(super) fn judge(
             stale_in: None,
         };
     };
-    let here = world.here();
-    let is_dead_for_sure = is_of_an_earlier_boot(record, world)
-        || (says_flock(record, here) && is_locked != Some(true));
-    let age = age(content, record, world);
+    let own = host.id();
+    let is_dead_for_sure =
+        is_of_an_earlier_boot(record, host) || (says_flock(record, own) && is_locked != Some(true));
+    let age = age(content, record, host);
     let is_old = Duration::from_secs(age) > timeout;
-    let may_be_dead = alive != Alive::Yes && origin(record, here) != Origin::Unknown;
+    let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
     // A process that has it locked is in the way of a takeover, however old it is.
     let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || may_be_dead);
     let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
@@ -114,25 +114,25 @@ pub(super) fn judge(
 }
 
 /// For how many seconds no process has said that the lock is held; 0 if that cannot be known.
-fn age(content: &Content, record: &Record, world: &impl World) -> u64 {
-    let now = world.now();
+fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
+    let now = host.now();
     match record.info() {
         Some(info) if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) => {
             now.saturating_sub(info.timestamp)
         }
         // Unreadable, or of another clock: then by the file system's.
-        _ => world
+        _ => host
             .file_system_now()
             .map_or(0, |now| now.saturating_sub(content.modified)),
     }
 }
 
-fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Alive {
-    let here = world.here();
-    if is_of_an_earlier_boot(record, world) {
+fn liveness(record: &Record, is_locked: Option<bool>, host: &impl Host) -> Alive {
+    let own = host.id();
+    if is_of_an_earlier_boot(record, host) {
         return Alive::No;
     }
-    if says_flock(record, here) {
+    if says_flock(record, own) {
         match is_locked {
             Some(true) => return Alive::Yes,
             Some(false) => return Alive::No,
@@ -141,13 +141,13 @@ fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Ali
     }
     let Some(info) = record
         .info()
-        .filter(|_| origin(record, here) == Origin::Here)
+        .filter(|_| origin(record, own) == Origin::Here)
     else {
         return Alive::Unknown;
     };
-    match world.process(info.pid) {
+    match host.process(info.pid) {
         Some(process)
-            if !process.is_zombie && is_the_one(record, &info.timestamp, &process, world) =>
+            if !process.is_zombie && is_the_one(record, &info.timestamp, &process, host) =>
         {
             Alive::Yes
         }
@@ -156,30 +156,30 @@ fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Ali
 }
 
 /// Whether the process is the one that the record means, and not a later one with its number.
-fn is_the_one(record: &Record, timestamp: &u64, process: &Process, world: &impl World) -> bool {
+fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl Host) -> bool {
     let Some(ticks) = process.start_ticks else {
         return true;
     };
     match record.start {
         Some(start) => start == ticks,
-        None => world
+        None => host
             .instant_of(ticks)
             .is_none_or(|started| started <= timestamp.saturating_add(START_TOLERANCE)),
     }
 }
 
 /// Whether the holder promises to have the file locked while it lives, and we can tell.
-pub(super) fn says_flock(record: &Record, here: &Place) -> bool {
-    record.is_live && agreement(&record.boot, &here.boot) == Agreement::Same
+pub(super) fn says_flock(record: &Record, own: &HostId) -> bool {
+    record.is_live && agreement(&record.boot, &own.boot) == Agreement::Same
 }
 
 /// Whether the record is of this host, and was last written before this kernel was started. A later
 /// one under our name is of another host, of which ours is a clone perhaps.
-fn is_of_an_earlier_boot(record: &Record, world: &impl World) -> bool {
-    let here = world.here();
-    let is_before = |timestamp| world.booted_at().is_some_and(|boot| timestamp < boot);
-    agreement(&record.boot, &here.boot) == Agreement::Other
-        && agreement(&record.host, &here.host) == Agreement::Same
+fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
+    let own = host.id();
+    let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
+    agreement(&record.boot, &own.boot) == Agreement::Other
+        && agreement(&record.host, &own.host) == Agreement::Same
         && record.timestamp.is_some_and(is_before)
 }
 
@@ -192,17 +192,14 @@ enum Origin {
     Unknown,
 }
 
-fn origin(record: &Record, here: &Place) -> Origin {
+fn origin(record: &Record, own: &HostId) -> Origin {
     // A host can change its name, and share it with another; a boot's id is that of one kernel
     // alone.
-    let kernel = match agreement(&record.boot, &here.boot) {
-        Agreement::Unsaid => agreement(&record.host, &here.host),
+    let kernel = match agreement(&record.boot, &own.boot) {
+        Agreement::Unsaid => agreement(&record.host, &own.host),
         of_boot => of_boot,
     };
-    match (
-        kernel,
-        agreement(&record.pid_namespace, &here.pid_namespace),
-    ) {
+    match (kernel, agreement(&record.pid_namespace, &own.pid_namespace)) {
         (Agreement::Unknown, _) => Origin::Unknown,
         (Agreement::Other, _) | (_, Agreement::Other) => Origin::Elsewhere,
         (_, Agreement::Unknown) => Origin::Unknown,
@@ -249,17 +246,17 @@ mod tests {
     const STARTED: u64 = NOW - 9000;
     const BOOTED: u64 = NOW - 10_000;
 
-    struct Virtual {
-        here: Place,
+    struct VirtualHost {
+        own: HostId,
         booted_at: Option<u64>,
         file_system_now: Option<u64>,
     }
 
-    impl Virtual {
-        fn new() -> Virtual {
+    impl VirtualHost {
+        fn new() -> VirtualHost {
             let text = |text: &str| Some(text.to_owned());
-            Virtual {
-                here: Place {
+            VirtualHost {
+                own: HostId {
                     host: text("h"),
                     boot: text("b"),
                     pid_namespace: text("n"),
@@ -270,9 +267,9 @@ mod tests {
         }
     }
 
-    impl World for Virtual {
-        fn here(&self) -> &Place {
-            &self.here
+    impl Host for VirtualHost {
+        fn id(&self) -> &HostId {
+            &self.own
         }
 
         fn now(&self) -> u64 {
@@ -301,7 +298,7 @@ mod tests {
     }
 
     fn judged_in(
-        world: &Virtual,
+        host: &VirtualHost,
         text: &str,
         modified: u64,
         is_locked: Option<bool>,
@@ -313,12 +310,12 @@ mod tests {
         };
         let record = Record::parse(&content.bytes);
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, &record, is_locked, timeout, rule, world)
+        judge(&content, &record, is_locked, timeout, rule, host)
     }
 
     fn judged(text: &str) -> Judgement {
         let rule = StaleRule::AgeAndLiveness;
-        judged_in(&Virtual::new(), text, NOW, Some(false), rule)
+        judged_in(&VirtualHost::new(), text, NOW, Some(false), rule)
     }
 
     fn lines(pid: u32, timestamp: u64, more: &str) -> String {
@@ -328,9 +325,9 @@ mod tests {
     #[test]
     fn the_rule_as_a_table() {
         use Alive::{No, Unknown, Yes};
-        let here = "x-host=h\nx-boot=b\nx-pidns=n\n";
-        let with_start = |start: u64| format!("{here}x-start={start}\n");
-        let live = format!("{here}x-live=flock\n");
+        let own = "x-host=h\nx-boot=b\nx-pidns=n\n";
+        let with_start = |start: u64| format!("{own}x-start={start}\n");
+        let live = format!("{own}x-live=flock\n");
         let rows: &[(&str, u32, u64, String, Alive, bool)] = &[
             (
                 "foreign, young, alive",
@@ -506,7 +503,7 @@ mod tests {
                 "some other way to live",
                 NOBODY,
                 NOW,
-                format!("{here}x-live=fcntl\n"),
+                format!("{own}x-live=fcntl\n"),
                 No,
                 false,
             ),
@@ -524,19 +521,19 @@ mod tests {
     #[test]
     fn a_lock_that_is_locked_is_alive_whatever_its_process() {
         let text = lines(NOBODY, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
-        let world = Virtual::new();
+        let host = VirtualHost::new();
         let rule = StaleRule::AgeAndLiveness;
-        let judgement = judged_in(&world, &text, NOW, Some(true), rule);
+        let judgement = judged_in(&host, &text, NOW, Some(true), rule);
         assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
         assert_eq!(judgement.stale_in, None);
     }
 
     #[test]
     fn by_age_alone_the_living_are_stale_too() {
-        let world = Virtual::new();
+        let host = VirtualHost::new();
         let by_age = |timestamp| {
             let text = lines(PID, timestamp, "");
-            judged_in(&world, &text, NOW, Some(false), StaleRule::Age).is_stale
+            judged_in(&host, &text, NOW, Some(false), StaleRule::Age).is_stale
         };
         assert!(by_age(OLD));
         assert!(!by_age(YOUNG));
@@ -556,8 +553,8 @@ mod tests {
             };
             let record = Record::parse(&content.bytes);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                let world = Virtual::new();
-                let judgement = judge(&content, &record, Some(false), None, rule, &world);
+                let host = VirtualHost::new();
+                let judgement = judge(&content, &record, Some(false), None, rule, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -570,12 +567,12 @@ mod tests {
     fn an_unreadable_file_is_as_old_as_the_file_system_says() {
         for text in ["", "pid=5\n", "pid=99999999999\ntimestamp=1\n"] {
             let at = |modified, file_system_now| {
-                let world = Virtual {
+                let host = VirtualHost {
                     file_system_now: Some(file_system_now),
-                    ..Virtual::new()
+                    ..VirtualHost::new()
                 };
                 let rule = StaleRule::AgeAndLiveness;
-                judged_in(&world, text, modified, Some(false), rule).is_stale
+                judged_in(&host, text, modified, Some(false), rule).is_stale
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
@@ -590,7 +587,7 @@ mod tests {
         let stale = |timestamp, modified| {
             let text = lines(NOBODY, timestamp, "");
             let rule = StaleRule::AgeAndLiveness;
-            judged_in(&Virtual::new(), &text, modified, Some(false), rule).is_stale
+            judged_in(&VirtualHost::new(), &text, modified, Some(false), rule).is_stale
         };
         assert!(stale(NOW + 61, OLD));
         assert!(!stale(NOW + 61, YOUNG));
@@ -601,15 +598,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_known_is_not_stale() {
-        let stale_in = |world: &Virtual, text: &str, modified| {
+        let stale_in = |host: &VirtualHost, text: &str, modified| {
             let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(world, text, modified, Some(false), rule);
+            let judgement = judged_in(host, text, modified, Some(false), rule);
             assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
             judgement.stale_in
         };
-        let known = Virtual::new();
-        let mut nowhere = Virtual::new();
-        nowhere.here = Place::default();
+        let known = VirtualHost::new();
+        let mut nowhere = VirtualHost::new();
+        nowhere.own = HostId::default();
         for line in ["x-host=h", "x-boot=b", "x-host=g\nx-boot=b", "x-pidns=n"] {
             let text = lines(NOBODY, OLD, &format!("{line}\n"));
             assert_eq!(stale_in(&known, &text, NOW), Some(0), "{line}");
@@ -618,13 +615,13 @@ mod tests {
         // Another implementation's says nothing of places.
         assert_eq!(stale_in(&nowhere, &lines(NOBODY, OLD, ""), NOW), Some(0));
         // Without the time of our boot, a lock of another boot goes by its age.
-        let mut timeless = Virtual::new();
+        let mut timeless = VirtualHost::new();
         timeless.booted_at = None;
         let rebooted = |timestamp| lines(PID, timestamp, "x-host=h\nx-boot=a\n");
         assert_eq!(stale_in(&timeless, &rebooted(YOUNG), NOW), Some(1));
         assert_eq!(stale_in(&timeless, &rebooted(OLD), NOW), Some(0));
         // Nor is a file old whose file system's time cannot be had.
-        let mut clockless = Virtual::new();
+        let mut clockless = VirtualHost::new();
         clockless.file_system_now = None;
         assert_eq!(stale_in(&known, "", OLD), Some(0));
         assert_eq!(stale_in(&clockless, "", OLD), Some(TIMEOUT + 1));
@@ -653,8 +650,8 @@ mod tests {
                     };
                     let record = Record::parse(&content.bytes);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                        let world = Virtual::new();
-                        let judgement = judge(&content, &record, None, Some(timeout), rule, &world);
+                        let host = VirtualHost::new();
+                        let judgement = judge(&content, &record, None, Some(timeout), rule, &host);
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -677,7 +674,7 @@ mod tests {
                 Some(false),
                 timeout,
                 StaleRule::Age,
-                &Virtual::new(),
+                &VirtualHost::new(),
             )
         };
         assert!(!stale(NOW).is_stale);

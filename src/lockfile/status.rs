@@ -12,11 +12,11 @@ use rustix::fs::{flock, FlockOperation};
 use crate::sys::directory::{Directory, Entry};
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{is_name_aside, read};
-use super::host::{find_here, here, Surroundings};
+use super::files::{is_temporary_name, read};
+use super::host::{find_host_id, host_id, LocalHost};
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
-use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::takeover::{self, Locking, Obstacle, Removal};
+use super::staleness::{judge, says_flock, Alive, Content, Host};
+use super::takeover::{self, Flock, Obstacle, Removal};
 use super::Semaphore;
 use crate::sys::process;
 
@@ -88,7 +88,7 @@ impl Status {
             is_locked,
             timeout,
             rule,
-            &Surroundings { directory },
+            &LocalHost { directory },
         );
         let now = seconds_since_1970(SystemTime::now());
         let since = record.since.or(record.timestamp);
@@ -172,7 +172,7 @@ pub struct Cleaned {
 
 /// What to do about a stale lock on a file system that knows no locks on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unlockable {
+pub(crate) enum WithoutFlock {
     Keep,
     /// Somebody may be about to take it over, or to beat its heart.
     Remove,
@@ -225,7 +225,7 @@ impl Semaphore {
         }
         let record = Record::parse(&content.bytes);
         // Only where it matters, since it is in the way of a takeover for the moment.
-        let is_locked = says_flock(&record, here()).then(|| {
+        let is_locked = says_flock(&record, host_id()).then(|| {
             let locked = flock(&file, FlockOperation::NonBlockingLockShared);
             locked == Err(rustix::io::Errno::WOULDBLOCK)
         });
@@ -257,7 +257,7 @@ impl Semaphore {
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
     /// says.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
-        self.clean_with(Unlockable::Keep)
+        self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
     }
 
@@ -265,20 +265,20 @@ impl Semaphore {
     /// removed.
     pub(crate) fn clean_with(
         &self,
-        unlockable: Unlockable,
+        without_flock: WithoutFlock,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
-        find_here()?;
+        find_host_id()?;
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
         let mut obstacle = None;
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
-            let allows = |content: &Content, locking: Locking| {
+            let allows = |content: &Content, flock: Flock| {
                 let verdict = self.may_take(content, &directory);
-                Ok(verdict.and_then(|()| match locking {
-                    Locking::Theirs => Err(Obstacle::Locked),
-                    Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
-                    Locking::Ours | Locking::Unknown => Ok(()),
+                Ok(verdict.and_then(|()| match flock {
+                    Flock::Theirs => Err(Obstacle::Locked),
+                    Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
+                    Flock::Ours | Flock::Unknown => Ok(()),
                 }))
             };
             match takeover::remove(&files, &allows)? {
@@ -290,7 +290,7 @@ impl Semaphore {
         }
         for entry in fs::read_dir(&self.place.directory)? {
             let name = entry?.file_name();
-            let is_orphan = if is_name_aside(&name) {
+            let is_orphan = if is_temporary_name(&name) {
                 self.is_orphan_of_ours(&directory, &name)
             } else {
                 self.is_orphan_of_others(&directory, &name)
@@ -345,6 +345,6 @@ impl Semaphore {
 /// How long ago a file was last written, by the clock of its file system.
 fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
-    let now = Surroundings { directory }.file_system_now()?;
+    let now = LocalHost { directory }.file_system_now()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
 }

@@ -42,7 +42,7 @@ pub(super) enum Found<F> {
 
 /// What comes of trying to lock a file by flock(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Locking {
+pub(super) enum Flock {
     Ours,
     Theirs,
     /// The file system knows no such locks.
@@ -62,9 +62,9 @@ pub(super) trait Files {
     /// Opens the same file once more, to rewrite it; `None` if this process may not do that.
     fn open_to_rewrite(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Locks an open file, without waiting.
-    fn lock(&self, file: &Self::File) -> io::Result<Locking>;
+    fn lock(&self, file: &Self::File) -> io::Result<Flock>;
     /// Locks an open file, and waits a little for it.
-    fn lock_patiently(&self, file: &Self::File) -> io::Result<Locking>;
+    fn lock_patiently(&self, file: &Self::File) -> io::Result<Flock>;
     /// Reads an open file.
     fn read(&self, file: &Self::File) -> io::Result<Content>;
     /// Which inode an open file is. Not a step: it cannot change.
@@ -94,7 +94,7 @@ pub(super) enum After {
 }
 
 /// What we want, and what we think of what is there.
-pub(super) struct Claim<'a> {
+pub(super) struct Taker<'a> {
     /// The record to write, stamped with the present time.
     pub(super) record: &'a dyn Fn() -> Vec<u8>,
     /// Whether the holder will have the file open for as long as it holds the lock.
@@ -107,11 +107,11 @@ pub(super) struct Claim<'a> {
 pub(super) type Verdict = Result<(), Obstacle>;
 
 /// What comes of trying to take a lock.
-pub(super) enum Attempt<F> {
+pub(super) enum Acquisition<F> {
     /// It is ours, and this is its file.
     Granted(F),
     /// It is not, for this reason; with what the file says, where it could be read.
-    Held(Obstacle, Option<Content>),
+    Obstructed(Obstacle, Option<Content>),
 }
 
 /// Why a lock cannot be taken.
@@ -137,14 +137,14 @@ pub enum Obstacle {
 }
 
 /// Tries to take the lock, once.
-pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Attempt<F::File>> {
+pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acquisition<F::File>> {
     let mut after = After::Nothing;
     loop {
         match files.open()? {
             Found::Nothing => {}
-            Found::Unreadable => return Ok(Attempt::Held(Obstacle::Unreadable, None)),
-            Found::NotAFile => return Ok(Attempt::Held(Obstacle::NotAFile, None)),
-            Found::File(found) => match take_over(files, claim, found)? {
+            Found::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
+            Found::NotAFile => return Ok(Acquisition::Obstructed(Obstacle::NotAFile, None)),
+            Found::File(found) => match take_over(files, taker, found)? {
                 Some(attempt) => return Ok(attempt),
                 // We or another process have removed the stale file, and the name is free or is
                 // another file's. A process that judged the old file as we did may yet act on it.
@@ -154,7 +154,7 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
                 }
             },
         }
-        if let Some(ours) = files.create(&record(claim))? {
+        if let Some(ours) = files.create(&record(taker))? {
             return settled(files, after, ours);
         }
     }
@@ -164,22 +164,22 @@ pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Atte
 /// file.
 fn take_over<F: Files>(
     files: &F,
-    claim: &Claim<'_>,
+    taker: &Taker<'_>,
     found: F::File,
-) -> io::Result<Option<Attempt<F::File>>> {
-    let held = |why, content| Ok(Some(Attempt::Held(why, Some(content))));
+) -> io::Result<Option<Acquisition<F::File>>> {
+    let held = |why, content| Ok(Some(Acquisition::Obstructed(why, Some(content))));
     // A lock that is simply held is only read: its file is not locked even for a moment.
     let content = files.read(&found)?;
-    if let Err(why) = (claim.may_take)(&content)? {
+    if let Err(why) = (taker.may_take)(&content)? {
         return held(why, content);
     }
     let writable = files.open_to_rewrite(&found)?;
     let can_rewrite = writable.is_some();
     let file = writable.unwrap_or(found);
     match files.lock(&file)? {
-        Locking::Ours => {}
-        Locking::Theirs => return held(Obstacle::Locked, content),
-        Locking::Unknown => return held(Obstacle::NoLocks, content),
+        Flock::Ours => {}
+        Flock::Theirs => return held(Obstacle::Locked, content),
+        Flock::Unknown => return held(Obstacle::NoLocks, content),
     }
     // It may have changed, or lost its name, before we had it locked.
     let judged = files.read(&file)?;
@@ -187,10 +187,10 @@ fn take_over<F: Files>(
     if files.identity()? != Some(id) {
         return Ok(None);
     }
-    if let Err(why) = (claim.may_take)(&judged)? {
+    if let Err(why) = (taker.may_take)(&judged)? {
         return held(why, judged);
     }
-    let record = record(claim);
+    let record = record(taker);
     let changed = files.prepare(&record).and_then(|mode| {
         if can_rewrite {
             files.rewrite(&file, &record, mode)
@@ -212,11 +212,11 @@ fn take_over<F: Files>(
 }
 
 /// A grant, unless a process that had judged the file before us has acted on it since.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Attempt<F::File>> {
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Acquisition<F::File>> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
-        return Ok(Attempt::Held(Obstacle::Contended, None));
+        return Ok(Acquisition::Obstructed(Obstacle::Contended, None));
     }
-    Ok(Attempt::Granted(ours))
+    Ok(Acquisition::Granted(ours))
 }
 
 /// Whether the lock's name is still that of our file.
@@ -249,7 +249,7 @@ pub(super) enum Removal {
 /// Removes the lock if `allows` does not object to what its file says, and to who has it locked.
 pub(super) fn remove<F: Files>(
     files: &F,
-    allows: &dyn Fn(&Content, Locking) -> io::Result<Verdict>,
+    allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
 ) -> io::Result<Removal> {
     loop {
         let found = match files.open()? {
@@ -258,12 +258,12 @@ pub(super) fn remove<F: Files>(
             Found::NotAFile => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
             Found::File(found) => found,
         };
-        let locking = files.lock_patiently(&found)?;
+        let flock = files.lock_patiently(&found)?;
         let content = files.read(&found)?;
         if files.identity()? != Some(files.id(&found)?) {
             continue;
         }
-        if let Err(why) = allows(&content, locking)? {
+        if let Err(why) = allows(&content, flock)? {
             return Ok(Removal::Kept(why, Some(content)));
         }
         return match files.remove() {
@@ -283,9 +283,9 @@ pub(super) fn is_forbidden(error: &io::Error) -> bool {
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }
 
-fn record(claim: &Claim<'_>) -> Vec<u8> {
-    let mut record = (claim.record)();
-    if claim.is_live {
+fn record(taker: &Taker<'_>) -> Vec<u8> {
+    let mut record = (taker.record)();
+    if taker.is_live {
         record.extend_from_slice(LIVE_LINE.as_bytes());
     }
     record

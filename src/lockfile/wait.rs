@@ -7,10 +7,10 @@ use std::time::{Duration, Instant, SystemTime};
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
-use super::release::Terms;
+use super::release::ReleaseTerms;
 use super::status::{Busy, Status};
-use super::watch::{Flag, Lifetime, Watch, Woken};
-use super::{Hold, Semaphore};
+use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
+use super::{HolderKind, Semaphore};
 
 /// We look no more often than this, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
@@ -22,17 +22,17 @@ const JITTER_NANOSECONDS: u64 = 5_000_000;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long to wait.
-pub(crate) struct Patience<'a> {
+pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
-    cancel: Option<&'a Flag>,
+    cancel: Option<&'a CancelFlag>,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> WaitLimit<'a> {
     /// From now on for `timeout`, and until `cancel` is set.
-    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Flag>) -> Patience<'a> {
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
         // A deadline beyond what the clock can tell is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Patience { deadline, cancel }
+        WaitLimit { deadline, cancel }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -49,10 +49,10 @@ pub(crate) type Waited<T> = Result<(usize, T), (usize, Busy)>;
 pub(crate) fn acquire_any<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
-    let waited = until_any(slots, None, patience, |slot| {
-        slot.attempt(info, Hold::Guarded)
+    let waited = until_any(slots, None, limit, |slot| {
+        slot.attempt(info, HolderKind::Guard)
     })?;
     Ok(match waited {
         Ok((at, (directory, file))) => Ok((at, slots[at].guard(directory, file)?)),
@@ -64,19 +64,19 @@ pub(crate) fn acquire_any<'a>(
 pub(crate) fn acquire_any_detached(
     slots: &[Semaphore],
     info: &LockInfo,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<()>> {
     let has_ended = || SemaphoreError::HolderEnded(info.pid);
-    let holder = Lifetime::of(info.pid).ok_or_else(has_ended)?;
-    let waited = until_any(slots, Some(&holder), patience, |slot| {
+    let holder = HolderProcess::of(info.pid).ok_or_else(has_ended)?;
+    let waited = until_any(slots, Some(&holder), limit, |slot| {
         slot.try_acquire_detached(info)
     })?;
     match &waited {
         // It has ended just before the grant, which its end may have made room for.
         Ok((at, ())) if holder.is_over() => {
-            let terms = Terms {
+            let terms = ReleaseTerms {
                 pid: Some(info.pid),
-                ..Terms::default()
+                ..ReleaseTerms::default()
             };
             let _ = slots[*at].release(&terms);
             Err(has_ended())
@@ -86,11 +86,8 @@ pub(crate) fn acquire_any_detached(
 }
 
 /// Waits until one of several locks is free or stale, without taking it.
-pub(crate) fn wait_any(
-    slots: &[Semaphore],
-    patience: &Patience<'_>,
-) -> SemaphoreResult<Waited<()>> {
-    until_any(slots, None, patience, |slot| {
+pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
+    until_any(slots, None, limit, |slot| {
         let found = slot.look()?;
         Ok(found
             .filter(|busy| !busy.status.is_stale)
@@ -102,8 +99,8 @@ pub(crate) fn wait_any(
 /// up, or until the process that is to be the holder has ended.
 fn until_any<T>(
     slots: &[Semaphore],
-    holder: Option<&Lifetime>,
-    patience: &Patience<'_>,
+    holder: Option<&HolderProcess>,
+    limit: &WaitLimit<'_>,
     look: impl Fn(&Semaphore) -> SemaphoreResult<Result<T, Busy>>,
 ) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
@@ -119,12 +116,12 @@ fn until_any<T>(
             }
         }
         let hopeful = held.iter().position(|busy| !busy.is_hopeless());
-        if hopeful.is_none() || patience.is_over() {
+        if hopeful.is_none() || limit.is_over() {
             let at = hopeful.unwrap_or(0);
             return Ok(Err((at, held.swap_remove(at))));
         }
         match &watch {
-            Some(watch) => rest(slots, &held, holder, watch, patience)?,
+            Some(watch) => rest(slots, &held, holder, watch, limit)?,
             // Most find the lock free, and need none. Then one more look, so that nothing is
             // missed.
             None => watch = Some(Watch::on(&first.directory()?)),
@@ -139,16 +136,16 @@ fn until_any<T>(
 pub(super) fn rest(
     slots: &[Semaphore],
     held: &[Busy],
-    holder: Option<&Lifetime>,
+    holder: Option<&HolderProcess>,
     watch: &Watch,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<()> {
     let now = Instant::now();
     let held = held.iter().map(|busy| &busy.status);
     let ends: Vec<OwnedFd> = held.clone().filter_map(Status::end_of_holder).collect();
     let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
     // Where there is no such descriptor, its end is seen at the next look.
-    let ends = [&ends[..], holder.and_then(Lifetime::end).as_slice()].concat();
+    let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
     let retry = slots
         .iter()
         .map(|slot| slot.config.retry_interval)
@@ -161,11 +158,11 @@ pub(super) fn rest(
         .min()
         .unwrap_or(FOREVER);
     let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();
-    let until = patience
+    let until = limit
         .deadline
         .map_or(now + pause, |deadline| deadline.min(now + pause));
     let concerns = |name: &[u8]| slots.iter().any(|slot| slot.place.name.as_bytes() == name);
-    match watch.wait(concerns, &ends, patience.cancel, until)? {
+    match watch.wait(concerns, &ends, limit.cancel, until)? {
         Woken::Look => Ok(()),
         Woken::Cancelled => Err(SemaphoreError::Cancelled),
     }

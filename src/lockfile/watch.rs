@@ -30,12 +30,12 @@ pub(super) enum Woken {
 
 /// Something that one thread says to another that waits for files.
 #[derive(Debug)]
-pub(crate) struct Flag(OwnedFd);
+pub(crate) struct CancelFlag(OwnedFd);
 
-impl Flag {
+impl CancelFlag {
     /// Not set yet.
-    pub(crate) fn new() -> io::Result<Flag> {
-        Ok(Flag(eventfd(
+    pub(crate) fn new() -> io::Result<CancelFlag> {
+        Ok(CancelFlag(eventfd(
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
         )?))
@@ -50,7 +50,7 @@ impl Flag {
 
 /// A process that is to hold a lock, and may end before it does.
 #[derive(Debug)]
-pub(super) struct Lifetime {
+pub(super) struct HolderProcess {
     pid: u32,
     /// Readable once it has ended; `None` on a kernel that has no such descriptors.
     end: Option<OwnedFd>,
@@ -58,17 +58,17 @@ pub(super) struct Lifetime {
     start_ticks: Option<u64>,
 }
 
-impl Lifetime {
+impl HolderProcess {
     /// Of the process with this number as of now; `None` if it has ended.
-    pub(super) fn of(pid: u32) -> Option<Lifetime> {
+    pub(super) fn of(pid: u32) -> Option<HolderProcess> {
         let lifetime = match process::end_of(pid) {
-            Ok(end) => Lifetime {
+            Ok(end) => HolderProcess {
                 pid,
                 start_ticks: None,
                 end: Some(end),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(_) => Lifetime {
+            Err(_) => HolderProcess {
                 pid,
                 start_ticks: living(pid)?.start_ticks,
                 end: None,
@@ -184,7 +184,7 @@ impl Watch {
         &self,
         concerns: impl Fn(&[u8]) -> bool,
         ends: &[BorrowedFd<'_>],
-        cancel: Option<&Flag>,
+        cancel: Option<&CancelFlag>,
         until: Instant,
     ) -> io::Result<Woken> {
         loop {

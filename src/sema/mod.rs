@@ -16,8 +16,8 @@ use std::time::Duration;
 use nix::unistd::{self, getsid};
 
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, Patience, Semaphore,
-    SemaphoreConfig, SemaphoreError, SemaphoreOptions, Terms, Unlockable,
+    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseTerms, Semaphore,
+    SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -126,8 +126,8 @@ fn take(
     tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
 ) -> Outcome {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(timeout, None);
-    let taken = acquire_any_detached(&slots, &info(&request.options), &patience);
+    let limit = WaitLimit::new(timeout, None);
+    let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
         Ok((at, ())) => acquired(&slots[at], request),
         Err((at, busy)) => {
@@ -160,9 +160,9 @@ fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
 
 /// Releases a lock that was granted, but nobody could be told: whoever does not learn of it will not do so.
 fn give_back(slot: &Semaphore, pid: u32) {
-    let terms = Terms {
+    let terms = ReleaseTerms {
         pid: Some(pid),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let _ = slot.release(&terms);
 }
@@ -172,7 +172,7 @@ fn release(request: &Request) -> Outcome {
     let options = &request.options;
     let slots = slots(request, SemaphoreOptions::new())?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
-    let terms = Terms {
+    let terms = ReleaseTerms {
         force: options.force,
         pid: options.pid.or(must_be_own.then(caller)),
         token: options.token.clone(),
@@ -260,8 +260,8 @@ fn status(request: &Request) -> Outcome {
 
 fn wait(request: &Request) -> Outcome {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(request.options.timeout, None);
-    let waited = wait_any(&slots, &patience);
+    let limit = WaitLimit::new(request.options.timeout, None);
+    let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
         Ok((at, ())) => {
             let path = shown_path(slots[at].path());
@@ -278,12 +278,12 @@ fn wait(request: &Request) -> Outcome {
 
 fn clean(request: &Request) -> Outcome {
     let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
-    let unlockable = match request.options.force {
-        true => Unlockable::Remove,
-        false => Unlockable::Keep,
+    let without_flock = match request.options.force {
+        true => WithoutFlock::Remove,
+        false => WithoutFlock::Keep,
     };
     let (cleaned, obstacle) = semaphore
-        .clean_with(unlockable)
+        .clean_with(without_flock)
         .map_err(|error| Failure::about(&request.path, &error))?;
     let failure = obstacle
         .and_then(why_not_cleaned)

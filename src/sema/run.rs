@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::thread;
 
 use crate::lockfile::{
-    acquire_any, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, SemaphoreResult, Waited,
+    acquire_any, CancelFlag, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, SemaphoreOptions,
+    SemaphoreResult, WaitLimit, Waited,
 };
 use crate::supervise::{self, Ended, Event, HeldLock, Job, Killed, Orphan, SignalWatch};
 use crate::text::reason;
@@ -107,14 +107,14 @@ fn wait_for_grant<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Flag::new()?;
+    let cancel = CancelFlag::new()?;
     let granted = Event::new()?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
             .name("waiting".into())
             .spawn_scoped(scope, || {
-                let patience = Patience::new(options.timeout, Some(&cancel));
-                let acquired = acquire_any(slots, &info, &patience);
+                let limit = WaitLimit::new(options.timeout, Some(&cancel));
+                let acquired = acquire_any(slots, &info, &limit);
                 granted.set();
                 acquired
             })?;

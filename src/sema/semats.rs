@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
-    SemaphoreOptions, Status, Terms,
+    acquire_any_detached, LockInfo, Obstacle, ReleaseTerms, Semaphore, SemaphoreConfig,
+    SemaphoreError, SemaphoreOptions, Status, WaitLimit,
 };
 use crate::text::Plain;
 
@@ -178,9 +178,9 @@ fn try_acquire(semaphore: &Semaphore, request: &Request) -> u8 {
 
 fn acquire(semaphore: &Semaphore, request: &Request) -> u8 {
     announce("Acquiring lock", semaphore, request);
-    let patience = Patience::new(request.timeout, None);
+    let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
-    match acquire_any_detached(slots, &info(request), &patience) {
+    match acquire_any_detached(slots, &info(request), &limit) {
         Ok(Ok(_)) => granted(semaphore, request),
         Ok(Err((_, busy))) if busy.is_hopeless() => refused(busy.obstacle, request),
         Ok(Err(_)) => {
@@ -209,16 +209,16 @@ fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
 
 fn release(semaphore: &Semaphore, request: &Request) -> u8 {
     announce("Releasing lock", semaphore, request);
-    let own = Terms {
+    let own = ReleaseTerms {
         force: request.force,
         pid: Some(caller()),
         asking: caller(),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let mut released = semaphore.release(&own);
     if matches!(&released, Ok(Err(busy)) if !busy.status.is_readable) {
         // It names nobody: then it depends on its age.
-        released = semaphore.release(&Terms { pid: None, ..own });
+        released = semaphore.release(&ReleaseTerms { pid: None, ..own });
     }
     match released {
         Ok(Ok(())) => {

@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use latchd::lockfile::{
-    Alive, Cleaned, LockInfo, Obstacle, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, SemaphoreResult, Settle, StaleRule, Terms,
+    Alive, Cleaned, LockInfo, Obstacle, ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError,
+    SemaphoreGuard, SemaphoreOptions, SemaphoreResult, Settle, StaleRule,
 };
 use tempfile::TempDir;
 
@@ -493,7 +493,7 @@ fn releasing_nothing_by_force_is_no_error() {
     guard.force_release().expect("a release");
     guard.force_release().expect("nothing to do");
     assert!(matches!(
-        guard.release(&Terms::default()),
+        guard.release(&ReleaseTerms::default()),
         Err(SemaphoreError::NotLocked)
     ));
 }
@@ -515,9 +515,9 @@ fn a_tag_and_a_token_stand_in_the_file() {
         0o600
     );
     let asked = |token: &str| {
-        let terms = Terms {
+        let terms = ReleaseTerms {
             token: Some(token.into()),
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
         lock.release(&terms).expect("an attempt")
     };
@@ -533,12 +533,12 @@ fn a_tag_and_a_token_stand_in_the_file() {
 fn a_release_on_terms_goes_through_only_if_they_are_met() {
     let scratch = Scratch::new();
     let lock = scratch.lock_with(record_with(&[]));
-    let by_pid = |pid| Terms {
+    let by_pid = |pid| ReleaseTerms {
         pid: Some(pid),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     assert!(lock
-        .release(&Terms::default())
+        .release(&ReleaseTerms::default())
         .expect("an attempt")
         .is_err());
     assert!(lock.release(&by_pid(1)).expect("an attempt").is_err());
@@ -548,7 +548,7 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
 
     // Of the dead it is released to anybody, be it young.
     let lock = scratch.lock_with(record_with(&[("pid", "999999999")]));
-    lock.release(&Terms::default())
+    lock.release(&ReleaseTerms::default())
         .expect("an attempt")
         .expect("of the dead");
 
@@ -569,9 +569,9 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
 #[test]
 fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
     let scratch = Scratch::new();
-    let own = Terms {
+    let own = ReleaseTerms {
         asking: process::id(),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     for (what, changes, is_released) in [
         (
@@ -603,11 +603,11 @@ fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
     use rustix::fs::{flock, FlockOperation};
     let scratch = Scratch::new();
     let token = ("pid", "1\nx-token=abc");
-    let terms = |pid, token: Option<&str>, asking| Terms {
+    let terms = |pid, token: Option<&str>, asking| ReleaseTerms {
         pid,
         token: token.map(str::to_owned),
         asking,
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let own = process::id();
     for (text, terms, is_released) in [
@@ -803,7 +803,7 @@ fn an_unreadable_file_is_held_until_it_is_old() {
             "{text:?}"
         );
         let busy = lock
-            .release(&Terms::default())
+            .release(&ReleaseTerms::default())
             .expect("an attempt")
             .expect_err("young");
         assert_eq!(busy.obstacle, Obstacle::NotStale);
@@ -1174,7 +1174,7 @@ fn what_is_no_file_is_neither_opened_nor_removed() {
         );
         assert!(!lock.clean().expect("cleaning").lock, "{what}");
         assert!(
-            lock.release(&Terms::default())
+            lock.release(&ReleaseTerms::default())
                 .expect("an attempt")
                 .is_err(),
             "{what}"
@@ -1240,7 +1240,7 @@ fn a_wait_for_a_file_that_is_no_lock_file_ends_at_once() {
     is_refused(lock.wait(None));
     is_refused(lock.status().map(drop));
     is_refused(lock.clean().map(drop));
-    is_refused(lock.release(&Terms::default()).map(drop));
+    is_refused(lock.release(&ReleaseTerms::default()).map(drop));
     is_refused(lock.force_release());
     assert!(lock.is_locked() && lock.lock_info().is_none());
     assert_eq!(scratch.text(), text);

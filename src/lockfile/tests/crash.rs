@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::time::SystemTime;
 
-use super::fault_injection::{Death, Shaken};
+use super::fault_injection::{Death, FaultyFiles};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
@@ -14,10 +14,10 @@ const NAME: &str = "crash.lock";
 const MANY: u64 = 60;
 
 /// Runs one process that dies before a step. Whether it got so far.
-fn dies(directory: &Path, lacks: u64, step: u64) -> bool {
+fn dies(directory: &Path, missing: u64, step: u64) -> bool {
     let part = [
         ("DIRECTORY", directory.display().to_string()),
-        ("LACKS", lacks.to_string()),
+        ("MISSING", missing.to_string()),
         ("STEP", step.to_string()),
     ];
     let status = again("lockfile::tests::crash::victim", &part)
@@ -31,31 +31,35 @@ fn dies(directory: &Path, lacks: u64, step: u64) -> bool {
 #[test]
 #[ignore = "a part of the others"]
 fn victim() {
-    let (Some(directory), Some(lacks), Some(step)) =
-        (part("DIRECTORY"), number("LACKS"), number("STEP"))
+    let (Some(directory), Some(missing), Some(step)) =
+        (part("DIRECTORY"), number("MISSING"), number("STEP"))
     else {
         return;
     };
     let directory = Directory::open(directory.as_ref()).expect("a directory");
-    let lacks = all_lacks()
-        .nth(usize::try_from(lacks).expect("a number"))
+    let missing = every_file_system()
+        .nth(usize::try_from(missing).expect("a number"))
         .expect("a number");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
-    let files = Shaken::new(files, 0, 0, Death::At(step));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
+    let files = FaultyFiles::new(files, 0, 0, Death::At(step));
     match acquire(&files, &directory, 0) {
-        Attempt::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
-        Attempt::Held(why, _) => panic!("{why:?}"),
+        Acquisition::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Acquisition::Obstructed(why, _) => panic!("{why:?}"),
     }
 }
 
 /// Tries to take the lock, as it will be in so many seconds.
-fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Attempt<F::File> {
-    let claim = Claim {
+fn acquire<F: takeover::Files>(
+    files: &F,
+    directory: &Directory,
+    seconds: u64,
+) -> Acquisition<F::File> {
+    let taker = Taker {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(seconds, content, directory),
     };
-    takeover::acquire(files, &claim).expect("an attempt")
+    takeover::acquire(files, &taker).expect("an attempt")
 }
 
 /// Takes the lock, as it will be in two hours. A process that another test is just starting may
@@ -64,9 +68,9 @@ fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) 
     let over = Instant::now() + Duration::from_secs(10);
     loop {
         match acquire(files, directory, 7200) {
-            Attempt::Granted(file) => return file,
-            Attempt::Held(Obstacle::Locked, _) if Instant::now() < over => {}
-            Attempt::Held(why, _) => panic!("{what}: {why:?}"),
+            Acquisition::Granted(file) => return file,
+            Acquisition::Obstructed(Obstacle::Locked, _) if Instant::now() < over => {}
+            Acquisition::Obstructed(why, _) => panic!("{what}: {why:?}"),
         }
     }
 }
@@ -84,7 +88,10 @@ fn make_old(path: &Path) {
 }
 
 fn crash_at_every_step(begin_with: Option<&str>) {
-    for (bits, lacks) in all_lacks().enumerate().filter(|(_, lacks)| !lacks.locks) {
+    for (bits, missing) in every_file_system()
+        .enumerate()
+        .filter(|(_, missing)| !missing.locks)
+    {
         let mut deaths = 0;
         for step in 1.. {
             assert!(step < MANY, "it never ends");
@@ -94,29 +101,32 @@ fn crash_at_every_step(begin_with: Option<&str>) {
                 fs::write(path.join(NAME), text).expect("a lock");
             }
             let has_died = dies(path, bits as u64, step);
-            let what = format!("{lacks:?} step {step}: {:?}", names(path));
+            let what = format!("{missing:?} step {step}: {:?}", names(path));
             if !has_died {
                 assert!(names(path).is_empty(), "{what}");
                 break;
             }
             deaths += 1;
-            recovers(path, lacks, &what);
+            recovers(path, missing, &what);
         }
-        assert!(deaths >= 3, "{lacks:?}: {deaths}");
+        assert!(deaths >= 3, "{missing:?}: {deaths}");
     }
 }
 
-fn recovers(path: &Path, lacks: Lacks, what: &str) {
+fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     let directory = Directory::open(path).expect("the directory");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
     // At once perhaps, in two hours for sure; and then nobody else.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
-        Attempt::Granted(file) => file,
-        Attempt::Held(..) => acquire_in_the_end(&files, &directory, what),
+        Acquisition::Granted(file) => file,
+        Acquisition::Obstructed(..) => acquire_in_the_end(&files, &directory, what),
     };
     assert!(
-        matches!(acquire(&files, &directory, 7200), Attempt::Held(..)),
+        matches!(
+            acquire(&files, &directory, 7200),
+            Acquisition::Obstructed(..)
+        ),
         "{what}"
     );
     assert!(
@@ -125,7 +135,7 @@ fn recovers(path: &Path, lacks: Lacks, what: &str) {
     );
 
     // What is left is litter, and is cleared away once it is old.
-    let semaphore = lacking(&path.join(NAME), lacks, Duration::from_secs(3600));
+    let semaphore = lock_without(&path.join(NAME), missing, Duration::from_secs(3600));
     let litter = names(path);
     assert!(litter.len() <= 1, "{what}: {litter:?}");
     assert_eq!(

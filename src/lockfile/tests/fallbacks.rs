@@ -14,11 +14,11 @@ use crate::sys::process;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Calls `check` once for every file system there may be, each time with the path of a free lock.
-fn everywhere(check: impl Fn(&Path, Lacks)) {
-    for lacks in all_lacks() {
-        println!("{lacks:?}");
+fn everywhere(check: impl Fn(&Path, MissingFeatures)) {
+    for missing in every_file_system() {
+        println!("{missing:?}");
         let scratch = tempfile::tempdir().expect("a directory");
-        check(&scratch.path().join("fallbacks.lock"), lacks);
+        check(&scratch.path().join("fallbacks.lock"), missing);
     }
 }
 
@@ -31,17 +31,17 @@ fn litter(path: &Path) -> Vec<String> {
 
 #[test]
 fn a_lock_is_taken_is_busy_and_is_given_back() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
         assert!(guard.is_held());
         let text = fs::read_to_string(path).expect("a lock file");
-        assert_eq!(text.ends_with(LIVE_LINE), !lacks.locks, "{text}");
+        assert_eq!(text.ends_with(LIVE_LINE), !missing.locks, "{text}");
         assert_eq!(
             LockInfo::parse(&text).expect("a record").pid,
             std::process::id()
         );
-        match lacking(path, lacks, HOUR).try_acquire() {
+        match lock_without(path, missing, HOUR).try_acquire() {
             Err(SemaphoreError::AlreadyLocked { holder_pid, .. }) => {
                 assert_eq!(holder_pid, Some(std::process::id()));
             }
@@ -57,8 +57,8 @@ fn a_lock_is_taken_is_busy_and_is_given_back() {
 
 #[test]
 fn a_living_holder_is_not_robbed_by_age() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
         // As old as can be; it is still ours, and we live.
         let old = fs::read_to_string(path).expect("a record");
@@ -77,16 +77,16 @@ fn a_living_holder_is_not_robbed_by_age() {
 
 #[test]
 fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
-    everywhere(|path, lacks| {
+    everywhere(|path, missing| {
         for text in [
             format!("pid={DEAD}\ntimestamp=1\ntag=old\n"),
             stamped(DEAD, None, None).print() + LIVE_LINE,
         ] {
             fs::write(path, &text).expect("a stale lock");
-            let semaphore = lacking(path, lacks, HOUR);
+            let semaphore = lock_without(path, missing, HOUR);
             let attempt = semaphore.try_acquire();
             assert!(litter(path).is_empty());
-            if lacks.locks {
+            if missing.locks {
                 let error = attempt.expect_err("a lock that cannot be taken over safely");
                 assert!(matches!(
                     error,
@@ -125,9 +125,13 @@ fn a_stale_file_of_ours_is_rewritten_in_place() {
     fs::write(&path, stale).expect("a stale lock");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
     let (inode, ..) = file_of(&path);
-    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
-    let fresh = lacking(&path.with_file_name("fresh"), Lacks::default(), HOUR);
+    let fresh = lock_without(
+        &path.with_file_name("fresh"),
+        MissingFeatures::default(),
+        HOUR,
+    );
     let _fresh = fresh.try_acquire().expect("a free lock");
     let (_, mode, _) = file_of(fresh.path());
     assert_eq!(file_of(&path), (inode, mode, 1));
@@ -145,7 +149,7 @@ fn a_stale_file_with_another_name_is_replaced() {
     let stale = format!("pid={DEAD}\ntimestamp=1\n");
     fs::write(&path, &stale).expect("a stale lock");
     fs::hard_link(&path, &other).expect("another name");
-    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
     assert!(guard.is_held());
     assert_ne!(file_of(&path).0, file_of(&other).0);
@@ -154,13 +158,17 @@ fn a_stale_file_with_another_name_is_replaced() {
 
 #[test]
 fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
-    everywhere(|path, lacks| {
+    everywhere(|path, missing| {
         let stale = format!("pid={DEAD}\ntimestamp=1\n");
         let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
         fs::write(path, &stale).expect("a stale lock");
         let directory = Directory::of(path).expect("a directory");
-        let files = LockFiles::new(&directory, path.file_name().expect("a name"), quick(lacks));
-        let claim = Claim {
+        let files = LockFiles::new(
+            &directory,
+            path.file_name().expect("a name"),
+            quick(missing),
+        );
+        let taker = Taker {
             record: &|| stamped(DEAD, None, None).print().into_bytes(),
             is_live: false,
             // It is judged as it was, and is another's when it comes to be locked.
@@ -170,8 +178,11 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
                 Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
             },
         };
-        let attempt = takeover::acquire(&files, &claim).expect("an attempt");
-        assert!(matches!(attempt, Attempt::Held(..)), "{lacks:?}");
+        let attempt = takeover::acquire(&files, &taker).expect("an attempt");
+        assert!(
+            matches!(attempt, Acquisition::Obstructed(..)),
+            "{missing:?}"
+        );
         assert_eq!(fs::read_to_string(path).expect("a record"), renewed);
         assert!(litter(path).is_empty());
     });
@@ -184,11 +195,11 @@ fn a_takeover_settles_however_it_was_done() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("fallbacks.lock");
         fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-        let lacks = Lacks {
+        let missing = MissingFeatures {
             rewriting,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         };
-        let mut semaphore = lacking(&path, lacks, HOUR);
+        let mut semaphore = lock_without(&path, missing, HOUR);
         semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
@@ -199,17 +210,17 @@ fn a_takeover_settles_however_it_was_done() {
             }
             fs::remove_file(&path).expect("a lock that is not granted yet");
             let outcome = taker.join().expect("the taker");
-            assert!(outcome.is_err(), "{lacks:?}");
+            assert!(outcome.is_err(), "{missing:?}");
         });
     }
 }
 
 #[test]
 fn a_young_lock_of_the_dead_is_not_taken_over() {
-    everywhere(|path, lacks| {
+    everywhere(|path, missing| {
         let text = stamped(DEAD, None, None).print();
         fs::write(path, &text).expect("a lock");
-        assert!(lacking(path, lacks, HOUR).try_acquire().is_err());
+        assert!(lock_without(path, missing, HOUR).try_acquire().is_err());
         assert_eq!(fs::read_to_string(path).expect("a record"), text);
         assert!(litter(path).is_empty());
     });
@@ -217,8 +228,8 @@ fn a_young_lock_of_the_dead_is_not_taken_over() {
 
 #[test]
 fn a_successors_file_is_left_alone() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(path).expect("a lock file");
         let text = "pid=1\ntimestamp=5\n";
@@ -231,8 +242,8 @@ fn a_successors_file_is_left_alone() {
 
 #[test]
 fn a_lock_left_to_somebody_is_released_by_somebody() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let info = LockInfo::with_tag("a");
         assert!(semaphore
             .try_acquire_detached(&info)
@@ -245,14 +256,16 @@ fn a_lock_left_to_somebody_is_released_by_somebody() {
             .try_acquire_detached(&info)
             .expect("an attempt")
             .is_err());
-        let refused = semaphore.release(&Terms::default()).expect("an attempt");
+        let refused = semaphore
+            .release(&ReleaseTerms::default())
+            .expect("an attempt");
         assert_eq!(
             refused.expect_err("it is alive").obstacle,
             Obstacle::NotStale
         );
-        let own = Terms {
+        let own = ReleaseTerms {
             asking: std::process::id(),
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
         assert!(semaphore.release(&own).expect("an attempt").is_ok());
         assert!(matches!(
@@ -265,8 +278,8 @@ fn a_lock_left_to_somebody_is_released_by_somebody() {
 
 #[test]
 fn cleaning_removes_the_stale_and_nothing_else() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let bystander = path.with_file_name(".sema-0123456789abcdex~");
         fs::write(&bystander, "").expect("a file");
         let living = Record {
@@ -276,17 +289,17 @@ fn cleaning_removes_the_stale_and_nothing_else() {
         fs::write(path, living.print()).expect("a lock of the living");
         assert_eq!(semaphore.clean().expect("cleaning"), Cleaned::default());
         fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-        assert_eq!(semaphore.clean().expect("cleaning").lock, !lacks.locks);
-        assert_eq!(path.exists(), lacks.locks);
+        assert_eq!(semaphore.clean().expect("cleaning").lock, !missing.locks);
+        assert_eq!(path.exists(), missing.locks);
         assert!(bystander.exists());
     });
 }
 
 /// Runs a process that cannot write a single byte to any file. `how` says what becomes of it then.
-fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitStatus {
+fn on_a_full_disk(how: &str, path: &Path, missing: usize) -> std::process::ExitStatus {
     let part = [
         ("LOCK", path.display().to_string()),
-        ("LACKS", lacks.to_string()),
+        ("MISSING", missing.to_string()),
     ];
     let inner = again("lockfile::tests::fallbacks::poor", &part);
     let mut shell = Command::new("sh");
@@ -312,13 +325,13 @@ fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitSta
 #[test]
 #[ignore = "a part of the others"]
 fn poor() {
-    let (Some(path), Some(lacks)) = (part("LOCK").map(PathBuf::from), number("LACKS")) else {
+    let (Some(path), Some(missing)) = (part("LOCK").map(PathBuf::from), number("MISSING")) else {
         return;
     };
-    let lacks = all_lacks()
-        .nth(usize::try_from(lacks).expect("a number"))
+    let missing = every_file_system()
+        .nth(usize::try_from(missing).expect("a number"))
         .expect("a number");
-    let semaphore = lacking(&path, lacks, HOUR);
+    let semaphore = lock_without(&path, missing, HOUR);
     let code = match semaphore.try_acquire() {
         Err(SemaphoreError::IoError(_)) => 7,
         Err(_) => 8,
@@ -329,14 +342,14 @@ fn poor() {
 
 #[test]
 fn a_full_disk_leaves_neither_a_lock_nor_litter() {
-    for (bits, lacks) in all_lacks().enumerate() {
+    for (bits, missing) in every_file_system().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
-        assert_eq!(status.code(), Some(7), "{lacks:?}");
+        assert_eq!(status.code(), Some(7), "{missing:?}");
         assert!(
             names(scratch.path()).is_empty(),
-            "{lacks:?}: {:?}",
+            "{missing:?}: {:?}",
             names(scratch.path())
         );
 
@@ -346,36 +359,40 @@ fn a_full_disk_leaves_neither_a_lock_nor_litter() {
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
         assert_eq!(
             status.code(),
-            Some(if lacks.locks { 8 } else { 7 }),
-            "{lacks:?}"
+            Some(if missing.locks { 8 } else { 7 }),
+            "{missing:?}"
         );
         assert_eq!(fs::read_to_string(&path).expect("a record"), stale);
-        assert!(litter(&path).is_empty(), "{lacks:?}: {:?}", litter(&path));
+        assert!(litter(&path).is_empty(), "{missing:?}: {:?}", litter(&path));
     }
 }
 
 #[test]
 fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
     const XFSZ: i32 = 25;
-    for (bits, lacks) in all_lacks().enumerate() {
+    for (bits, missing) in every_file_system().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk(":", &path, bits);
-        assert_eq!(status.signal(), Some(XFSZ), "{lacks:?}");
-        let semaphore = lacking(&path, lacks, HOUR);
+        assert_eq!(status.signal(), Some(XFSZ), "{missing:?}");
+        let semaphore = lock_without(&path, missing, HOUR);
         if !path.exists() {
-            assert!(semaphore.try_acquire().is_ok(), "{lacks:?}");
+            assert!(semaphore.try_acquire().is_ok(), "{missing:?}");
             continue;
         }
         // Somebody may be about to write it, until the timeout is over.
-        assert!(semaphore.try_acquire().is_err(), "{lacks:?}");
+        assert!(semaphore.try_acquire().is_err(), "{missing:?}");
         let file = fs::File::options()
             .write(true)
             .open(&path)
             .expect("an empty file");
         file.set_modified(SystemTime::now() - 2 * HOUR)
             .expect("an old file");
-        assert_eq!(semaphore.try_acquire().is_ok(), !lacks.locks, "{lacks:?}");
+        assert_eq!(
+            semaphore.try_acquire().is_ok(),
+            !missing.locks,
+            "{missing:?}"
+        );
     }
 }
 
@@ -389,15 +406,15 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
-            let patience = Patience::new(Some(Duration::from_secs(20)), None);
+            let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
             // What acquire does, blindfolded.
             let blind = Watch::none();
             let mut looks = 0;
             while let Some(busy) = waiter.look().expect("a look") {
-                assert!(!patience.is_over(), "no timeout");
+                assert!(!limit.is_over(), "no timeout");
                 looks += 1;
                 let waiters = std::slice::from_ref(&waiter);
-                rest(waiters, &[busy], None, &blind, &patience).expect("a rest");
+                rest(waiters, &[busy], None, &blind, &limit).expect("a rest");
             }
             sender.send(looks).expect("a listener");
         });
@@ -416,16 +433,11 @@ fn a_flag_ends_a_wait() {
     let semaphore =
         Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
     let _guard = semaphore.try_acquire().expect("a free lock");
-    let flag = Flag::new().expect("a flag");
+    let flag = CancelFlag::new().expect("a flag");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let patience = Patience::new(Some(Duration::from_secs(30)), Some(&flag));
-            acquire_any(
-                std::slice::from_ref(&semaphore),
-                &LockInfo::new(),
-                &patience,
-            )
-            .map(drop)
+            let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));
+            acquire_any(std::slice::from_ref(&semaphore), &LockInfo::new(), &limit).map(drop)
         });
         thread::sleep(Duration::from_millis(50));
         flag.set();
@@ -464,8 +476,8 @@ fn any_of_several_locks_will_do() {
         .collect::<Result<_, _>>()
         .expect("lock paths");
     let take = |timeout| {
-        let patience = Patience::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &patience)
+        let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
+        acquire_any(&slots, &LockInfo::new(), &limit)
     };
     let took = |timeout| take(timeout).expect("an attempt").expect("a free slot");
     let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
@@ -477,8 +489,8 @@ fn any_of_several_locks_will_do() {
     assert_eq!((at, busy.obstacle), (0, Obstacle::Locked));
     drop(held.remove(1));
     assert_eq!(took(5000).0, 1);
-    let patience = Patience::new(None, None);
-    assert!(acquire_any(&[], &LockInfo::new(), &patience).is_err());
+    let limit = WaitLimit::new(None, None);
+    assert!(acquire_any(&[], &LockInfo::new(), &limit).is_err());
 }
 
 #[test]
@@ -486,22 +498,22 @@ fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("fallbacks.lock");
     fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-    let poor = Lacks {
+    let poor = MissingFeatures {
         locks: true,
-        ..Lacks::default()
+        ..MissingFeatures::default()
     };
-    let semaphore = lacking(&path, poor, HOUR);
+    let semaphore = lock_without(&path, poor, HOUR);
     let busy = semaphore.look().expect("a look").expect("a lock");
     assert!(busy.status.is_stale);
     let began = Instant::now();
-    let patience = Patience::new(None, None);
+    let limit = WaitLimit::new(None, None);
     let watch = Watch::none();
     rest(
         std::slice::from_ref(&semaphore),
         &[busy],
         None,
         &watch,
-        &patience,
+        &limit,
     )
     .expect("a rest");
     // The retry interval.

@@ -23,7 +23,7 @@ pub enum Death {
     Among(u64),
 }
 
-pub struct Shaken<'a> {
+pub struct FaultyFiles<'a> {
     pub files: LockFiles<'a>,
     pub random: RefCell<Random>,
     /// The longest that a step may be late, in microseconds.
@@ -35,9 +35,9 @@ pub struct Shaken<'a> {
     pub steps: Cell<u64>,
 }
 
-impl<'a> Shaken<'a> {
-    pub fn new(files: LockFiles<'a>, seed: u64, delay: u64, death: Death) -> Shaken<'a> {
-        Shaken {
+impl<'a> FaultyFiles<'a> {
+    pub fn new(files: LockFiles<'a>, seed: u64, delay: u64, death: Death) -> FaultyFiles<'a> {
+        FaultyFiles {
             files,
             random: RefCell::new(Random(seed)),
             delay,
@@ -72,7 +72,7 @@ impl<'a> Shaken<'a> {
     }
 }
 
-impl Files for Shaken<'_> {
+impl Files for FaultyFiles<'_> {
     type File = File;
 
     fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
@@ -90,18 +90,18 @@ impl Files for Shaken<'_> {
         self.files.open_to_rewrite(file)
     }
 
-    fn lock(&self, file: &File) -> io::Result<Locking> {
+    fn lock(&self, file: &File) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
-            return Ok(Locking::Ours);
+            return Ok(Flock::Ours);
         }
         self.files.lock(file)
     }
 
-    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
-            return Ok(Locking::Ours);
+            return Ok(Flock::Ours);
         }
         self.files.lock_patiently(file)
     }

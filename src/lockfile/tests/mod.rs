@@ -13,10 +13,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::files::{Lacks, Making};
-use super::host::Surroundings;
-use super::staleness::{judge, Place, World};
-use super::takeover::{Locking, Removal};
+use super::files::{LockFileOptions, MissingFeatures};
+use super::host::LocalHost;
+use super::staleness::{judge, Host, HostId};
+use super::takeover::{Flock, Removal};
 use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
@@ -25,8 +25,8 @@ use crate::sys::process::Process;
 const DEAD: u32 = 999_999_999;
 
 /// Every file system there may be.
-fn all_lacks() -> impl Iterator<Item = Lacks> {
-    (0..16).map(|bits| Lacks {
+fn every_file_system() -> impl Iterator<Item = MissingFeatures> {
+    (0..16).map(|bits| MissingFeatures {
         unnamed_files: bits & 1 != 0,
         links: bits & 2 != 0,
         rewriting: bits & 4 != 0,
@@ -35,24 +35,24 @@ fn all_lacks() -> impl Iterator<Item = Lacks> {
 }
 
 /// A lock on a file system that lacks something.
-fn lacking(path: &Path, lacks: Lacks, stale_timeout: Duration) -> Semaphore {
+fn lock_without(path: &Path, missing: MissingFeatures, stale_timeout: Duration) -> Semaphore {
     let config = SemaphoreConfig {
         stale_timeout: Some(stale_timeout),
         ..SemaphoreConfig::default()
     };
     let options = SemaphoreOptions {
-        lacks,
+        missing,
         ..SemaphoreOptions::new().sync(false).settle(Settle::Never)
     };
     Semaphore::with_options(path, config, options).expect("a lock path")
 }
 
-fn quick(lacks: Lacks) -> Making {
-    Making {
+fn quick(missing: MissingFeatures) -> LockFileOptions {
+    LockFileOptions {
         mode: 0o644,
         is_synced: false,
         settle: Settle::Never,
-        lacks,
+        missing,
     }
 }
 
@@ -73,14 +73,14 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// The world as it will be.
-struct Later<'a> {
-    now: Surroundings<'a>,
+struct LaterHost<'a> {
+    now: LocalHost<'a>,
     seconds: u64,
 }
 
-impl World for Later<'_> {
-    fn here(&self) -> &Place {
-        self.now.here()
+impl Host for LaterHost<'_> {
+    fn id(&self) -> &HostId {
+        self.now.id()
     }
 
     fn now(&self) -> u64 {
@@ -106,14 +106,14 @@ impl World for Later<'_> {
 
 /// Whether a file may be taken over in so many seconds, by a timeout of one hour.
 fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
-    let world = Later {
-        now: Surroundings { directory },
+    let host = LaterHost {
+        now: LocalHost { directory },
         seconds,
     };
     let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+    let judgement = judge(content, &record, Some(false), timeout, rule, &host);
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 

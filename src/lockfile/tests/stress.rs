@@ -9,7 +9,7 @@ use std::process::ExitStatus;
 
 use rustix::fs::{flock, FlockOperation};
 
-use super::fault_injection::{Death, Shaken};
+use super::fault_injection::{Death, FaultyFiles};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
@@ -23,7 +23,7 @@ struct Run {
     rounds: u64,
     /// It is over by then.
     limit: Duration,
-    lacks: Lacks,
+    missing: MissingFeatures,
     is_unguarded: bool,
     /// Nobody keeps the file open, so that the lock is judged by age and process alone.
     is_detached: bool,
@@ -39,7 +39,7 @@ impl Default for Run {
             processes: 6,
             rounds: 1000,
             limit: Duration::from_secs(15),
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
             is_unguarded: false,
             is_detached: false,
             deaths: 0,
@@ -129,7 +129,7 @@ fn run(run: &Run) -> Seen {
             ("UNGUARDED", u64::from(run.is_unguarded).to_string()),
             ("DETACHED", u64::from(run.is_detached).to_string()),
             ("DEATHS", run.deaths.to_string()),
-            ("LACKS", lacks_to_bits(run.lacks).to_string()),
+            ("MISSING", missing_to_bits(run.missing).to_string()),
         ];
         Ended(
             again("lockfile::tests::stress::worker", &part)
@@ -180,15 +180,15 @@ fn run(run: &Run) -> Seen {
     }
     // Whatever happened, the lock can be had again.
     let directory = Directory::open(&locks).expect("the directory");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.lacks));
-    let claim = Claim {
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
+    let taker = Taker {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(7200, content, &directory),
     };
-    let last = takeover::acquire(&files, &claim).expect("an attempt");
+    let last = takeover::acquire(&files, &taker).expect("an attempt");
     assert!(
-        matches!(last, Attempt::Granted(_)) || run.is_unguarded,
+        matches!(last, Acquisition::Granted(_)) || run.is_unguarded,
         "the lock is stuck"
     );
     let seen = Seen {
@@ -207,12 +207,12 @@ fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(9)
 }
 
-fn lacks_to_bits(lacks: Lacks) -> u64 {
+fn missing_to_bits(missing: MissingFeatures) -> u64 {
     let bits = [
-        lacks.unnamed_files,
-        lacks.links,
-        lacks.rewriting,
-        lacks.locks,
+        missing.unnamed_files,
+        missing.links,
+        missing.rewriting,
+        missing.locks,
     ];
     bits.iter()
         .rev()
@@ -230,15 +230,15 @@ fn worker() {
     let stop = scratch.join("stop");
     let directory = Directory::open(&scratch.join("locks")).expect("a directory");
     let value = |name: &str| number(name).expect(name);
-    let lacks = all_lacks().nth(usize::try_from(value("LACKS")).expect("a number"));
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks.expect("a number")));
+    let missing = every_file_system().nth(usize::try_from(value("MISSING")).expect("a number"));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing.expect("a number")));
     let deaths = value("DEATHS");
     let death = if deaths > 0 {
         Death::Among(deaths)
     } else {
         Death::Never
     };
-    let mut files = Shaken::new(files, value("SEED"), 300, death);
+    let mut files = FaultyFiles::new(files, value("SEED"), 300, death);
     files.is_unguarded = value("UNGUARDED") == 1;
     // Where processes die of themselves, their locks are old at once, and the living are known to
     // live. Without the guard, a lock that is young and lost would block them all; so there
@@ -256,12 +256,13 @@ fn worker() {
         } else {
             dead_pid
         };
-        let claim = Claim {
+        let taker = Taker {
             record: &|| stamped(pid, None, None).print().into_bytes(),
             is_live,
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
-        let Attempt::Granted(file) = takeover::acquire(&files, &claim).expect("an attempt") else {
+        let Acquisition::Granted(file) = takeover::acquire(&files, &taker).expect("an attempt")
+        else {
             files.rest();
             continue;
         };
@@ -334,9 +335,9 @@ fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
         is_unguarded: true,
         is_detached: true,
         limit: Duration::from_secs(4),
-        lacks: Lacks {
+        missing: MissingFeatures {
             rewriting: true,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         },
         ..Run::default()
     });
@@ -345,9 +346,9 @@ fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
 #[test]
 fn takers_that_may_not_rewrite_are_never_two_inside_either() {
     let seen = run(&Run {
-        lacks: Lacks {
+        missing: MissingFeatures {
             rewriting: true,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         },
         rounds: 150,
         ..Run::default()
@@ -359,7 +360,7 @@ fn takers_that_may_not_rewrite_are_never_two_inside_either() {
 #[test]
 fn on_the_poorest_file_system_with_locks_they_are_never_two_inside_either() {
     let seen = run(&Run {
-        lacks: Lacks {
+        missing: MissingFeatures {
             unnamed_files: true,
             links: true,
             rewriting: true,
@@ -399,21 +400,21 @@ fn scripts_that_create_and_remove_are_never_inside_with_us() {
 #[test]
 #[ignore = "takes five minutes"]
 fn for_a_long_time_they_are_never_two_inside() {
-    for lacks in all_lacks().filter(|lacks| !lacks.locks) {
+    for missing in every_file_system().filter(|missing| !missing.locks) {
         for (deaths, scripts) in [(0, 0), (150, 0), (0, 2)] {
             // A taker that removes the file may hit a script's in the microseconds after its look.
-            if lacks.rewriting && scripts > 0 {
+            if missing.rewriting && scripts > 0 {
                 continue;
             }
             let seen = run(&Run {
-                lacks,
+                missing,
                 deaths,
                 scripts,
                 rounds: 3000,
                 limit: Duration::from_secs(15),
                 ..Run::default()
             });
-            assert_eq!((seen.doubles, seen.losses), (0, 0), "{lacks:?} {seen:?}");
+            assert_eq!((seen.doubles, seen.losses), (0, 0), "{missing:?} {seen:?}");
         }
     }
 }
