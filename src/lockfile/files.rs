@@ -13,8 +13,8 @@ use std::time::Duration;
 use crate::sys::directory::{lock_within, Directory, Entry, FileId};
 
 use super::record::{LIVE_LINE, MAX_LEN};
-use super::staleness::Content;
-use super::takeover::{After, Files, Flock, Found};
+use super::staleness::{Content, Flock};
+use super::takeover::{After, Files, Found};
 
 /// How long a file is waited for that somebody else has locked, to remove it.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);

@@ -47,10 +47,10 @@ pub use files::Settle;
 pub use guard::SemaphoreGuard;
 pub(crate) use path::check as check_path;
 pub use record::LockInfo;
-pub use release::ReleaseTerms;
+pub use release::{ReleaseOutcome, ReleaseTerms};
 pub use staleness::{Alive, StaleRule};
 pub(crate) use status::WithoutFlock;
-pub use status::{Busy, Cleaned, Status};
+pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 pub(crate) use watch::CancelFlag;
@@ -60,7 +60,7 @@ use guard::{beat_for, GuardOptions};
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 use record::{is_of_lock_file, Record};
-use staleness::{judge, Content};
+use staleness::{judge, Content, Flock, Judgement};
 use takeover::{Acquisition, Taker, Verdict};
 
 /// A lock whose state is a file.
@@ -72,7 +72,17 @@ pub struct Semaphore {
     options: SemaphoreOptions,
 }
 
-/// For whom a lock is taken.
+/// What an attempt to take a lock gives.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum Attempt<T> {
+    /// The lock.
+    Granted(T),
+    /// Why the lock cannot be had now.
+    Busy(Busy),
+}
+
+/// What holds a lock after the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderKind {
     /// For a guard, which has the file open for as long as it holds the lock.
@@ -136,7 +146,7 @@ impl Semaphore {
 
     /// What the lock file says; `None` if there is none, or if it cannot be read. Does not wait.
     pub fn lock_info(&self) -> Option<LockInfo> {
-        self.status().ok()?.info()
+        self.status().ok()?.details()?.info()
     }
 
     /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes
@@ -159,8 +169,8 @@ impl Semaphore {
     /// As for [`Semaphore::try_acquire`].
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt(&info, HolderKind::Guard)? {
-            Ok((directory, file)) => self.guard(directory, file),
-            Err(busy) => Err(busy.to_error()),
+            Attempt::Granted((directory, file)) => self.guard(directory, file),
+            Attempt::Busy(busy) => Err(busy.to_error()),
         }
     }
 
@@ -201,8 +211,8 @@ impl Semaphore {
     ) -> SemaphoreResult<SemaphoreGuard<'_>> {
         let limit = WaitLimit::new(timeout, None);
         match acquire_any(std::slice::from_ref(self), info, &limit)? {
-            Ok((_, guard)) => Ok(guard),
-            Err((_, busy)) => Err(busy.after_wait(&self.path)),
+            Waited::Granted(_, guard) => Ok(guard),
+            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
         }
     }
 
@@ -212,8 +222,11 @@ impl Semaphore {
     /// # Errors
     ///
     /// What the system says.
-    pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Result<(), Busy>> {
-        Ok(self.attempt(info, HolderKind::Detached)?.map(drop))
+    pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Attempt<()>> {
+        Ok(match self.attempt(info, HolderKind::Detached)? {
+            Attempt::Granted(_) => Attempt::Granted(()),
+            Attempt::Busy(busy) => Attempt::Busy(busy),
+        })
     }
 
     /// Removes the lock file if it stands there, whoever holds the lock.
@@ -227,8 +240,8 @@ impl Semaphore {
             ..ReleaseTerms::default()
         };
         match self.release(&terms) {
-            Ok(Ok(())) | Err(SemaphoreError::NotLocked) => Ok(()),
-            Ok(Err(busy)) => Err(busy.to_error()),
+            Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
+            Ok(ReleaseOutcome::Kept(busy)) => Err(busy.to_error()),
             Err(error) => Err(error),
         }
     }
@@ -277,7 +290,7 @@ impl Semaphore {
         &self,
         info: &LockInfo,
         holder: HolderKind,
-    ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
+    ) -> SemaphoreResult<Attempt<(Directory, File)>> {
         find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
@@ -288,10 +301,10 @@ impl Semaphore {
             may_take: &|content| Ok(self.may_take(content, &directory)),
         };
         match takeover::acquire(&files, &taker)? {
-            Acquisition::Granted(file) => Ok(Ok((directory, file))),
+            Acquisition::Granted(file) => Ok(Attempt::Granted((directory, file))),
             Acquisition::Obstructed(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
             Acquisition::Obstructed(obstacle, content) => {
-                Ok(Err(self.busy(obstacle, content, &directory)))
+                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)))
             }
         }
     }
@@ -302,10 +315,26 @@ impl Semaphore {
             return Err(Obstacle::NotALockFile);
         }
         let record = Record::parse(&content.bytes);
-        let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        let host = LocalHost { directory };
-        let judgement = judge(content, &record, Some(false), timeout, rule, &host);
+        let judgement = self.judge(content, &record, Flock::Ours, directory);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
+    }
+
+    fn judge(
+        &self,
+        content: &Content,
+        record: &Record,
+        flock: Flock,
+        directory: &Directory,
+    ) -> Judgement {
+        let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
+        judge(
+            content,
+            record,
+            flock,
+            timeout,
+            rule,
+            &LocalHost { directory },
+        )
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {
@@ -313,12 +342,17 @@ impl Semaphore {
     }
 
     fn busy(&self, obstacle: Obstacle, content: Option<Content>, directory: &Directory) -> Busy {
-        let is_locked = matches!(obstacle, Obstacle::Locked).then_some(true);
-        let status = match content {
-            Some(content) => Status::of(&content, is_locked, self, directory),
-            None => Status::unreadable(),
+        let flock = match obstacle {
+            Obstacle::Locked => Flock::Theirs,
+            _ => Flock::Unknown,
         };
-        Busy { obstacle, status }
+        match content {
+            Some(content) => self.busy_with(obstacle, &content, flock, directory),
+            None => Busy {
+                obstacle,
+                details: LockDetails::unknown(),
+            },
+        }
     }
 
     /// Waits until the lock is free or stale, without taking it.
@@ -331,8 +365,8 @@ impl Semaphore {
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let limit = WaitLimit::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &limit)? {
-            Ok(_) => Ok(()),
-            Err((_, busy)) => Err(busy.after_wait(&self.path)),
+            Waited::Granted(..) => Ok(()),
+            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
         }
     }
 }

@@ -3,11 +3,11 @@
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::host::{find_host_id, host_id, LocalHost};
+use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
-use super::staleness::{judge, Alive, Content, HostId};
+use super::staleness::{Alive, Content, Flock, HostId};
 use super::status::Busy;
-use super::takeover::{self, Flock, Obstacle, Removal, Verdict};
+use super::takeover::{self, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
 /// What a lock must be for a release to go through.
@@ -23,6 +23,16 @@ pub struct ReleaseTerms {
     pub asking: u32,
 }
 
+/// What a release gives.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum ReleaseOutcome {
+    /// The lock file is removed.
+    Released,
+    /// The lock does not meet the terms, or this user may not remove its file.
+    Kept(Busy),
+}
+
 impl Semaphore {
     /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms
     /// for somebody who has the file locked.
@@ -32,36 +42,39 @@ impl Semaphore {
     /// is stale.
     ///
     /// ```
-    /// use latchd::lockfile::{LockInfo, Semaphore, ReleaseTerms};
+    /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
     ///
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
     /// // For this process, which need not keep the file open.
-    /// assert!(semaphore.try_acquire_detached(&LockInfo::new())?.is_ok());
+    /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
+    /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
-    /// let refused = semaphore.release(&ReleaseTerms::default())?;
-    /// assert_eq!(refused.unwrap_err().status.pid, Some(std::process::id()));
+    /// match semaphore.release(&ReleaseTerms::default())? {
+    ///     ReleaseOutcome::Kept(busy) => assert_eq!(busy.details.pid, Some(std::process::id())),
+    ///     ReleaseOutcome::Released => panic!("this process is alive"),
+    /// }
     /// let terms = ReleaseTerms { asking: std::process::id(), ..ReleaseTerms::default() };
-    /// assert!(semaphore.release(&terms)?.is_ok());
+    /// assert!(matches!(semaphore.release(&terms)?, ReleaseOutcome::Released));
     /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
     /// ```
     ///
     /// # Errors
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
-    pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<Result<(), Busy>> {
+    pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
         find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
         let kept = match takeover::remove(&files, &allows)? {
-            Removal::Removed => return Ok(Ok(())),
+            Removal::Removed => return Ok(ReleaseOutcome::Released),
             Removal::Nothing => return Err(SemaphoreError::NotLocked),
             Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
             Removal::Kept(obstacle, content) => (obstacle, content),
         };
-        Ok(Err(self.busy(kept.0, kept.1, &directory)))
+        Ok(ReleaseOutcome::Kept(self.busy(kept.0, kept.1, &directory)))
     }
 
     fn allows(
@@ -88,12 +101,12 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without one, any process that may read the file can have
+        // A guard keeps its file locked. Without a guard, any process that may read the file can have
         // locked it.
         if flock == Flock::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
-        // A process of another host may have the number of the one that asks.
+        // A process of another host may have the number of the process that asks.
         let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
         if is_own || is_named {
@@ -102,24 +115,13 @@ impl Semaphore {
         if flock == Flock::Theirs {
             return Err(Obstacle::Locked);
         }
-        let is_locked = (flock == Flock::Ours).then_some(false);
-        let judgement = judge(
-            content,
-            &record,
-            is_locked,
-            self.config.stale_timeout,
-            self.options.stale_rule,
-            &LocalHost { directory },
-        );
+        let judgement = self.judge(content, &record, flock, directory);
         let is_released = match judgement.alive {
             Alive::Yes => false,
             Alive::No => judgement.is_stale || record.info().is_some(),
             Alive::Unknown => judgement.is_stale,
         };
-        match is_released {
-            true => Ok(()),
-            false => Err(Obstacle::NotStale),
-        }
+        is_released.then_some(()).ok_or(Obstacle::NotStale)
     }
 }
 

@@ -57,6 +57,17 @@ pub(super) trait Host {
     fn instant_of(&self, ticks: u64) -> Option<u64>;
 }
 
+/// Whether another process has a lock file locked by flock(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Flock {
+    /// No other process has it locked; after an attempt to lock it, this process has.
+    Ours,
+    /// Another process has it locked.
+    Theirs,
+    /// This process has not tried, or the file system has no such locks.
+    Unknown,
+}
+
 /// A lock file's content, and when it was last written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
@@ -75,17 +86,16 @@ pub(super) struct Judgement {
     pub(super) stale_in: Option<u64>,
 }
 
-/// Judges a lock file. `is_locked` says whether somebody has it locked by flock(2), if that is
-/// known.
+/// Judges a lock file by the stale timeout and the rule of the one who asks. It trusts `flock`.
 pub(super) fn judge(
     content: &Content,
     record: &Record,
-    is_locked: Option<bool>,
+    flock: Flock,
     timeout: Option<Duration>,
     rule: StaleRule,
     host: &impl Host,
 ) -> Judgement {
-    let alive = liveness(record, is_locked, host);
+    let alive = liveness(record, flock, host);
     let Some(timeout) = timeout else {
         return Judgement {
             alive,
@@ -94,13 +104,13 @@ pub(super) fn judge(
         };
     };
     let own = host.id();
-    let is_dead_for_sure =
-        is_of_an_earlier_boot(record, host) || (says_flock(record, own) && is_locked != Some(true));
+    let is_dead_for_sure = is_of_an_earlier_boot(record, host)
+        || (promises_flock(record, own) && flock != Flock::Theirs);
     let age = age(content, record, host);
     let is_old = Duration::from_secs(age) > timeout;
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
-    // A process that has it locked is in the way of a takeover, however old it is.
-    let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || may_be_dead);
+    // A process that has the file locked is in the way of a takeover, however old the lock is.
+    let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);
     let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
     Judgement {
         alive,
@@ -127,16 +137,16 @@ fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
     }
 }
 
-fn liveness(record: &Record, is_locked: Option<bool>, host: &impl Host) -> Alive {
+fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
     let own = host.id();
     if is_of_an_earlier_boot(record, host) {
         return Alive::No;
     }
-    if says_flock(record, own) {
-        match is_locked {
-            Some(true) => return Alive::Yes,
-            Some(false) => return Alive::No,
-            None => {}
+    if promises_flock(record, own) {
+        match flock {
+            Flock::Theirs => return Alive::Yes,
+            Flock::Ours => return Alive::No,
+            Flock::Unknown => {}
         }
     }
     let Some(info) = record
@@ -169,7 +179,7 @@ fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl H
 }
 
 /// Whether the holder promises to have the file locked while it lives, and we can tell.
-pub(super) fn says_flock(record: &Record, own: &HostId) -> bool {
+pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
     record.is_live && agreement(&record.boot, &own.boot) == Agreement::Same
 }
 
@@ -301,7 +311,7 @@ mod tests {
         host: &VirtualHost,
         text: &str,
         modified: u64,
-        is_locked: Option<bool>,
+        flock: Flock,
         rule: StaleRule,
     ) -> Judgement {
         let content = Content {
@@ -310,12 +320,12 @@ mod tests {
         };
         let record = Record::parse(&content.bytes);
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, &record, is_locked, timeout, rule, host)
+        judge(&content, &record, flock, timeout, rule, host)
     }
 
     fn judged(text: &str) -> Judgement {
         let rule = StaleRule::AgeAndLiveness;
-        judged_in(&VirtualHost::new(), text, NOW, Some(false), rule)
+        judged_in(&VirtualHost::new(), text, NOW, Flock::Ours, rule)
     }
 
     fn lines(pid: u32, timestamp: u64, more: &str) -> String {
@@ -519,11 +529,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_locked_is_alive_whatever_its_process() {
+    fn a_lock_that_flock_is_alive_whatever_its_process() {
         let text = lines(NOBODY, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
         let host = VirtualHost::new();
         let rule = StaleRule::AgeAndLiveness;
-        let judgement = judged_in(&host, &text, NOW, Some(true), rule);
+        let judgement = judged_in(&host, &text, NOW, Flock::Theirs, rule);
         assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
         assert_eq!(judgement.stale_in, None);
     }
@@ -533,7 +543,7 @@ mod tests {
         let host = VirtualHost::new();
         let by_age = |timestamp| {
             let text = lines(PID, timestamp, "");
-            judged_in(&host, &text, NOW, Some(false), StaleRule::Age).is_stale
+            judged_in(&host, &text, NOW, Flock::Ours, StaleRule::Age).is_stale
         };
         assert!(by_age(OLD));
         assert!(!by_age(YOUNG));
@@ -554,7 +564,7 @@ mod tests {
             let record = Record::parse(&content.bytes);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                 let host = VirtualHost::new();
-                let judgement = judge(&content, &record, Some(false), None, rule, &host);
+                let judgement = judge(&content, &record, Flock::Ours, None, rule, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -572,7 +582,7 @@ mod tests {
                     ..VirtualHost::new()
                 };
                 let rule = StaleRule::AgeAndLiveness;
-                judged_in(&host, text, modified, Some(false), rule).is_stale
+                judged_in(&host, text, modified, Flock::Ours, rule).is_stale
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
@@ -587,7 +597,7 @@ mod tests {
         let stale = |timestamp, modified| {
             let text = lines(NOBODY, timestamp, "");
             let rule = StaleRule::AgeAndLiveness;
-            judged_in(&VirtualHost::new(), &text, modified, Some(false), rule).is_stale
+            judged_in(&VirtualHost::new(), &text, modified, Flock::Ours, rule).is_stale
         };
         assert!(stale(NOW + 61, OLD));
         assert!(!stale(NOW + 61, YOUNG));
@@ -600,7 +610,7 @@ mod tests {
     fn what_cannot_be_known_is_not_stale() {
         let stale_in = |host: &VirtualHost, text: &str, modified| {
             let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(host, text, modified, Some(false), rule);
+            let judgement = judged_in(host, text, modified, Flock::Ours, rule);
             assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
             judgement.stale_in
         };
@@ -651,7 +661,14 @@ mod tests {
                     let record = Record::parse(&content.bytes);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                         let host = VirtualHost::new();
-                        let judgement = judge(&content, &record, None, Some(timeout), rule, &host);
+                        let judgement = judge(
+                            &content,
+                            &record,
+                            Flock::Unknown,
+                            Some(timeout),
+                            rule,
+                            &host,
+                        );
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -671,7 +688,7 @@ mod tests {
             judge(
                 &content,
                 &record,
-                Some(false),
+                Flock::Ours,
                 timeout,
                 StaleRule::Age,
                 &VirtualHost::new(),

@@ -27,7 +27,7 @@ use std::io;
 use crate::sys::directory::FileId;
 
 use super::record::LIVE_LINE;
-use super::staleness::Content;
+use super::staleness::{Content, Flock};
 
 /// What is found under the lock's name.
 pub(super) enum Found<F> {
@@ -38,15 +38,6 @@ pub(super) enum Found<F> {
     Unreadable,
     /// No file at all: a link, a directory, a device, a pipe, a socket.
     NotAFile,
-}
-
-/// What comes of trying to lock a file by flock(2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Flock {
-    Ours,
-    Theirs,
-    /// The file system knows no such locks.
-    Unknown,
 }
 
 /// The steps, each of which others may come before or after, but not into.

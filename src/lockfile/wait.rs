@@ -8,9 +8,9 @@ use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
 use super::release::ReleaseTerms;
-use super::status::{Busy, Status};
+use super::status::{Busy, LockDetails};
 use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
-use super::{HolderKind, Semaphore};
+use super::{Attempt, HolderKind, Semaphore};
 
 /// We look no more often than this, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
@@ -41,11 +41,16 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
-/// What comes of waiting for one of several locks: which it is, and what it gave; or which is in
-/// the way, and why.
-pub(crate) type Waited<T> = Result<(usize, T), (usize, Busy)>;
+/// What a wait for one of several locks gives. The number says which of them.
+#[must_use]
+pub(crate) enum Waited<T> {
+    /// This lock was granted.
+    Granted(usize, T),
+    /// Time is up, or no wait can end. This lock stays held.
+    Busy(usize, Busy),
+}
 
-/// Waits for one of several locks, which stand in one directory, and says which it is.
+/// Waits for one of several locks in one directory.
 pub(crate) fn acquire_any<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
@@ -55,12 +60,14 @@ pub(crate) fn acquire_any<'a>(
         slot.attempt(info, HolderKind::Guard)
     })?;
     Ok(match waited {
-        Ok((at, (directory, file))) => Ok((at, slots[at].guard(directory, file)?)),
-        Err(busy) => Err(busy),
+        Waited::Granted(at, (directory, file)) => {
+            Waited::Granted(at, slots[at].guard(directory, file)?)
+        }
+        Waited::Busy(at, busy) => Waited::Busy(at, busy),
     })
 }
 
-/// As [`acquire_any`], and leaves it to the process `info.pid`. Gives up when that ends.
+/// As [`acquire_any`], but takes the lock for the process `info.pid`. Gives up when that process ends.
 pub(crate) fn acquire_any_detached(
     slots: &[Semaphore],
     info: &LockInfo,
@@ -72,8 +79,8 @@ pub(crate) fn acquire_any_detached(
         slot.try_acquire_detached(info)
     })?;
     match &waited {
-        // It has ended just before the grant, which its end may have made room for.
-        Ok((at, ())) if holder.is_over() => {
+        // The process ended just before the grant; its end may have made room for the grant.
+        Waited::Granted(at, ()) if holder.is_over() => {
             let terms = ReleaseTerms {
                 pid: Some(info.pid),
                 ..ReleaseTerms::default()
@@ -88,20 +95,20 @@ pub(crate) fn acquire_any_detached(
 /// Waits until one of several locks is free or stale, without taking it.
 pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
     until_any(slots, None, limit, |slot| {
-        let found = slot.look()?;
-        Ok(found
-            .filter(|busy| !busy.status.is_stale)
-            .map_or(Ok(()), Err))
+        Ok(match slot.look()? {
+            Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
+            _ => Attempt::Granted(()),
+        })
     })
 }
 
-/// Looks at all slots until one of them gives what is wanted, until none can ever, until time is
-/// up, or until the process that is to be the holder has ended.
+/// Tries all locks again and again until one is granted, until none can ever be, until time is up, or
+/// until the process that is to hold it ends.
 fn until_any<T>(
     slots: &[Semaphore],
     holder: Option<&HolderProcess>,
     limit: &WaitLimit<'_>,
-    look: impl Fn(&Semaphore) -> SemaphoreResult<Result<T, Busy>>,
+    attempt: impl Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
 ) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
@@ -110,20 +117,20 @@ fn until_any<T>(
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            match look(slot)? {
-                Ok(wanted) => return Ok(Ok((at, wanted))),
-                Err(busy) => held.push(busy),
+            match attempt(slot)? {
+                Attempt::Granted(wanted) => return Ok(Waited::Granted(at, wanted)),
+                Attempt::Busy(busy) => held.push(busy),
             }
         }
         let hopeful = held.iter().position(|busy| !busy.is_hopeless());
         if hopeful.is_none() || limit.is_over() {
             let at = hopeful.unwrap_or(0);
-            return Ok(Err((at, held.swap_remove(at))));
+            return Ok(Waited::Busy(at, held.swap_remove(at)));
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, limit)?,
-            // Most find the lock free, and need none. Then one more look, so that nothing is
-            // missed.
+            // Most callers find the lock free and need no watch. One more attempt after the watch has
+            // begun misses nothing.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {
@@ -141,8 +148,11 @@ pub(super) fn rest(
     limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<()> {
     let now = Instant::now();
-    let held = held.iter().map(|busy| &busy.status);
-    let ends: Vec<OwnedFd> = held.clone().filter_map(Status::end_of_holder).collect();
+    let held = held.iter().map(|busy| &busy.details);
+    let ends: Vec<OwnedFd> = held
+        .clone()
+        .filter_map(LockDetails::end_of_holder)
+        .collect();
     let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
     // Where there is no such descriptor, its end is seen at the next look.
     let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
@@ -153,8 +163,8 @@ pub(super) fn rest(
         .unwrap_or(FOREVER);
     let stale_in = held
         // What is stale and yet was not to be had will not be had a moment later for being stale.
-        .filter(|status| !status.is_stale)
-        .filter_map(|status| status.stale_in)
+        .filter(|lock| !lock.is_stale)
+        .filter_map(|lock| lock.stale_in)
         .min()
         .unwrap_or(FOREVER);
     let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();

@@ -16,8 +16,9 @@ use std::time::Duration;
 use nix::unistd::{self, getsid};
 
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseTerms, Semaphore,
-    SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, WithoutFlock,
+    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
+    ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
+    WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -129,8 +130,8 @@ fn take(
     let limit = WaitLimit::new(timeout, None);
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => acquired(&slots[at], request),
-        Err((at, busy)) => {
+        Waited::Granted(at, ()) => acquired(&slots[at], request),
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell(&slots[at], &busy)?;
             Ok(HELD)
@@ -182,14 +183,14 @@ fn release(request: &Request) -> Outcome {
     let mut kept = None;
     for slot in &slots {
         match slot.release(&terms) {
-            Ok(Ok(())) => {
+            Ok(ReleaseOutcome::Released) => {
                 was_there = true;
                 released(slot.path(), was_there, request)?;
                 if !options.force {
                     return Ok(DONE);
                 }
             }
-            Ok(Err(busy)) => kept = kept.or(Some((slot, busy))),
+            Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
             Err(error) => return Err(Failure::about(slot.path(), &error)),
         }
@@ -213,7 +214,7 @@ fn not_released(slot: &Semaphore, busy: &Busy, request: &Request) -> Outcome {
     if let Some(cause) = impediment(busy.obstacle) {
         return Err(Failure::at(slot.path(), cause));
     }
-    let line = match busy.status.is_readable {
+    let line = match busy.details.is_readable() {
         true => "Lock held by different process",
         false => "Lock not released",
     };
@@ -248,7 +249,7 @@ fn status(request: &Request) -> Outcome {
         let status = slot
             .status()
             .map_err(|error| Failure::about(slot.path(), &error))?;
-        is_any_free |= !status.is_locked;
+        is_any_free |= !status.is_locked();
         texts.push(match options.json {
             true => format!("{}\n", report::status_object(path, &status).compact()),
             false => report::status_text(path, &status),
@@ -263,12 +264,12 @@ fn wait(request: &Request) -> Outcome {
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => {
+        Waited::Granted(at, ()) => {
             let path = shown_path(slots[at].path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        Err((at, busy)) => {
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell_timeout(TIMEOUT_OF_WAIT, &slots[at], &busy, request)?;
             Ok(HELD)

@@ -34,8 +34,8 @@ pub(super) fn run(request: &Request) -> Outcome {
         .map_err(|error| failure("cannot start a thread", &error))?;
     let (at, guard) = match granted {
         Err(killed) => return Ok(killed.follow()),
-        Ok(Ok(Ok(granted))) => granted,
-        Ok(Ok(Err((at, busy)))) => {
+        Ok(Ok(Waited::Granted(at, guard))) => (at, guard),
+        Ok(Ok(Waited::Busy(at, busy))) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             let line = match options.timeout {
                 Some(timeout) if timeout.is_zero() => ALREADY_HELD,

@@ -15,8 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use latchd::lockfile::{
-    Alive, Cleaned, LockInfo, Obstacle, ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError,
-    SemaphoreGuard, SemaphoreOptions, SemaphoreResult, Settle, StaleRule,
+    Alive, Attempt, Busy, Cleaned, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
+    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard, SemaphoreOptions, SemaphoreResult,
+    Settle, StaleRule, Status,
 };
 use tempfile::TempDir;
 
@@ -110,15 +111,32 @@ fn is_held<T>(attempt: &SemaphoreResult<T>) -> bool {
     matches!(attempt, Err(SemaphoreError::AlreadyLocked { .. }))
 }
 
+/// Takes a free lock for the process that `info` names.
+fn take_detached(lock: &Semaphore, info: &LockInfo) {
+    match lock.try_acquire_detached(info).expect("an attempt") {
+        Attempt::Granted(()) => {}
+        Attempt::Busy(busy) => panic!("{busy:?}"),
+    }
+}
+
+fn release(lock: &Semaphore, terms: &ReleaseTerms) -> Result<(), Busy> {
+    match lock.release(terms).expect("an attempt") {
+        ReleaseOutcome::Released => Ok(()),
+        ReleaseOutcome::Kept(busy) => Err(busy),
+    }
+}
+
+/// What is known of a lock that is held.
+fn details(lock: &Semaphore) -> LockDetails {
+    let status = lock.status().expect("a status");
+    status.details().expect("a held lock").clone()
+}
+
 /// A record of ours for this process, as one that nobody keeps locked, with some lines changed. An
 /// empty value takes the line away.
 fn record_with(changes: &[(&str, &str)]) -> String {
     let scratch = Scratch::new();
-    scratch
-        .lock()
-        .try_acquire_detached(&LockInfo::new())
-        .expect("an attempt")
-        .expect("a free lock");
+    take_detached(&scratch.lock(), &LockInfo::new());
     let mut text = String::new();
     for line in scratch.text().lines() {
         let key = line.split('=').next().unwrap_or_default();
@@ -461,7 +479,7 @@ fn no_duration_is_too_long() {
         let guard = lock.acquire().expect("a free lock");
         assert!(is_held(&lock.try_acquire()));
         let status = lock.status().expect("a status");
-        assert!(status.is_locked && !status.is_stale);
+        assert!(matches!(status, Status::Held(details) if !details.is_stale));
         assert!(matches!(
             lock.acquire_timeout(Duration::from_millis(20)),
             Err(SemaphoreError::Timeout)
@@ -505,11 +523,9 @@ fn a_tag_and_a_token_stand_in_the_file() {
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
         .expect("a lock path");
     let info = LockInfo::with_tag("nightly \"run\"");
-    lock.try_acquire_detached(&info)
-        .expect("an attempt")
-        .expect("a free lock");
-    let status = lock.status().expect("a status");
-    assert_eq!(status.tag.as_deref(), Some("nightly \"run\""));
+    take_detached(&lock, &info);
+    let details = details(&lock);
+    assert_eq!(details.tag.as_deref(), Some("nightly \"run\""));
     assert_eq!(
         fs::metadata(scratch.path()).expect("a file").mode() & 0o777,
         0o600
@@ -519,7 +535,7 @@ fn a_tag_and_a_token_stand_in_the_file() {
             token: Some(token.into()),
             ..ReleaseTerms::default()
         };
-        lock.release(&terms).expect("an attempt")
+        release(&lock, &terms)
     };
     assert_eq!(
         asked("other").expect_err("another token").obstacle,
@@ -537,29 +553,19 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
         pid: Some(pid),
         ..ReleaseTerms::default()
     };
-    assert!(lock
-        .release(&ReleaseTerms::default())
-        .expect("an attempt")
-        .is_err());
-    assert!(lock.release(&by_pid(1)).expect("an attempt").is_err());
-    lock.release(&by_pid(process::id()))
-        .expect("an attempt")
-        .expect("its own");
+    assert!(release(&lock, &ReleaseTerms::default()).is_err());
+    assert!(release(&lock, &by_pid(1)).is_err());
+    release(&lock, &by_pid(process::id())).expect("its own");
 
     // Of the dead it is released to anybody, be it young.
     let lock = scratch.lock_with(record_with(&[("pid", "999999999")]));
-    lock.release(&ReleaseTerms::default())
-        .expect("an attempt")
-        .expect("of the dead");
+    release(&lock, &ReleaseTerms::default()).expect("of the dead");
 
     // Nothing but force robs a guard.
     let guard = lock.try_acquire().expect("a free lock");
-    let busy = lock
-        .release(&by_pid(process::id()))
-        .expect("an attempt")
-        .expect_err("a guard");
+    let busy = release(&lock, &by_pid(process::id())).expect_err("a guard");
     assert_eq!(
-        (busy.obstacle, busy.status.alive),
+        (busy.obstacle, busy.details.alive),
         (Obstacle::Locked, Alive::Yes)
     );
     lock.force_release().expect("force");
@@ -589,7 +595,7 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
     ] {
         let text = record_with(changes);
         let lock = scratch.lock_with(&text);
-        let released = lock.release(&own).expect("an attempt");
+        let released = release(&lock, &own);
         assert_eq!(released.is_ok(), is_released, "{what}");
         if let Err(busy) = released {
             assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
@@ -627,7 +633,7 @@ fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
             let lock = scratch.lock_with(&text);
             let reader = File::open(scratch.path()).expect("the lock file");
             flock(&reader, operation).expect("a lock");
-            let released = lock.release(&terms).expect("an attempt");
+            let released = release(&lock, &terms);
             assert_eq!(released.is_ok(), is_released, "{terms:?} {text}");
             assert_eq!(scratch.path().exists(), !is_released);
         }
@@ -741,8 +747,8 @@ fn a_living_holder_is_not_robbed_however_old_its_lock() {
     // Nobody has it locked, but the process lives.
     let lock = scratch.lock_with(record_with(&[("timestamp", "9")]));
     assert!(is_held(&lock.try_acquire()));
-    let status = lock.status().expect("a status");
-    assert!(status.alive == Alive::Yes && !status.is_stale && status.stale_in.is_none());
+    let details = details(&lock);
+    assert!(details.alive == Alive::Yes && !details.is_stale && details.stale_in.is_none());
     // By age alone it is free to take.
     let options = SemaphoreOptions::new().stale_rule(StaleRule::Age);
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
@@ -799,16 +805,13 @@ fn an_unreadable_file_is_held_until_it_is_old() {
         assert!(is_held(&lock.try_acquire()), "{text:?}");
         let status = lock.status().expect("a status");
         assert!(
-            status.is_locked && !status.is_readable && !status.is_stale,
+            matches!(&status, Status::Unreadable(details) if !details.is_stale),
             "{text:?}"
         );
-        let busy = lock
-            .release(&ReleaseTerms::default())
-            .expect("an attempt")
-            .expect_err("young");
+        let busy = release(&lock, &ReleaseTerms::default()).expect_err("young");
         assert_eq!(busy.obstacle, Obstacle::NotStale);
         scratch.make_old("a.lock");
-        assert!(lock.status().expect("a status").is_stale, "{text:?}");
+        assert!(details(&lock).is_stale, "{text:?}");
         // A process that another test is just starting has our locks for a moment.
         drop(lock.acquire_timeout(LIMIT).expect("an old file"));
         assert!(scratch.names().is_empty());
@@ -826,7 +829,7 @@ fn another_process_with_the_holders_number_does_not_keep_the_lock() {
         format!("pid={}\ntimestamp=9\n", process::id()),
     ] {
         let lock = scratch.lock_with(&text);
-        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{text}");
+        assert_eq!(details(&lock).alive, Alive::No, "{text}");
         drop(lock.try_acquire().expect("a stale lock"));
     }
 }
@@ -839,10 +842,10 @@ fn what_is_not_of_this_place_is_judged_by_age_alone() {
     for change in [&elsewhere[..], &[("x-pidns", "1")]] {
         let old = record_with(&[&[("timestamp", "9")], change].concat());
         let lock = scratch.lock_with(old);
-        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        assert_eq!(details(&lock).alive, Alive::Unknown);
         drop(lock.try_acquire().expect("an old lock"));
         let lock = scratch.lock_with(record_with(&[&[("pid", "999999999")], change].concat()));
-        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        assert_eq!(details(&lock).alive, Alive::Unknown);
         assert!(is_held(&lock.try_acquire()));
     }
     let before_boot = record_with(&[
@@ -850,7 +853,7 @@ fn what_is_not_of_this_place_is_judged_by_age_alone() {
         ("timestamp", "9"),
     ]);
     let lock = scratch.lock_with(before_boot);
-    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    assert_eq!(details(&lock).alive, Alive::No);
     drop(lock.try_acquire().expect("a lock of an earlier boot"));
 }
 
@@ -860,7 +863,7 @@ fn the_same_boot_is_this_kernel_whatever_the_name_of_the_host() {
     let scratch = Scratch::new();
     let renamed = record_with(&[("x-host", "elsewhere"), ("timestamp", "9")]);
     let lock = scratch.lock_with(&renamed);
-    assert_eq!(lock.status().expect("a status").alive, Alive::Yes);
+    assert_eq!(details(&lock).alive, Alive::Yes);
     assert!(is_held(&lock.try_acquire()));
     // Its guard is gone, and so is its process.
     let dead = renamed.replace(
@@ -868,7 +871,7 @@ fn the_same_boot_is_this_kernel_whatever_the_name_of_the_host() {
         &format!("pid={DEAD}\n"),
     );
     let lock = scratch.lock_with(dead);
-    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    assert_eq!(details(&lock).alive, Alive::No);
     drop(lock.try_acquire().expect("a lock of the dead"));
 }
 
@@ -879,8 +882,8 @@ fn a_grant_of_another_boot_under_our_name_may_be_of_a_clone() {
     let boot = ("x-boot", "00000000-0000-0000-0000-000000000000");
     let text = record_with(&[boot]);
     let lock = scratch.lock_with(&text);
-    let status = lock.status().expect("a status");
-    assert_eq!((status.alive, status.is_stale), (Alive::Unknown, false));
+    let details = details(&lock);
+    assert_eq!((details.alive, details.is_stale), (Alive::Unknown, false));
     assert!(is_held(&lock.try_acquire()));
     assert_eq!(scratch.text(), text);
 }
@@ -957,10 +960,10 @@ fn a_taker_in_another_time_namespace_robs_nobody_who_lives() {
         ("pid", pid.trim()),
         ("x-start", "1"),
     ]));
-    let status = lock.status().expect("a status");
+    let details = details(&lock);
     drop(there.stdin.take());
     there.wait().expect("its end");
-    assert_eq!((status.alive, status.is_stale), (Alive::Yes, false));
+    assert_eq!((details.alive, details.is_stale), (Alive::Yes, false));
 }
 
 /// W10.
@@ -1169,16 +1172,11 @@ fn what_is_no_file_is_neither_opened_nor_removed() {
         assert!(lock.lock_info().is_none(), "{what}");
         let status = lock.status().expect("a status");
         assert!(
-            status.is_locked && !status.is_readable && !status.is_stale,
+            matches!(&status, Status::Unreadable(details) if !details.is_stale),
             "{what}"
         );
         assert!(!lock.clean().expect("cleaning").lock, "{what}");
-        assert!(
-            lock.release(&ReleaseTerms::default())
-                .expect("an attempt")
-                .is_err(),
-            "{what}"
-        );
+        assert!(release(&lock, &ReleaseTerms::default()).is_err(), "{what}");
         let _ = lock
             .acquire_timeout(Duration::from_millis(20))
             .expect_err(what);
@@ -1251,11 +1249,7 @@ fn a_wait_for_a_file_that_is_no_lock_file_ends_at_once() {
 fn a_tag_cannot_forge_a_record() {
     let scratch = Scratch::new();
     let info = LockInfo::with_tag("x\npid=1\r\nx-boot=none\u{1b}[2J");
-    scratch
-        .lock()
-        .try_acquire_detached(&info)
-        .expect("an attempt")
-        .expect("a free lock");
+    take_detached(&scratch.lock(), &info);
     let read = scratch.lock().lock_info().expect("a record");
     assert_eq!(read.pid, process::id());
     assert_eq!(read.tag.as_deref(), Some("x pid=1  x-boot=none [2J"));
@@ -1281,7 +1275,7 @@ fn what_is_no_process_or_has_ended_holds_nothing() {
     .expect("its end");
     for pid in [0, zombie.id(), i32::MAX as u32 + 1, u32::MAX] {
         let lock = scratch.lock_with(format!("pid={pid}\ntimestamp=9\n"));
-        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{pid}");
+        assert_eq!(details(&lock).alive, Alive::No, "{pid}");
         drop(lock.try_acquire().expect("a stale lock"));
     }
     zombie.wait().expect("its status");
@@ -1530,7 +1524,7 @@ fn what_others_write_is_read_and_they_can_read_ours() {
         .status();
     assert!(made.expect("a shell").success());
     assert!(is_held(&lock.try_acquire()));
-    assert!(lock.status().expect("a status").pid.is_some());
+    assert!(details(&lock).pid.is_some());
     fs::remove_file(scratch.path()).expect("the lock");
 
     let _guard = lock
@@ -1614,11 +1608,7 @@ fn a_waiter_wakes_when_the_lock_becomes_stale() {
     let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(1), SELDOM))
         .expect("a lock path");
     assert!(is_held(&lock.try_acquire()));
-    let stale_in = lock
-        .status()
-        .expect("a status")
-        .stale_in
-        .expect("it will be stale");
+    let stale_in = details(&lock).stale_in.expect("it will be stale");
     assert!(stale_in <= Duration::from_secs(2));
     let began = Instant::now();
     drop(lock.acquire().expect("the lock"));

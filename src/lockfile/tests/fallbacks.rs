@@ -245,29 +245,23 @@ fn a_lock_left_to_somebody_is_released_by_somebody() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let info = LockInfo::with_tag("a");
-        assert!(semaphore
-            .try_acquire_detached(&info)
-            .expect("an attempt")
-            .is_ok());
+        let take = || semaphore.try_acquire_detached(&info).expect("an attempt");
+        assert!(matches!(take(), Attempt::Granted(())));
         assert!(!fs::read_to_string(path)
             .expect("a record")
             .contains("x-live"));
-        assert!(semaphore
-            .try_acquire_detached(&info)
-            .expect("an attempt")
-            .is_err());
-        let refused = semaphore
-            .release(&ReleaseTerms::default())
-            .expect("an attempt");
-        assert_eq!(
-            refused.expect_err("it is alive").obstacle,
-            Obstacle::NotStale
-        );
+        assert!(matches!(take(), Attempt::Busy(_)));
+        let refused = semaphore.release(&ReleaseTerms::default());
+        match refused.expect("an attempt") {
+            ReleaseOutcome::Kept(busy) => assert_eq!(busy.obstacle, Obstacle::NotStale),
+            ReleaseOutcome::Released => panic!("the holder is alive"),
+        }
         let own = ReleaseTerms {
             asking: std::process::id(),
             ..ReleaseTerms::default()
         };
-        assert!(semaphore.release(&own).expect("an attempt").is_ok());
+        let released = semaphore.release(&own).expect("an attempt");
+        assert!(matches!(released, ReleaseOutcome::Released));
         assert!(matches!(
             semaphore.release(&own),
             Err(SemaphoreError::NotLocked)
@@ -437,7 +431,7 @@ fn a_flag_ends_a_wait() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));
-            acquire_any(std::slice::from_ref(&semaphore), &LockInfo::new(), &limit).map(drop)
+            acquire_any(std::slice::from_ref(&semaphore), &LockInfo::new(), &limit).map(|_| ())
         });
         thread::sleep(Duration::from_millis(50));
         flag.set();
@@ -458,10 +452,10 @@ fn the_end_of_a_holder_wakes_only_once() {
         assert!(Instant::now() < over, "it does not end");
         thread::sleep(Duration::from_millis(1));
     }
-    let of = |pid| Status {
+    let of = |pid| LockDetails {
         pid: Some(pid),
         alive: Alive::Yes,
-        ..Status::unreadable()
+        ..LockDetails::unknown()
     };
     assert!(of(holder.id()).end_of_holder().is_none());
     assert!(of(std::process::id()).end_of_holder().is_some());
@@ -477,16 +471,21 @@ fn any_of_several_locks_will_do() {
         .expect("lock paths");
     let take = |timeout| {
         let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &limit)
+        acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt")
     };
-    let took = |timeout| take(timeout).expect("an attempt").expect("a free slot");
+    let took = |timeout| match take(timeout) {
+        Waited::Granted(slot, guard) => (slot, guard),
+        Waited::Busy(_, busy) => panic!("{busy:?}"),
+    };
     let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
     assert_eq!(
         held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
         [0, 1, 2]
     );
-    let (at, busy) = take(50).expect("an attempt").expect_err("no free slot");
-    assert_eq!((at, busy.obstacle), (0, Obstacle::Locked));
+    match take(50) {
+        Waited::Busy(slot, busy) => assert_eq!((slot, busy.obstacle), (0, Obstacle::Locked)),
+        Waited::Granted(slot, _) => panic!("slot {slot} is free"),
+    }
     drop(held.remove(1));
     assert_eq!(took(5000).0, 1);
     let limit = WaitLimit::new(None, None);
@@ -504,7 +503,7 @@ fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
     };
     let semaphore = lock_without(&path, poor, HOUR);
     let busy = semaphore.look().expect("a look").expect("a lock");
-    assert!(busy.status.is_stale);
+    assert!(busy.details.is_stale);
     let began = Instant::now();
     let limit = WaitLimit::new(None, None);
     let watch = Watch::none();

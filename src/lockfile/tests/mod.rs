@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::files::{LockFileOptions, MissingFeatures};
 use super::host::LocalHost;
 use super::staleness::{judge, Host, HostId};
-use super::takeover::{Flock, Removal};
+use super::takeover::Removal;
 use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
@@ -113,7 +113,7 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
     let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, &record, Some(false), timeout, rule, &host);
+    let judgement = judge(content, &record, Flock::Ours, timeout, rule, &host);
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 

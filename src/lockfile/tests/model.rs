@@ -13,9 +13,9 @@ use std::io;
 use crate::sys::directory::FileId;
 
 use crate::lockfile::record::LIVE_LINE;
-use crate::lockfile::staleness::Content;
+use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, release, remove, Acquisition, After, Files, Flock, Found, Obstacle, Taker,
+    acquire, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
 };
 
 /// The owner that the stale file names; no process of the model.
