@@ -1,5 +1,4 @@
-//! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for
-//! it where the file system or the kernel does not know it.
+//! The steps of [`takeover`](super::takeover) on a real file system, each with its fallback.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -16,10 +15,10 @@ use super::record::{LIVE_LINE, MAX_LEN};
 use super::staleness::{Content, Flock};
 use super::takeover::{After, Files, Found};
 
-/// How long a file is waited for that somebody else has locked, to remove it.
+/// How long a removal waits for a file that another process has locked.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What names aside begin and end with: 16 hex digits stand between.
+/// What the names of temporary files begin and end with, around 16 hex digits.
 pub(super) const TEMPORARY_PREFIX: &str = ".sema-";
 pub(super) const TEMPORARY_SUFFIX: &str = "~";
 
@@ -29,9 +28,9 @@ pub(super) const TEMPORARY_SUFFIX: &str = "~";
 pub enum Settle {
     /// Never.
     Never,
-    /// After a takeover, for so long.
+    /// After a takeover, for this long.
     AfterTakeover(Duration),
-    /// After every grant, for so long: where implementations that create by renaming take part.
+    /// After every grant, for this long: where implementations that create by renaming take part.
     Always(Duration),
 }
 
@@ -42,28 +41,28 @@ impl Default for Settle {
     }
 }
 
-/// What a file system may lack. The tests lack it on purpose.
+/// Features that a file system, or a process on it, can lack.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
-    /// Or what this process may not do with the file that it finds.
+    /// Includes the right of this process to rewrite the file that it finds.
     pub(super) rewriting: bool,
     pub(super) locks: bool,
 }
 
-/// How lock files are made.
+/// How lock files are created and rewritten.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockFileOptions {
     /// Permissions, before the umask.
     pub(super) mode: u32,
-    /// Whether a file is on the disk before it has a name.
+    /// Whether a file is synced to the disk before it has a name.
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
     pub(super) missing: MissingFeatures,
 }
 
-/// The names of one lock, in its directory.
+/// One lock in its directory.
 #[derive(Debug)]
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
@@ -84,17 +83,17 @@ impl<'a> LockFiles<'a> {
         }
     }
 
-    /// Locks the file and writes the record. Where files cannot be locked, the record does not say
-    /// so.
+    /// Locks the file and writes the record. Where files cannot be locked, it leaves out the line
+    /// that says so.
     ///
-    /// A file that has a name already may be locked for a moment by somebody who looks at it. We
-    /// wait for that: a record that says that we have it locked, when we have not, would give our
-    /// lock away.
+    /// A process that looks at a file with a name can have it locked for a moment. This call waits
+    /// for that: a record that claims a lock on the file without having one would give the lock
+    /// away.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::WouldBlock`] if somebody else keeps the file locked, or what the system
-    /// says.
+    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or an error of the
+    /// system.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let record = match self.lock_patiently(file)? {
             Flock::Ours => record,
@@ -112,7 +111,7 @@ impl<'a> LockFiles<'a> {
         Ok(())
     }
 
-    /// A complete file that has no name until it gets its own.
+    /// Completes a file without a name, then links it.
     fn create_unnamed(&self, record: &[u8]) -> io::Result<Option<File>> {
         if self.options.missing.unnamed_files || self.options.missing.links {
             return Err(io::ErrorKind::Unsupported.into());
@@ -122,7 +121,7 @@ impl<'a> LockFiles<'a> {
         named(self.directory.link_file(&file, self.name), file)
     }
 
-    /// A complete file that has another name until it gets its own.
+    /// Completes a file under a temporary name, then links it.
     fn create_elsewhere(&self, record: &[u8]) -> io::Result<Option<File>> {
         let elsewhere = temporary_name()?;
         let file = self.directory.create(&elsewhere, self.options.mode)?;
@@ -133,10 +132,10 @@ impl<'a> LockFiles<'a> {
         named(linked, file)
     }
 
-    /// Gives the open file, which stands under `from`, one more name.
+    /// Gives the open file, which has the name `from`, one more name.
     fn link_file(&self, file: &File, from: &Path, to: &Path) -> io::Result<()> {
         let linked = self.link(from, to);
-        // On NFS a link may be made though the reply says otherwise.
+        // On NFS the link can exist although the reply reports an error.
         if linked.is_err() && self.directory.identity(to)? == Some(FileId::of(file)?) {
             return Ok(());
         }
@@ -150,8 +149,8 @@ impl<'a> LockFiles<'a> {
         self.directory.link(from, to)
     }
 
-    /// A file that is not complete yet when its name appears: nobody takes an empty file for a
-    /// stale one before the timeout is over.
+    /// Creates a file that gets its record after its name. Until the timeout, no process takes the
+    /// empty file for a stale lock.
     fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
         let file = match self.directory.create(self.name, self.options.mode) {
             Ok(file) => file,
@@ -159,15 +158,15 @@ impl<'a> LockFiles<'a> {
             Err(error) => return Err(error),
         };
         let filled = self.fill(&file, record);
-        // If we were asleep for very long, another process may have taken the empty file for a
-        // stale one.
+        // If this process was paused for long, another may have taken the empty file for a stale
+        // lock.
         let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
         match filled {
             Ok(()) => Ok(is_there.then_some(file)),
-            // That process has the file locked, and decides what becomes of the name.
+            // That process has the file locked, and decides over the name.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => {
-                // Nothing may be left that looks like a lock.
+                // Leave nothing that looks like a lock.
                 if is_there {
                     let _ = self.directory.remove(self.name);
                 }
@@ -208,7 +207,8 @@ impl Files for LockFiles<'_> {
         }
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
-        // Another file by now: the one that was found is judged, and found to have lost its name.
+        // If it is another file by now, the taker judges the one that it found, and sees that it
+        // has lost its name.
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
@@ -244,7 +244,7 @@ impl Files for LockFiles<'_> {
         }
         let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
         if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {
-            // Nothing may be left that looks like a lock.
+            // Leave nothing that looks like a lock.
             let _ = self.directory.remove(self.name);
         }
         rewritten
@@ -278,7 +278,7 @@ impl LockFiles<'_> {
     }
 }
 
-/// Reads a lock file: no more than a record may have, and one byte.
+/// Reads a lock file, up to one byte more than a record can have.
 pub(super) fn read(file: &File) -> io::Result<Content> {
     const CHUNK: usize = 1024;
     let mut bytes = Vec::new();
@@ -304,7 +304,7 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     })
 }
 
-/// A file that nobody else will see, or not for long; the umask applies to `mode`.
+/// A file without a name, or with one for a moment only; the umask applies to `mode`.
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     match directory.create_unnamed(mode) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
@@ -317,7 +317,7 @@ pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     }
 }
 
-/// Whether a name is one that we use for a moment.
+/// Whether this is a name of a temporary file of ours.
 pub(super) fn is_temporary_name(name: &OsStr) -> bool {
     let digits = name
         .as_bytes()
@@ -326,7 +326,7 @@ pub(super) fn is_temporary_name(name: &OsStr) -> bool {
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// A name that nobody else has.
+/// A random name.
 pub(super) fn temporary_name() -> io::Result<String> {
     let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
     Ok(format!("{TEMPORARY_PREFIX}{random:016x}{TEMPORARY_SUFFIX}"))
@@ -371,7 +371,7 @@ mod tests {
         );
     }
 
-    /// Somebody who looks at a file, and has it locked meanwhile.
+    /// The file, locked by a process that looks at it.
     fn locked(path: &Path) -> File {
         let file = File::open(path).expect("a file");
         flock(&file, FlockOperation::NonBlockingLockExclusive).expect("a lock");
@@ -416,7 +416,7 @@ mod tests {
         with_files(|path, files| {
             let elsewhere = Path::new("elsewhere");
             let ours = files.directory.create(elsewhere, 0o644).expect("a file");
-            // As if by a request whose reply was lost, and that was sent once more.
+            // As by a request whose reply was lost and that the client has sent again.
             fs::hard_link(path.with_file_name(elsewhere), path).expect("a link");
             files.link_file(&ours, elsewhere, path).expect("our link");
             fs::remove_file(path).expect("our link");

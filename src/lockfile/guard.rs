@@ -1,4 +1,4 @@
-//! Holding a lock: the heartbeat, the watch over its name, and giving it back.
+//! Holding a lock: the heartbeat, the watch over its name, and the release.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -22,12 +22,12 @@ use super::takeover;
 use super::watch::{CancelFlag, Watch, Woken};
 use super::Semaphore;
 
-/// Bounds of the time from one heartbeat to the next, which else is a third of the stale timeout.
+/// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
-/// A lock that is held for no longer than this is not watched over: the end of a watch takes 5 to
-/// 20 ms, for which a process that ends waits.
+/// The watch begins only after this time, because its end delays the end of the process by 5 to 20
+/// ms. A lock held for a shorter time needs none.
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// The stack of the thread that watches, in bytes.
@@ -37,29 +37,28 @@ const STACK_LEN: usize = if cfg!(debug_assertions) {
     64 * 1024
 };
 
-/// The same, if code of the caller is to run there: as much as a thread has by default.
+/// The stack of that thread if it runs the callback, in bytes: the default of a thread.
 const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 
-/// The digits of a timestamp that a heartbeat can replace.
+/// The number of digits in a timestamp that a heartbeat can replace.
 const TIMESTAMP_LEN: usize = 10;
 
-/// What is called, once, when a lock is found to be lost.
+/// The callback for a lost lock, called once.
 pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
 
 /// What a guard does while it holds.
 #[derive(Clone)]
 pub(super) struct GuardOptions {
-    /// The time from one look at the name to the next, where the system tells nothing of changes.
+    /// The time between two looks at the name where the system reports no changes.
     pub(super) beat: Duration,
     /// Whether each look moves the timestamp.
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
 }
 
-/// A lock that is held until this is dropped.
+/// A held lock. Dropping the guard releases it.
 ///
-/// In a process that was forked from the one that took the lock, dropping it closes the file and
-/// nothing else.
+/// In a forked child, dropping the guard closes the file and nothing else.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     pub(super) semaphore: &'a Semaphore,
@@ -74,13 +73,13 @@ struct HeldFile {
     name: OsString,
     options: LockFileOptions,
     file: File,
-    /// What the file said at the grant.
+    /// The record at the time of the grant.
     record: Record,
     creator: u32,
     is_lost: AtomicBool,
 }
 
-/// The thread that watches over the lock.
+/// The thread that watches the lock.
 struct WatchThread {
     stop: Arc<CancelFlag>,
     thread: JoinHandle<()>,
@@ -109,23 +108,23 @@ impl<'a> SemaphoreGuard<'a> {
             is_released: false,
         };
         if options.has_heartbeat || options.on_lost.is_some() {
-            // Should that fail, the guard gives the lock back.
+            // If that fails, the guard releases the lock.
             guard.watcher = Some(WatchThread::start(&guard.held, options)?);
         }
         Ok(guard)
     }
 
-    /// Whether the lock is still ours. False for good once it was found to be taken away.
+    /// Whether this guard still holds the lock. Once false, it stays false.
     pub fn is_held(&self) -> bool {
         !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours()
     }
 
-    /// Gives the lock back, as dropping the guard does, and says how that went.
+    /// Releases the lock, as dropping the guard does, and reports errors.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Lost`] if it was taken away; then whoever has it now keeps it. Or what the
-    /// system says.
+    /// [`SemaphoreError::Lost`] if another process has taken the lock away; that process keeps it.
+    /// Or an error of the system.
     pub fn release(mut self) -> SemaphoreResult<()> {
         self.give_back()
     }
@@ -137,7 +136,7 @@ impl<'a> SemaphoreGuard<'a> {
         self.is_released = true;
         if let Some(watcher) = self.watcher.take() {
             watcher.stop.set();
-            // In its own callback it cannot wait for itself.
+            // In its own callback the thread cannot join itself.
             if watcher.thread.thread().id() != thread::current().id() {
                 let _ = watcher.thread.join();
             }
@@ -152,13 +151,13 @@ impl<'a> SemaphoreGuard<'a> {
 
 impl Drop for SemaphoreGuard<'_> {
     fn drop(&mut self) {
-        // There is nobody to tell; `release` tells.
+        // A drop cannot report errors; `release` can.
         let _ = self.give_back();
     }
 }
 
 impl AsFd for SemaphoreGuard<'_> {
-    /// The lock file. Whoever inherits it holds the lock, too, until it is released.
+    /// The lock file. A child process that inherits it keeps the file locked until the release.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.held.file.as_fd()
     }
@@ -177,14 +176,15 @@ impl HeldFile {
         LockFiles::new(&self.directory, &self.name, self.options)
     }
 
-    /// If that cannot be told, it is not.
+    /// False in case of doubt.
     fn is_still_ours(&self) -> bool {
         self.is_our_record().unwrap_or(false)
             && takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
     }
 
-    /// Whether the file names no other holder. A taker on another host can have rewritten our file
-    /// if the file system keeps flock(2) to each host, or lost our lock while we were cut off.
+    /// Whether the file names no other holder. A taker on another host can have rewritten the file
+    /// if the file system keeps flock(2) local to a host, or if it dropped our flock after a
+    /// disconnect.
     fn is_our_record(&self) -> io::Result<bool> {
         let now = Record::parse(&read(&self.file)?.bytes);
         let grant = |record: &Record| {
@@ -194,7 +194,7 @@ impl HeldFile {
         Ok(now.info().is_none() || grant(&now) == grant(&self.record))
     }
 
-    /// Writes the present time into the file that we have open, whatever its name is by now.
+    /// Writes the present time into the open file, whatever its name is by now.
     fn beat(&self) -> io::Result<()> {
         let now = format!("{:010}", seconds_since_1970(SystemTime::now()));
         let mut start = [0; 64];
@@ -234,17 +234,17 @@ impl WatchThread {
     }
 }
 
-/// Has the file only while it looks: in a forked process the guard alone decides when it is closed.
+/// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
 fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &CancelFlag) {
     let mut next_beat = Instant::now() + options.beat;
     let mut is_due = false;
     while let Some(held) = held.upgrade() {
         if is_due && options.has_heartbeat && held.is_our_record().unwrap_or(false) {
-            // On a full or failing disk the lock is as old as it looks; its name tells whether it
-            // is lost.
+            // On a full or failing disk the lock just looks older. Its name tells whether it is
+            // lost.
             let _ = held.beat();
         }
-        // The first time, for what has happened since the grant and before the watch.
+        // The first time, this finds what happened between the grant and the watch.
         if !held.is_still_ours() {
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
@@ -258,7 +258,7 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
         match watch.wait(|other| other == name.as_bytes(), &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
-            // Then we look at every beat.
+            // Without the watch, look at every beat.
             Err(_) => thread::sleep(SHORTEST_BEAT),
         }
         is_due = Instant::now() >= next_beat;
@@ -268,7 +268,7 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
     }
 }
 
-/// How often a lock with this timeout is to be refreshed.
+/// The time between two heartbeats for a stale timeout.
 pub(super) fn beat_for(stale_timeout: Option<Duration>) -> Duration {
     stale_timeout.map_or(LONGEST_BEAT, |timeout| {
         (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
@@ -297,7 +297,7 @@ mod tests {
         let semaphore = semaphore(&path);
         for is_released in [true, false] {
             let mut copy = semaphore.try_acquire().expect("a free lock");
-            // A fork would look like this to the child.
+            // This is how the guard looks in a forked child.
             Arc::get_mut(&mut copy.held).expect("no thread").creator += 1;
             if is_released {
                 copy.release().expect("nothing to do");
@@ -317,7 +317,7 @@ mod tests {
         let semaphore =
             Semaphore::with_options(path, Default::default(), options).expect("a lock path");
         let guard = semaphore.try_acquire().expect("a free lock");
-        // The thread is not in the other process, and what it owns is never dropped there.
+        // A fork does not copy the thread, so the child never drops what the thread owns.
         let over = Instant::now() + LIMIT;
         while Arc::strong_count(&guard.held) > 1 {
             assert!(Instant::now() < over, "the thread has the file for itself");
@@ -411,7 +411,7 @@ mod tests {
         let semaphore = Semaphore::with_options(&path, config, options).expect("a lock path");
         let guard = semaphore.try_acquire().expect("a free lock");
         assert!(guard.is_held());
-        // As by a taker that our flock does not reach: the inode stays the same.
+        // As by a taker on another host: the inode stays the same.
         let text = "pid=1\ntimestamp=0000000005\nx-since=5\n";
         fs::write(&path, text).expect("another record");
         let over = Instant::now() + LIMIT;
@@ -439,7 +439,7 @@ mod tests {
             .write_all_at(aged.as_bytes(), 0)
             .expect("an old record");
 
-        // Whatever stands under the name by now is none of its business.
+        // The beat leaves the file that has the name by now alone.
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(&path, &elsewhere).expect("another name");
         fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");

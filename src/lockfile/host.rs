@@ -1,4 +1,4 @@
-//! What is known of the world: clocks, processes, and where we are.
+//! What is known of this host: its clocks, its processes, and its identity.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use super::staleness::{Host, HostId};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
 
-/// The world as seen from a directory.
+/// This host, with the file system of a directory.
 pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
 }
@@ -29,13 +29,14 @@ impl Host for LocalHost<'_> {
     }
 
     fn file_system_now(&self) -> Option<u64> {
-        // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
+        // A new file gets its time from the same clock as the other files, on NFS that of the
+        // server.
         let modified =
             new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
         match modified {
             Ok(seconds) => u64::try_from(seconds).ok(),
-            // A process that may make no file here cannot take over either: this is only to be
-            // shown.
+            // A process that cannot create a file here cannot take over either. The time is for
+            // display only.
             Err(error) if is_forbidden(&error) => Some(self.now()),
             Err(_) => None,
         }
@@ -54,7 +55,7 @@ impl Host for LocalHost<'_> {
     }
 }
 
-/// Where this process is; nowhere if that cannot be found out for the moment.
+/// The identity of this host; empty if it cannot be read for the moment.
 pub(super) fn host_id() -> &'static HostId {
     static UNKNOWN: HostId = HostId {
         host: None,
@@ -64,11 +65,11 @@ pub(super) fn host_id() -> &'static HostId {
     find_host_id().unwrap_or(&UNKNOWN)
 }
 
-/// Finds out where this process is, once and for all: without that, no lock can be judged.
+/// Reads the identity of this host once. Without it, no lock can be judged.
 ///
 /// # Errors
 ///
-/// If the system does not let us look, for want of a descriptor or of memory.
+/// If the process lacks a file descriptor or memory for the moment.
 pub(super) fn find_host_id() -> io::Result<&'static HostId> {
     static HOST_ID: OnceLock<HostId> = OnceLock::new();
     match HOST_ID.get() {
@@ -96,7 +97,7 @@ fn read_host_id() -> io::Result<HostId> {
     })
 }
 
-/// Without /proc, or without a right to it, there is nothing to be had later either.
+/// Without /proc, or without the right to read it, the value stays unknown.
 fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     use io::ErrorKind::{NotFound, PermissionDenied};
     match found {
@@ -105,7 +106,7 @@ fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// A record that says where, by which process and until when it is good, granted now.
+/// The record of a grant to this process number, as of now.
 pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
     let host = host_id().clone();
     let now = seconds_since_1970(SystemTime::now());

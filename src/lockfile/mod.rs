@@ -1,8 +1,8 @@
 //! Lock files that are safe even when they are stale, without any server.
 //!
-//! A lock is a file: while it stands, the lock is held. It says who holds it, so that a lock whose
-//! holder is gone can be taken over, and is never taken over by two. The format and the protocol,
-//! which shell scripts and other programs can keep to, stand in sema-lockfile(5).
+//! A lock is a file: while the file exists, the lock is held. The file names the holder, so that
+//! another process can take over the lock of a holder that is gone, and never two processes at
+//! once. sema-lockfile(5) has the format and the protocol for shell scripts and other programs.
 //!
 //! ```
 //! use latchd::lockfile::{Semaphore, SemaphoreError};
@@ -82,18 +82,18 @@ pub enum Attempt<T> {
     Busy(Busy),
 }
 
-/// What holds a lock after the grant.
+/// What keeps a lock after the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderKind {
-    /// For a guard, which has the file open for as long as it holds the lock.
+    /// A guard, which has the file open for as long as it holds the lock.
     Guard,
-    /// For a process that may be another: it is held until somebody releases it.
+    /// Only the file. The lock is held until a release, perhaps by another process.
     Detached,
 }
 
 impl Semaphore {
-    /// The lock at `path`. Nothing is touched yet; a relative path is looked up now, so that it
-    /// means the same file wherever the process goes.
+    /// The lock at `path`. This call touches no file. It resolves a relative path now, so that the
+    /// path means the same file when the working directory changes.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Semaphore {
         Semaphore::new(path, SemaphoreConfig::default())
     }
 
-    /// The lock at `path`, with everything that can be chosen.
+    /// The lock at `path`, with all options.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Semaphore {
         &self.path
     }
 
-    /// Whether anything stands at the path, be it stale or no lock file at all. Does not wait.
+    /// Whether anything is at the path, even a stale lock or no lock file at all. Does not wait.
     pub fn is_locked(&self) -> bool {
         let found = self
             .directory()
@@ -144,7 +144,8 @@ impl Semaphore {
         matches!(found, Ok(Some(_)))
     }
 
-    /// What the lock file says; `None` if there is none, or if it cannot be read. Does not wait.
+    /// What the lock file says; `None` if there is no lock file, or if it is unreadable. Does not
+    /// wait.
     pub fn lock_info(&self) -> Option<LockInfo> {
         self.status().ok()?.details()?.info()
     }
@@ -155,13 +156,13 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::AlreadyLocked`] if another process holds it,
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
-    /// says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::try_acquire`], with a pid and a tag of one's own. The timestamp is that of
+    /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
     /// the grant.
     ///
     /// # Errors
@@ -174,19 +175,18 @@ impl Semaphore {
         }
     }
 
-    /// Waits for the lock, for as long as the configuration says.
+    /// Waits for the lock, for as long as the configuration allows.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it could not be had in time; at once
-    /// [`SemaphoreError::InvalidPath`] if what is there is no regular file, and
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program; or what the system
-    /// says.
+    /// [`SemaphoreError::Timeout`] if time is up. At once, [`SemaphoreError::InvalidPath`] if
+    /// something other than a regular file is there, or [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program. Or an error of the system.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::acquire`], with a pid and a tag of one's own.
+    /// As [`Semaphore::acquire`], with the pid and the tag of `info`.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Semaphore {
         self.acquire_in(self.config.acquire_timeout, &info)
     }
 
-    /// Waits for the lock, but no longer than `timeout`.
+    /// Waits for the lock, for `timeout` at most.
     ///
     /// # Errors
     ///
@@ -216,12 +216,13 @@ impl Semaphore {
         }
     }
 
-    /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held
-    /// until [`Semaphore::release`], or until it is stale.
+    /// Takes the lock for the process `info.pid` if it is free or stale. The lock is held until
+    /// [`Semaphore::release`], or until it is stale.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Attempt<()>> {
         Ok(match self.attempt(info, HolderKind::Detached)? {
             Attempt::Granted(_) => Attempt::Granted(()),
@@ -229,11 +230,12 @@ impl Semaphore {
         })
     }
 
-    /// Removes the lock file if it stands there, whoever holds the lock.
+    /// Removes the lock file if there is one, even of a living holder.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if it is none, or what the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn force_release(&self) -> SemaphoreResult<()> {
         let terms = ReleaseTerms {
             force: true,
@@ -246,7 +248,7 @@ impl Semaphore {
         }
     }
 
-    /// Whether a process with this number is there.
+    /// Whether a process has this number. A zombie counts.
     pub fn is_process_running(pid: u32) -> bool {
         process::exists(pid)
     }
@@ -359,9 +361,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, at once
-    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the
-    /// system says.
+    /// [`SemaphoreError::Timeout`] if the lock is held for longer than `timeout`, at once
+    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
+    /// of the system.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let limit = WaitLimit::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &limit)? {

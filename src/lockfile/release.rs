@@ -1,4 +1,4 @@
-//! Giving back a lock that no guard keeps.
+//! The release of a lock by its terms, without its guard.
 
 use crate::sys::directory::Directory;
 
@@ -10,20 +10,20 @@ use super::status::Busy;
 use super::takeover::{self, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
-/// What a lock must be for a release to go through.
+/// The conditions of a release.
 #[derive(Clone, Debug, Default)]
 pub struct ReleaseTerms {
-    /// It is removed whatever it says, and whoever holds it.
+    /// The lock is removed unconditionally, even that of a living holder.
     pub force: bool,
-    /// It was taken for this process.
+    /// The lock was taken for this process.
     pub pid: Option<u32>,
-    /// It was taken with this token.
+    /// The lock was taken with this token.
     pub token: Option<String>,
-    /// Who asks: a lock that was taken for this process is released although the process is alive.
+    /// The process that asks. Its own lock is released although it is alive.
     pub asking: u32,
 }
 
-/// What a release gives.
+/// The result of a release.
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum ReleaseOutcome {
@@ -34,12 +34,12 @@ pub enum ReleaseOutcome {
 }
 
 impl Semaphore {
-    /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms
-    /// for somebody who has the file locked.
+    /// Releases the lock if it meets the terms. Waits for at most 200 ms for a process that has the
+    /// file locked.
     ///
-    /// Without [`ReleaseTerms::force`], a lock whose holder is provably alive is released only if it is
-    /// the holder who asks; an unreadable one, and one of another host or container, only when it
-    /// is stale.
+    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only for
+    /// that holder. An unreadable lock, and a lock of another host or container, is released only
+    /// when it is stale.
     ///
     /// ```
     /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
@@ -47,7 +47,7 @@ impl Semaphore {
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// // For this process, which need not keep the file open.
+    /// For this process, which need not keep the file open.
     /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
     /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
@@ -62,7 +62,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
+    /// [`SemaphoreError::NotLocked`] if there is no lock, [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program, or an error of the system.
     pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
         find_host_id()?;
         let directory = self.directory()?;
@@ -101,8 +102,8 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without a guard, any process that may read the file can have
-        // locked it.
+        // A guard keeps its file locked. Without a guard, any process that may read the file can
+        // have locked it.
         if flock == Flock::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
@@ -125,7 +126,7 @@ impl Semaphore {
     }
 }
 
-/// Whether the record was written by a process of another host or another pid namespace.
+/// Whether a process of another host or another pid namespace wrote the record.
 fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
     let differs = |theirs: &Option<String>, ours: &Option<String>| matches!((theirs, ours), (Some(theirs), Some(ours)) if theirs != ours);
     differs(&record.boot, &own.boot)

@@ -1,39 +1,39 @@
-//! Whether a lock is stale: what its file says, held against what is known here and now
-//! (sema-lockfile(5), STALE LOCKS). Pure.
+//! Whether a lock is stale, from its file and from what is known of this host (sema-lockfile(5),
+//! STALE LOCKS). Pure.
 
 use std::time::Duration;
 
 use super::record::Record;
 use crate::sys::process::Process;
 
-/// A timestamp further ahead than this, in seconds, was not made by our clock.
+/// The most that clocks differ, in seconds. A later timestamp is from a wrong clock.
 const CLOCK_TOLERANCE: u64 = 60;
 
-/// A process that was started so many seconds after the timestamp did not write it.
+/// The most, in seconds, by which the start of a process can seem later than its timestamp.
 const START_TOLERANCE: u64 = 2;
 
 /// When a lock counts as stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StaleRule {
-    /// It is older than the timeout, and its holder is not provably alive.
+    /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]
     AgeAndLiveness,
-    /// It is older than the timeout, whoever holds it.
+    /// The lock is older than the timeout, even if its holder is alive.
     Age,
 }
 
-/// Whether a lock's holder lives.
+/// Whether the holder of a lock is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alive {
-    /// It does, provably.
+    /// It is, provably.
     Yes,
-    /// It does not, provably.
+    /// It is not, provably.
     No,
-    /// It cannot be told from here: another host, another container, or a file that does not say.
+    /// This host cannot tell: the holder is of another host or container, or the file does not say.
     Unknown,
 }
 
-/// Where a process is: what its number means depends on that. `None` is what cannot be found out.
+/// Which host and container a process number belongs to. `None` for what is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostId {
     pub(super) host: Option<String>,
@@ -41,19 +41,19 @@ pub(super) struct HostId {
     pub(super) pid_namespace: Option<String>,
 }
 
-/// What is known of the world.
+/// What is known of the host that judges.
 pub(super) trait Host {
-    /// Where we are.
+    /// The identity of this host.
     fn id(&self) -> &HostId;
-    /// Seconds since 1970, by the system's clock.
+    /// Seconds since 1970, by the clock of the system.
     fn now(&self) -> u64;
-    /// Seconds since 1970, by the clock that the file's `mtime` comes from.
+    /// Seconds since 1970, by the clock of the file system.
     fn file_system_now(&self) -> Option<u64>;
-    /// When this kernel was started, in seconds since 1970.
+    /// When this kernel was booted, in seconds since 1970.
     fn booted_at(&self) -> Option<u64>;
-    /// The process with this number, here.
+    /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
-    /// When something happened that was so many clock ticks after boot, in seconds since 1970.
+    /// The time of an event so many clock ticks after boot, in seconds since 1970.
     fn instant_of(&self, ticks: u64) -> Option<u64>;
 }
 
@@ -68,25 +68,25 @@ pub(super) enum Flock {
     Unknown,
 }
 
-/// A lock file's content, and when it was last written.
+/// The content of a lock file, and the time of its last change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
-    /// Seconds since 1970, by the file system's clock.
+    /// Seconds since 1970, by the clock of the file system.
     pub(super) modified: u64,
 }
 
-/// What a lock file amounts to.
+/// The judgement on a lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) alive: Alive,
-    /// It may be taken over now, supposing that nobody has it locked by flock(2).
+    /// The lock may be taken over now.
     pub(super) is_stale: bool,
-    /// In how many seconds it will be stale if nothing happens to it; `None` for never.
+    /// In how many seconds the lock is stale if nothing changes; `None` for never.
     pub(super) stale_in: Option<u64>,
 }
 
-/// Judges a lock file by the stale timeout and the rule of the one who asks. It trusts `flock`.
+/// Judges a lock file by the stale timeout and the rule of the process that asks.
 pub(super) fn judge(
     content: &Content,
     record: &Record,
@@ -123,14 +123,14 @@ pub(super) fn judge(
     }
 }
 
-/// For how many seconds no process has said that the lock is held; 0 if that cannot be known.
+/// For how many seconds the holder has not confirmed that it holds the lock; 0 if unknown.
 fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
     let now = host.now();
     match record.info() {
         Some(info) if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) => {
             now.saturating_sub(info.timestamp)
         }
-        // Unreadable, or of another clock: then by the file system's.
+        // Unreadable, or written by a wrong clock: the clock of the file system decides.
         _ => host
             .file_system_now()
             .map_or(0, |now| now.saturating_sub(content.modified)),
@@ -165,7 +165,7 @@ fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
     }
 }
 
-/// Whether the process is the one that the record means, and not a later one with its number.
+/// Whether the process is the one in the record, and not a later one with the same number.
 fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl Host) -> bool {
     let Some(ticks) = process.start_ticks else {
         return true;
@@ -178,13 +178,13 @@ fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl H
     }
 }
 
-/// Whether the holder promises to have the file locked while it lives, and we can tell.
+/// Whether the holder keeps the file locked while it is alive, and this host can tell.
 pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
     record.is_live && agreement(&record.boot, &own.boot) == Agreement::Same
 }
 
-/// Whether the record is of this host, and was last written before this kernel was started. A later
-/// one under our name is of another host, of which ours is a clone perhaps.
+/// Whether the record is of this host, from before its boot. A later record under our name may be
+/// of a clone of this host.
 fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
     let own = host.id();
     let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
@@ -198,13 +198,12 @@ fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
 enum Origin {
     Here,
     Elsewhere,
-    /// It says where, and we do not know whether that is here.
+    /// The record says where, but this host does not know its own identity.
     Unknown,
 }
 
 fn origin(record: &Record, own: &HostId) -> Origin {
-    // A host can change its name, and share it with another; a boot's id is that of one kernel
-    // alone.
+    // Hosts can change and share names. The id of a boot belongs to one kernel.
     let kernel = match agreement(&record.boot, &own.boot) {
         Agreement::Unsaid => agreement(&record.host, &own.host),
         of_boot => of_boot,
@@ -217,14 +216,14 @@ fn origin(record: &Record, own: &HostId) -> Origin {
     }
 }
 
-/// How what a record says compares with what we know.
+/// How a field of a record compares with the identity of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Agreement {
     Same,
     Other,
-    /// The record says nothing. It is taken for one of here.
+    /// The record does not say. It counts as of this host.
     Unsaid,
-    /// We cannot find out.
+    /// This host does not know.
     Unknown,
 }
 
@@ -247,11 +246,10 @@ mod tests {
     const YOUNG: u64 = NOW - TIMEOUT;
     const PID: u32 = 100;
     const ZOMBIE: u32 = 101;
-    /// Of somebody whose /proc we may not see.
+    /// A process of another user, whose /proc is hidden.
     const HIDDEN: u32 = 102;
     const NOBODY: u32 = 103;
-    /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW -
-    /// 10_000`.
+    /// The start of the processes, in ticks of 1/100 s; boot was at `NOW - 10_000`.
     const START: u64 = 100 * 1000;
     const STARTED: u64 = NOW - 9000;
     const BOOTED: u64 = NOW - 10_000;
@@ -586,7 +584,7 @@ mod tests {
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
-            // Our own clock has no say.
+            // The clock of the system does not matter.
             assert!(!at(OLD, OLD + 5), "{text:?}");
             assert!(at(5 * NOW, 6 * NOW), "{text:?}");
         }
@@ -601,7 +599,7 @@ mod tests {
         };
         assert!(stale(NOW + 61, OLD));
         assert!(!stale(NOW + 61, YOUNG));
-        // Clocks may differ a little; then it is young.
+        // Clocks may differ a little: the lock is young.
         assert!(!stale(NOW + 60, OLD));
         assert!(stale(u64::MAX, OLD));
     }
@@ -622,15 +620,15 @@ mod tests {
             assert_eq!(stale_in(&known, &text, NOW), Some(0), "{line}");
             assert_eq!(stale_in(&nowhere, &text, NOW), None, "{line}");
         }
-        // Another implementation's says nothing of places.
+        // A record of another implementation names no host.
         assert_eq!(stale_in(&nowhere, &lines(NOBODY, OLD, ""), NOW), Some(0));
-        // Without the time of our boot, a lock of another boot goes by its age.
+        // Without the time of boot, a lock of another boot is judged by its age.
         let mut timeless = VirtualHost::new();
         timeless.booted_at = None;
         let rebooted = |timestamp| lines(PID, timestamp, "x-host=h\nx-boot=a\n");
         assert_eq!(stale_in(&timeless, &rebooted(YOUNG), NOW), Some(1));
         assert_eq!(stale_in(&timeless, &rebooted(OLD), NOW), Some(0));
-        // Nor is a file old whose file system's time cannot be had.
+        // Without the time of the file system, no file is old.
         let mut clockless = VirtualHost::new();
         clockless.file_system_now = None;
         assert_eq!(stale_in(&known, "", OLD), Some(0));

@@ -1,4 +1,4 @@
-//! Looking at a lock without touching it, and clearing away what is stale.
+//! Looking at a lock without changing it, and removing stale locks.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +20,7 @@ use super::staleness::{promises_flock, Alive, Content, Flock, Host};
 use super::takeover::{self, Obstacle, Removal};
 use super::Semaphore;
 
-/// A temporary file of another implementation is left alone while it is younger than this.
+/// A younger temporary file of another implementation is left alone.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
 
 /// What is at the path of a lock.
@@ -150,17 +150,17 @@ impl Busy {
 /// What [`Semaphore::clean`] has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// A stale lock.
+    /// Whether it removed a stale lock.
     pub lock: bool,
-    /// The number of files left by creations that came to no end.
+    /// The number of temporary files that it removed.
     pub temporaries: u32,
 }
 
-/// What to do about a stale lock on a file system that knows no locks on files.
+/// Whether to remove a stale lock on a file system without locks on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutFlock {
     Keep,
-    /// Somebody may be about to take it over, or to beat its heart.
+    /// Another process may be about to take it over, or to move its timestamp.
     Remove,
 }
 
@@ -185,15 +185,14 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
-    /// says. That there is no file is no error, nor that it cannot be read.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system. A missing or unreadable file is no error.
     pub fn status(&self) -> SemaphoreResult<Status> {
         let found = self.look()?;
         Ok(found.map_or(Status::Free, |busy| Status::of(busy.details)))
     }
 
-    /// What is at the path, and why the lock is held, supposing that it is not stale; `None` if
-    /// nothing is.
+    /// The lock and its obstacle, as if it were not stale; `None` if it is free.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let without_content = |obstacle| {
             Ok(Some(Busy {
@@ -213,7 +212,7 @@ impl Semaphore {
             return Err(self.not_a_lock_file());
         }
         let record = Record::parse(&content.bytes);
-        // Only where it matters: for a moment this lock is in the way of a taker.
+        // Only where it matters: this shared lock is in the way of a taker for a moment.
         let flock = match promises_flock(&record, host_id()) {
             true => look_at_flock(&file),
             false => Flock::Unknown,
@@ -250,9 +249,8 @@ impl Semaphore {
         Busy { obstacle, details }
     }
 
-    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this
-    /// directory that were to become locks, and temporary files that other implementations have
-    /// made for this lock.
+    /// Removes the lock if it is stale, and temporary files that crashes have left in its
+    /// directory: those of this library, and those of other implementations for this lock.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -267,15 +265,15 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
-    /// says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
     }
 
-    /// As [`Semaphore::clean`], with a word on where that is not safe; and why the lock was not
-    /// removed.
+    /// As [`Semaphore::clean`]. `without_flock` decides where the removal is not safe. Also gives
+    /// the obstacle if the lock was not removed.
     pub(crate) fn clean_with(
         &self,
         without_flock: WithoutFlock,
@@ -315,7 +313,7 @@ impl Semaphore {
         Ok((cleaned, obstacle))
     }
 
-    /// A file that was to become a lock, that no process has locked any more, and that is old.
+    /// An old temporary file of this library that no process has locked.
     fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
         let Some(timeout) = self.config.stale_timeout else {
             return false;
@@ -327,7 +325,7 @@ impl Semaphore {
             && age_of(directory, &file) > Some(timeout)
     }
 
-    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: what a creation by rename leaves.
+    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: left by a creation by rename.
     fn is_orphan_of_others(&self, directory: &Directory, name: &OsStr) -> bool {
         let pid = self.writer_of(name.as_bytes());
         if pid.is_none_or(process::exists) {
@@ -339,7 +337,7 @@ impl Semaphore {
         age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE)
     }
 
-    /// The process whose temporary file for this lock has such a name.
+    /// The process in the name of a temporary file for this lock.
     fn writer_of(&self, name: &[u8]) -> Option<u32> {
         let rest = name
             .strip_prefix(self.place.name.as_bytes())?

@@ -12,25 +12,25 @@ use super::status::{Busy, LockDetails};
 use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
 use super::{Attempt, HolderKind, Semaphore};
 
-/// We look no more often than this, whatever the retry interval.
+/// The shortest time between two looks, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
 
-/// Those who look at the same time look at slightly different times after that.
+/// The longest random delay, so that waiters do not look in step.
 const JITTER_NANOSECONDS: u64 = 5_000_000;
 
-/// Without anything to wait for, we look again after so long.
+/// The longest time between two looks.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How long to wait.
+/// When a wait ends without a lock.
 pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
     cancel: Option<&'a CancelFlag>,
 }
 
 impl<'a> WaitLimit<'a> {
-    /// From now on for `timeout`, and until `cancel` is set.
+    /// After `timeout` from now, or once `cancel` is set.
     pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
-        // A deadline beyond what the clock can tell is none.
+        // A deadline that the clock cannot represent is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         WaitLimit { deadline, cancel }
     }
@@ -67,7 +67,7 @@ pub(crate) fn acquire_any<'a>(
     })
 }
 
-/// As [`acquire_any`], but takes the lock for the process `info.pid`. Gives up when that process ends.
+/// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
 pub(crate) fn acquire_any_detached(
     slots: &[Semaphore],
     info: &LockInfo,
@@ -102,8 +102,8 @@ pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreR
     })
 }
 
-/// Tries all locks again and again until one is granted, until none can ever be, until time is up, or
-/// until the process that is to hold it ends.
+/// Tries all locks until one is granted, until none can ever be, until time is up, or until the
+/// process that is to hold it ends.
 fn until_any<T>(
     slots: &[Semaphore],
     holder: Option<&HolderProcess>,
@@ -129,8 +129,8 @@ fn until_any<T>(
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, limit)?,
-            // Most callers find the lock free and need no watch. One more attempt after the watch has
-            // begun misses nothing.
+            // Most callers find the lock free and need no watch. One more attempt after the watch
+            // has begun misses nothing.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {
@@ -139,7 +139,7 @@ fn until_any<T>(
     }
 }
 
-/// Waits until something may have changed.
+/// Waits until a lock may have changed.
 pub(super) fn rest(
     slots: &[Semaphore],
     held: &[Busy],
@@ -154,7 +154,7 @@ pub(super) fn rest(
         .filter_map(LockDetails::end_of_holder)
         .collect();
     let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
-    // Where there is no such descriptor, its end is seen at the next look.
+    // Where there is no such descriptor, the next look finds the end.
     let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
     let retry = slots
         .iter()
@@ -162,7 +162,7 @@ pub(super) fn rest(
         .min()
         .unwrap_or(FOREVER);
     let stale_in = held
-        // What is stale and yet was not to be had will not be had a moment later for being stale.
+        // A lock that is stale and still refused stays refused for now.
         .filter(|lock| !lock.is_stale)
         .filter_map(|lock| lock.stale_in)
         .min()

@@ -1,4 +1,4 @@
-//! A process dies before each of the steps of a takeover, of a creation and of a release.
+//! A process dies before each step of a takeover, a creation and a release.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -10,10 +10,10 @@ use crate::lockfile::files::LockFiles;
 
 const NAME: &str = "crash.lock";
 
-/// More steps than there are.
+/// More steps than any run takes.
 const MANY: u64 = 60;
 
-/// Runs one process that dies before a step. Whether it got so far.
+/// Runs a process that dies before a step. Gives whether it reached that step.
 fn dies(directory: &Path, missing: u64, step: u64) -> bool {
     let part = [
         ("DIRECTORY", directory.display().to_string()),
@@ -27,7 +27,7 @@ fn dies(directory: &Path, missing: u64, step: u64) -> bool {
     !status.success()
 }
 
-/// The process that dies: takes the lock, and gives it back.
+/// The process that dies: takes the lock and releases it.
 #[test]
 #[ignore = "a part of the others"]
 fn victim() {
@@ -48,7 +48,7 @@ fn victim() {
     }
 }
 
-/// Tries to take the lock, as it will be in so many seconds.
+/// Tries to take the lock so many seconds later.
 fn acquire<F: takeover::Files>(
     files: &F,
     directory: &Directory,
@@ -62,8 +62,8 @@ fn acquire<F: takeover::Files>(
     takeover::acquire(files, &taker).expect("an attempt")
 }
 
-/// Takes the lock, as it will be in two hours. A process that another test is just starting may
-/// have it locked for a moment, with the descriptors that it got from us.
+/// Takes the lock two hours later. A process that another test is starting can have the file locked
+/// for a moment, by the descriptors that it inherited.
 fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) -> File {
     let over = Instant::now() + Duration::from_secs(10);
     loop {
@@ -75,7 +75,7 @@ fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) 
     }
 }
 
-/// Everything in the directory was written three hours ago.
+/// Sets the times of all files in the directory to three hours ago.
 fn make_old(path: &Path) {
     let then = SystemTime::now() - Duration::from_secs(3 * 3600);
     for name in names(path) {
@@ -116,7 +116,7 @@ fn crash_at_every_step(begin_with: Option<&str>) {
 fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     let directory = Directory::open(path).expect("the directory");
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
-    // At once perhaps, in two hours for sure; and then nobody else.
+    // It may succeed at once, and must succeed in two hours; then nothing else may.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
         Acquisition::Granted(file) => file,
@@ -134,7 +134,7 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
         "{what}"
     );
 
-    // What is left is litter, and is cleared away once it is old.
+    // The rest is litter, which is removed once it is old.
     let semaphore = lock_without(&path.join(NAME), missing, Duration::from_secs(3600));
     let litter = names(path);
     assert!(litter.len() <= 1, "{what}: {litter:?}");
@@ -144,8 +144,8 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
         "{what}"
     );
     make_old(path);
-    // A process that another test is just starting has our descriptors, and so our locks, until it
-    // is exec'd.
+    // A process that another test is starting has our descriptors, and so our locks, until its
+    // exec.
     let over = Instant::now() + Duration::from_secs(10);
     let mut cleaned = 0;
     while cleaned < litter.len() && Instant::now() < over {

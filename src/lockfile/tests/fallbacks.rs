@@ -1,4 +1,4 @@
-//! The same behaviour on every file system, whatever it lacks.
+//! A lock behaves in the same way on every file system, whatever that lacks.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +13,7 @@ use crate::sys::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Calls `check` once for every file system there may be, each time with the path of a free lock.
+/// Calls `check` once for every file system, each time with the path of a free lock.
 fn everywhere(check: impl Fn(&Path, MissingFeatures)) {
     for missing in every_file_system() {
         println!("{missing:?}");
@@ -60,7 +60,7 @@ fn a_living_holder_is_not_robbed_by_age() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
-        // As old as can be; it is still ours, and we live.
+        // The lock is very old, but its holder is alive.
         let old = fs::read_to_string(path).expect("a record");
         let since = semaphore
             .lock_info()
@@ -111,7 +111,7 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     });
 }
 
-/// The inode, the permissions, and how many names it has.
+/// The inode, the permissions, and the number of names.
 fn file_of(path: &Path) -> (u64, u32, u64) {
     let file = fs::symlink_metadata(path).expect("a file");
     (file.ino(), file.mode() & 0o7777, file.nlink())
@@ -171,7 +171,8 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
         let taker = Taker {
             record: &|| stamped(DEAD, None, None).print().into_bytes(),
             is_live: false,
-            // It is judged as it was, and is another's when it comes to be locked.
+            // The taker judges the old record, and finds the renewed one once it has the file
+            // locked.
             may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
                 let is_stale = content.bytes == stale.as_bytes();
@@ -188,7 +189,7 @@ fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
     });
 }
 
-/// Somebody who judged the stale file before it was taken over may remove ours in its stead.
+/// A process that judged the stale file before the takeover may remove our file instead.
 #[test]
 fn a_takeover_settles_however_it_was_done() {
     for rewriting in [false, true] {
@@ -289,7 +290,7 @@ fn cleaning_removes_the_stale_and_nothing_else() {
     });
 }
 
-/// Runs a process that cannot write a single byte to any file. `how` says what becomes of it then.
+/// Runs a process that cannot write a byte to any file. `how` sets what happens to it then.
 fn on_a_full_disk(how: &str, path: &Path, missing: usize) -> std::process::ExitStatus {
     let part = [
         ("LOCK", path.display().to_string()),
@@ -347,7 +348,7 @@ fn a_full_disk_leaves_neither_a_lock_nor_litter() {
             names(scratch.path())
         );
 
-        // Nor does it cost the stale lock that was there.
+        // The stale lock that was there stays, too.
         let stale = format!("pid={DEAD}\ntimestamp=1\n");
         fs::write(&path, &stale).expect("a stale lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
@@ -374,7 +375,7 @@ fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
             assert!(semaphore.try_acquire().is_ok(), "{missing:?}");
             continue;
         }
-        // Somebody may be about to write it, until the timeout is over.
+        // Until the timeout, another process may be about to write it.
         assert!(semaphore.try_acquire().is_err(), "{missing:?}");
         let file = fs::File::options()
             .write(true)
@@ -401,7 +402,7 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
         scope.spawn(|| {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
             let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
-            // What acquire does, blindfolded.
+            // As `acquire` does, but without inotify.
             let blind = Watch::none();
             let mut looks = 0;
             while let Some(busy) = waiter.look().expect("a look") {
@@ -443,7 +444,7 @@ fn a_flag_ends_a_wait() {
     });
 }
 
-/// Its child may hold the lock for long, and whoever waits would be woken again and again.
+/// A child of the holder may hold the lock for long, and must not wake the waiters again and again.
 #[test]
 fn the_end_of_a_holder_wakes_only_once() {
     let mut holder = Command::new("true").spawn().expect("true");
@@ -515,6 +516,6 @@ fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
         &limit,
     )
     .expect("a rest");
-    // The retry interval.
+    // This is the retry interval.
     assert!(began.elapsed() >= Duration::from_millis(100));
 }

@@ -1,5 +1,5 @@
-//! What only the inside can be asked: file systems that lack something, steps that are late,
-//! processes that die between two of them.
+//! Tests from the inside: file systems that lack features, steps that are late, and processes that
+//! die between two steps.
 
 mod crash;
 mod fallbacks;
@@ -21,10 +21,10 @@ use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
 
-/// No process has it.
+/// The number of no process.
 const DEAD: u32 = 999_999_999;
 
-/// Every file system there may be.
+/// All combinations of missing features.
 fn every_file_system() -> impl Iterator<Item = MissingFeatures> {
     (0..16).map(|bits| MissingFeatures {
         unnamed_files: bits & 1 != 0,
@@ -34,7 +34,7 @@ fn every_file_system() -> impl Iterator<Item = MissingFeatures> {
     })
 }
 
-/// A lock on a file system that lacks something.
+/// A lock on a file system that lacks these features.
 fn lock_without(path: &Path, missing: MissingFeatures, stale_timeout: Duration) -> Semaphore {
     let config = SemaphoreConfig {
         stale_timeout: Some(stale_timeout),
@@ -56,7 +56,7 @@ fn quick(missing: MissingFeatures) -> LockFileOptions {
     }
 }
 
-/// What stands in a directory.
+/// The names in a directory.
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .expect("a directory")
@@ -72,7 +72,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The world as it will be.
+/// This host at a later time.
 struct LaterHost<'a> {
     now: LocalHost<'a>,
     seconds: u64,
@@ -104,7 +104,7 @@ impl Host for LaterHost<'_> {
     }
 }
 
-/// Whether a file may be taken over in so many seconds, by a timeout of one hour.
+/// Whether a file may be taken over in so many seconds, with a timeout of one hour.
 fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
     let host = LaterHost {
         now: LocalHost { directory },
@@ -117,8 +117,8 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
-/// This program once more, as the part of a test that is another process. The test of that name
-/// reads its part from the environment.
+/// A command that runs one test of this program as another process. That test reads its part from
+/// the environment.
 fn again(test: &str, part: &[(&str, String)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args([
@@ -147,7 +147,7 @@ fn number(name: &str) -> Option<u64> {
     part(name)?.parse().ok()
 }
 
-/// Ends a process of ours when the test is over, however it ends.
+/// Kills a child process at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -157,7 +157,7 @@ impl Drop for Ended {
     }
 }
 
-/// A small generator (splitmix64): reproducible from its seed.
+/// A small generator (splitmix64) that is reproducible from its seed.
 struct Random(u64);
 
 impl Random {

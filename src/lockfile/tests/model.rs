@@ -1,9 +1,9 @@
-//! The code of [`takeover`](crate::lockfile::takeover), run through every order in which the steps
-//! of several processes can follow each other, with a crash at any point.
+//! Runs the code of [`takeover`](crate::lockfile::takeover) through every order of the steps of
+//! several processes, with a crash at any point.
 //!
-//! A process is its program and the answers that it has had so far. To find out what it does next,
-//! the program is run again from its start and given those answers; the first step that has none
-//! yet is the next. So what is searched is the code itself, and not a description of it.
+//! The state of a process is its program and the results of its steps so far. To find its next
+//! step, the search runs the program again from its start and replays those results; the first step
+//! without a result is the next. So the search covers the code itself and not a description of it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -18,10 +18,10 @@ use crate::lockfile::takeover::{
     acquire, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
 };
 
-/// The owner that the stale file names; no process of the model.
+/// The holder in the stale file, which is no process of the model.
 const LONG_GONE: usize = 9;
 
-/// A file that is open: whose it is, and which of its steps has opened it.
+/// An open file: the process that opened it, and the number of the step that did.
 type Handle = (usize, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,7 +35,7 @@ enum Name {
 enum FileStep {
     Create(Vec<u8>),
     CreateOwn(Vec<u8>),
-    /// What a shell does: the name first, the content later, no lock.
+    /// As a shell does: the name first, the content later, no flock.
     CreateEmpty,
     Open,
     Lock(Handle),
@@ -44,9 +44,9 @@ enum FileStep {
     Identity,
     Remove,
     RemoveOwn,
-    /// Renames the own name to the lock's name.
+    /// Renames the process's own name to the lock's name.
     Rename,
-    /// Removes the lock if it still says what the process that is long gone has left.
+    /// Removes the lock if it still has the record of the process that is long gone.
     RemoveLeftover,
     Truncate(Handle),
     Append(Handle, Vec<u8>),
@@ -75,7 +75,7 @@ struct Inode {
     locked_by: Option<Handle>,
 }
 
-/// A part of the protocol that is left out, for the search to find that out.
+/// A part of the protocol that a search leaves out, so that it must find two holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Mutation {
     /// Every process gets every flock.
@@ -92,7 +92,7 @@ enum Mutation {
     StaleWhenEmpty,
 }
 
-/// What a search lacks.
+/// The variant of the protocol that a search runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Variant {
     /// No process may rewrite the file of another.
@@ -100,7 +100,7 @@ struct Variant {
     mutation: Option<Mutation>,
 }
 
-/// What all processes share.
+/// The state that all processes share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelDisk {
     names: BTreeMap<Name, (usize, usize)>,
@@ -114,7 +114,8 @@ fn file_id(inode: (usize, usize)) -> FileId {
 }
 
 impl ModelDisk {
-    /// Takes the step of a process that has taken so many before; `alive` are those that live.
+    /// Takes one step of a process; `number` counts its steps before this one. `alive` says which
+    /// processes are alive.
     fn take(
         &mut self,
         process: usize,
@@ -254,7 +255,7 @@ impl ModelDisk {
         self.open.remove(handle);
     }
 
-    /// The kernel closes what a process had open.
+    /// Closes all files of a process, as the kernel does.
     fn end(&mut self, process: usize) {
         let of_process: Vec<Handle> = self
             .open
@@ -268,20 +269,20 @@ impl ModelDisk {
     }
 }
 
-/// How far a taker has got, for the plants.
+/// How far a taker has got, for the mutations.
 #[derive(Clone, Debug, Default)]
 enum Progress {
     #[default]
     Other,
-    /// It has read this, and locked nothing.
+    /// It has read this, and has locked nothing.
     Read(Vec<u8>),
-    /// It has this file locked, and has read that before, if anything.
+    /// It has this file locked, and may have read this before.
     Locked(FileId, Option<Vec<u8>>),
     /// It has rewritten this file.
     Rewritten(FileId),
 }
 
-/// A process's view: answers for the steps that it has taken, and none for the next.
+/// The view of a process: the results of the steps that it has taken.
 struct Replay<'a> {
     process: usize,
     answers: &'a [StepResult],
@@ -328,7 +329,7 @@ impl Replay<'_> {
         })
     }
 
-    /// The section that no two may be in.
+    /// The section in which only one process may be at a time.
     fn hold(&self) -> io::Result<()> {
         self.progress.take();
         self.done(FileStep::Enter)?;
@@ -341,7 +342,7 @@ impl Replay<'_> {
             .strip_prefix("pid=")
             .and_then(|rest| rest.chars().next())
         else {
-            // Nothing in it yet, and young.
+            // An empty file, and a young one.
             return self.mutation == Some(Mutation::StaleWhenEmpty);
         };
         let owner = owner.to_digit(10).expect("an owner") as usize;
@@ -351,7 +352,7 @@ impl Replay<'_> {
                 Ok(StepResult::Alive(true))
             )
         };
-        // Whoever is dead has been so for longer than the timeout.
+        // A process that is dead has been dead for longer than the timeout.
         text.contains(LIVE_LINE) || is_gone()
     }
 }
@@ -481,7 +482,7 @@ fn taker<'a>(
     }
 }
 
-/// A guard: holds the file open for as long as it holds the lock.
+/// A guard, which has the file open while it holds the lock.
 fn guarded<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     taker(replay, true, |file| {
         replay.hold()?;
@@ -503,7 +504,7 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     })
 }
 
-/// A user who may read the file, and locks it.
+/// A user who may read the file, and locks it by flock(2).
 fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     if let Some(found) = replay.opened(FileStep::Open)? {
         Files::lock(&replay, &found)?;
@@ -532,12 +533,12 @@ fn script<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     replay.done(FileStep::Remove)
 }
 
-/// Somebody who knows that the file was left by a process that is gone, and removes that file.
+/// A person who knows that a process which is gone has left the file, and removes that file.
 fn operator<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     replay.done(FileStep::RemoveLeftover)
 }
 
-/// Judge, remove, create: what most programs do.
+/// Judges, removes, creates: as most programs do.
 fn naive_by_unlink<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     if let Some(found) = replay.opened(FileStep::Open)? {
         if !replay.is_stale(&Files::read(&replay, &found)?) {
@@ -548,7 +549,7 @@ fn naive_by_unlink<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     script(replay)
 }
 
-/// Look whether it is there, and rename one's own into its place.
+/// Checks that the name is free, and renames its own file to it.
 fn naive_by_rename<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let record = format!("pid={}\n", replay.process).into_bytes();
     let file = replay.opened(FileStep::CreateOwn(record))?;
@@ -583,14 +584,14 @@ struct State {
     crashes_left: u32,
 }
 
-/// What a search has found.
+/// The state and the results of a search.
 struct Search {
     programs: Vec<Program>,
     seen: HashSet<u128>,
     path: Vec<String>,
-    /// The way to two holders at once.
+    /// The steps to two holders at once.
     double_grant: Option<Vec<String>>,
-    /// Ways to an end without a crash that leave something behind.
+    /// The steps to an end that leaves a file behind, without a crash.
     litter: Option<Vec<String>>,
 }
 
@@ -641,7 +642,7 @@ impl Search {
         search
     }
 
-    /// Finds out what a process does next.
+    /// Finds the next step of a process.
     fn advance(&self, state: &mut State, process: usize) {
         let of = &mut state.processes[process];
         let replay = Replay {
@@ -735,9 +736,9 @@ fn digest(state: &State) -> u128 {
     (half(1) << 64) | half(2)
 }
 
-/// What a holder has left that had promised nothing.
+/// The record of a holder that did not promise to keep the file locked.
 const STALE: Option<&str> = Some("pid=9\n");
-/// What a holder has left that had promised to have it locked.
+/// The record of a holder that promised to keep the file locked.
 const STALE_LIVE: Option<&str> = Some("pid=9\nx-live=flock\n");
 
 fn assert_never_two(
@@ -754,7 +755,7 @@ fn assert_never_two(
     search
 }
 
-/// Never two holders, and nothing left at the end.
+/// Asserts that there are never two holders, and that nothing is left at the end.
 fn assert_safe(
     what: &str,
     programs: &[Program],
@@ -793,13 +794,13 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, guarded, guarded], lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
-        // The release of a detached holder goes through under the reader's lock.
+        // The release of a detached holder succeeds although the reader has the file locked.
         assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
     }
 }
 
-/// An operator who removes the file under a takeover may make the taker begin anew. But no process
-/// gets a lock that another has.
+/// An operator who removes the file during a takeover can make the taker begin anew. But no process
+/// gets a lock that another process holds.
 #[test]
 fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
     let all = Variant::default();
@@ -856,8 +857,8 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
     );
 }
 
-/// Each part of the takeover, with processes that need it: without it they are two, with it they
-/// are not.
+/// Runs each part of the takeover with processes that need it: there are two holders without that
+/// part, and never two with it.
 #[test]
 fn the_search_finds_what_each_part_of_the_takeover_is_for() {
     let rows: &[(Mutation, bool, &[Program], Option<&str>)] = &[

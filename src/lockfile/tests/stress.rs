@@ -1,5 +1,5 @@
-//! Several processes on one lock that goes stale all the time, each step at a random moment. A
-//! witness that knows nothing of locks counts who is inside.
+//! Several processes take a lock that goes stale again and again, each step at a random moment. A
+//! witness that knows nothing of locks counts the processes inside.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,21 +15,21 @@ use crate::lockfile::files::LockFiles;
 
 const NAME: &str = "stress.lock";
 
-/// What the processes of a run do.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 struct Run {
     processes: u64,
-    /// How often each of them is to hold the lock.
+    /// How often each process is to hold the lock.
     rounds: u64,
-    /// It is over by then.
+    /// The longest run.
     limit: Duration,
     missing: MissingFeatures,
     is_unguarded: bool,
-    /// Nobody keeps the file open, so that the lock is judged by age and process alone.
+    /// No process keeps the file open, so that the lock is judged by age and process alone.
     is_detached: bool,
-    /// How often a step is the last, one in so many; 0 for never.
+    /// A process dies before one step in this many; 0 for never.
     deaths: u64,
-    /// Shell scripts that create the lock with `set -C` and remove it.
+    /// The number of shell scripts that create the lock with `set -C` and remove it.
     scripts: u64,
 }
 
@@ -48,21 +48,21 @@ impl Default for Run {
     }
 }
 
-/// What the witness saw.
+/// The counts of the witness.
 #[derive(Debug)]
 struct Seen {
-    /// Grants to our processes, but for those.
+    /// Grants to our processes, without the doubles.
     grants: u64,
-    /// Further grants, while the lock was held.
+    /// Further grants while the lock was held.
     doubles: u64,
-    /// A holder found its lock taken away.
+    /// Holders that found their lock taken away.
     losses: u64,
     /// Grants to shell scripts.
     foreign: u64,
     deaths: u64,
 }
 
-/// Who is inside. A directory is made by one of several, in every language.
+/// Counts who is inside. Only one process can create a directory, in every language.
 struct Witness(PathBuf);
 
 impl Witness {
@@ -90,8 +90,7 @@ impl Witness {
     }
 }
 
-/// Another implementation: creates, sometimes writes what the others can read, and removes what is
-/// its own.
+/// Another implementation: creates the lock with a record, and removes its own lock.
 const SCRIPT: &str = r#"
 lock=$1 witness=$2 stop=$3 set=$-
 while [ ! -e "$stop" ]; do
@@ -114,7 +113,7 @@ fn run(run: &Run) -> Seen {
     fs::create_dir(&locks).expect("a directory");
     fs::create_dir(&witness.0).expect("a directory");
     let stop = scratch.path().join("stop");
-    // They all begin at a stale file.
+    // All processes begin with a stale file.
     fs::write(locks.join(NAME), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
 
     let mut seed = getrandom::u64().expect("a seed");
@@ -178,7 +177,7 @@ fn run(run: &Run) -> Seen {
             "a process hangs"
         );
     }
-    // Whatever happened, the lock can be had again.
+    // The lock can be taken again, whatever happened.
     let directory = Directory::open(&locks).expect("the directory");
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
     let taker = Taker {
@@ -240,9 +239,9 @@ fn worker() {
     };
     let mut files = FaultyFiles::new(files, value("SEED"), 300, death);
     files.is_unguarded = value("UNGUARDED") == 1;
-    // Where processes die of themselves, their locks are old at once, and the living are known to
-    // live. Without the guard, a lock that is young and lost would block them all; so there
-    // everything is stale.
+    // In a run with deaths, locks are old at once, and living holders are known to live. Without
+    // the guard of the protocol, a lock that is young and lost would block all processes, so all
+    // locks are stale there.
     let is_all_stale = files.is_unguarded && value("DETACHED") == 0;
     let ahead = if deaths > 0 || is_all_stale { 7200 } else { 0 };
     let dead_pid = 900_000_000 + u32::try_from(value("PROCESS")).expect("a number");
@@ -268,7 +267,7 @@ fn worker() {
         };
         grants += 1;
         if !is_live {
-            // The file is closed at once where nobody keeps it open. We keep it, to make it old.
+            // This process keeps the file open, to make it old later.
             flock(&file, FlockOperation::Unlock).expect("a lock");
         }
         let is_alone = witness.enter();
@@ -282,7 +281,7 @@ fn worker() {
                 witness.note("losses");
             }
         } else if is_live {
-            // As if killed: nobody has it locked any more.
+            // As if killed: no process has the file locked any more.
             drop(file);
         } else if is_released {
             let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
@@ -310,7 +309,7 @@ fn six_processes_on_one_stale_lock_are_never_two_inside() {
     assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
 }
 
-/// Runs until the witness has seen two inside, for some time.
+/// Runs until the witness has seen two inside.
 fn must_be_seen(unguarded: &Run) {
     for _ in 0..8 {
         if run(unguarded).doubles > 0 {
@@ -402,7 +401,8 @@ fn scripts_that_create_and_remove_are_never_inside_with_us() {
 fn for_a_long_time_they_are_never_two_inside() {
     for missing in every_file_system().filter(|missing| !missing.locks) {
         for (deaths, scripts) in [(0, 0), (150, 0), (0, 2)] {
-            // A taker that removes the file may hit a script's in the microseconds after its look.
+            // A taker that removes the file may hit the file of a script in the microseconds after
+            // its look.
             if missing.rewriting && scripts > 0 {
                 continue;
             }
