@@ -42,7 +42,7 @@ impl Default for SemaphoreConfig {
 /// let options = SemaphoreOptions::new()
 ///     .mode(0o600)
 ///     .heartbeat(true)
-///     .on_lost(|| eprintln!("somebody has removed the lock file"));
+///     .on_lost(|| eprintln!("another process has removed the lock file"));
 /// let semaphore = Semaphore::with_options(&path, SemaphoreConfig::default(), options)?;
 /// let guard = semaphore.acquire()?;
 /// assert!(guard.is_held());

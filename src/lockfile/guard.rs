@@ -11,13 +11,14 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFileOptions, LockFiles};
-use super::record::{seconds_since_1970, Record, TIMESTAMP};
+use super::host::seconds_since_1970;
+use super::record::{Record, TIMESTAMP};
 use super::takeover;
 use super::watch::{CancelFlag, Watch, Woken};
 use super::Semaphore;
@@ -94,7 +95,7 @@ impl<'a> SemaphoreGuard<'a> {
     ) -> io::Result<SemaphoreGuard<'a>> {
         let held = Arc::new(HeldFile {
             directory,
-            name: semaphore.place.name.clone(),
+            name: semaphore.lock_path.name.clone(),
             options: semaphore.file_options(),
             record: Record::parse(&read(&file)?.bytes),
             file,
@@ -196,7 +197,7 @@ impl HeldFile {
 
     /// Writes the present time into the open file, whatever its name is by now.
     fn beat(&self) -> io::Result<()> {
-        let now = format!("{:010}", seconds_since_1970(SystemTime::now()));
+        let now = format!("{:010}", seconds_since_1970());
         let mut start = [0; 64];
         let read = self.file.read_at(&mut start, 0)?;
         let at = start[..read]
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_watched_over_in_a_forked_process_closes_the_file() {
+    fn a_watched_guard_in_a_forked_process_closes_the_file() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("forked.lock");
         let options = SemaphoreOptions::new().heartbeat(true);
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_noticed_at_the_next_beat_where_nothing_tells_of_changes() {
+    fn a_loss_is_noticed_at_the_next_beat_without_inotify() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("lost.lock");
         let semaphore = semaphore(&path);
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_watched_over_without_a_heartbeat_as_often_as_with_one() {
+    fn a_lock_without_a_heartbeat_is_watched_as_often() {
         let scratch = tempfile::tempdir().expect("a directory");
         let options = SemaphoreOptions::new().on_lost(|| {});
         let path = scratch.path().join("watched.lock");
@@ -450,7 +451,7 @@ mod tests {
         );
         let beaten = fs::read_to_string(&elsewhere).expect("a record");
         let (_, digits) = beaten.split_once(TIMESTAMP).expect("a timestamp");
-        let now = seconds_since_1970(SystemTime::now());
+        let now = seconds_since_1970();
         let then: u64 = digits[..TIMESTAMP_LEN].parse().expect("a timestamp");
         assert!(now - 5 <= then && then <= now);
         assert_eq!(digits[TIMESTAMP_LEN..], rest[TIMESTAMP_LEN..]);
@@ -458,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_spares_what_is_not_a_record_of_ours_any_more() {
+    fn a_beat_leaves_foreign_content_alone() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("beating.lock");
         let semaphore = semaphore(&path);

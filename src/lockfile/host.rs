@@ -4,12 +4,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::sys::directory::Directory;
 
 use super::files::new_file;
-use super::record::{seconds_since_1970, Record};
+use super::record::{LockInfo, Record};
 use super::staleness::{Host, HostId};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
@@ -25,7 +25,7 @@ impl Host for LocalHost<'_> {
     }
 
     fn now(&self) -> u64 {
-        seconds_since_1970(SystemTime::now())
+        seconds_since_1970()
     }
 
     fn file_system_now(&self) -> Option<u64> {
@@ -73,8 +73,8 @@ pub(super) fn host_id() -> &'static HostId {
 pub(super) fn find_host_id() -> io::Result<&'static HostId> {
     static HOST_ID: OnceLock<HostId> = OnceLock::new();
     match HOST_ID.get() {
-        Some(place) => Ok(place),
-        None => read_host_id().map(|place| HOST_ID.get_or_init(|| place)),
+        Some(id) => Ok(id),
+        None => read_host_id().map(|id| HOST_ID.get_or_init(|| id)),
     }
 }
 
@@ -106,10 +106,48 @@ fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+/// The present time in seconds since 1970, by the clock of the system; 0 before that.
+pub(super) fn seconds_since_1970() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+impl LockInfo {
+    /// This process, now, without a tag.
+    pub fn new() -> LockInfo {
+        LockInfo {
+            pid: std::process::id(),
+            timestamp: seconds_since_1970(),
+            tag: None,
+        }
+    }
+
+    /// This process, now, with a tag. A lock file gets at most the first 10,000 characters of the
+    /// tag, with blanks in place of control characters.
+    pub fn with_tag(tag: impl Into<String>) -> LockInfo {
+        LockInfo {
+            tag: Some(tag.into()),
+            ..LockInfo::new()
+        }
+    }
+
+    /// Whether the lock is older than `timeout`. Its holder may be alive all the same.
+    pub fn is_stale(&self, timeout: Duration) -> bool {
+        self.is_stale_at(seconds_since_1970(), timeout)
+    }
+}
+
+impl Default for LockInfo {
+    fn default() -> LockInfo {
+        LockInfo::new()
+    }
+}
+
 /// The record of a grant to this process number, as of now.
 pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
     let host = host_id().clone();
-    let now = seconds_since_1970(SystemTime::now());
+    let now = seconds_since_1970();
     Record {
         pid: Some(pid),
         timestamp: Some(now),

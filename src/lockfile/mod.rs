@@ -67,7 +67,7 @@ use takeover::{Acquisition, Taker, Verdict};
 #[derive(Debug)]
 pub struct Semaphore {
     path: PathBuf,
-    place: LockPath,
+    lock_path: LockPath,
     config: SemaphoreConfig,
     options: SemaphoreOptions,
 }
@@ -122,10 +122,10 @@ impl Semaphore {
         options: SemaphoreOptions,
     ) -> SemaphoreResult<Semaphore> {
         let path = path.as_ref().to_owned();
-        let place = path::resolve(&path)?;
+        let lock_path = path::resolve(&path)?;
         Ok(Semaphore {
             path,
-            place,
+            lock_path,
             config,
             options,
         })
@@ -140,7 +140,7 @@ impl Semaphore {
     pub fn is_locked(&self) -> bool {
         let found = self
             .directory()
-            .and_then(|directory| Ok(directory.identity(&self.place.name)?));
+            .and_then(|directory| Ok(directory.identity(&self.lock_path.name)?));
         matches!(found, Ok(Some(_)))
     }
 
@@ -254,7 +254,7 @@ impl Semaphore {
     }
 
     fn directory(&self) -> SemaphoreResult<Directory> {
-        Ok(Directory::open(&self.place.directory)?)
+        Ok(Directory::open(&self.lock_path.directory)?)
     }
 
     fn file_options(&self) -> LockFileOptions {
@@ -267,7 +267,7 @@ impl Semaphore {
     }
 
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
-        LockFiles::new(directory, &self.place.name, self.file_options())
+        LockFiles::new(directory, &self.lock_path.name, self.file_options())
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {

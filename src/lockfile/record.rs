@@ -1,8 +1,7 @@
 //! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure.
 
 use std::fmt::Write;
-use std::process;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::error::SemaphoreError;
 
@@ -34,24 +33,6 @@ pub struct LockInfo {
 }
 
 impl LockInfo {
-    /// This process, now, without a tag.
-    pub fn new() -> LockInfo {
-        LockInfo {
-            pid: process::id(),
-            timestamp: seconds_since_1970(SystemTime::now()),
-            tag: None,
-        }
-    }
-
-    /// This process, now, with a tag. Control characters become blanks when it is written, and it
-    /// is cut to 10,000 characters.
-    pub fn with_tag(tag: impl Into<String>) -> LockInfo {
-        LockInfo {
-            tag: Some(tag.into()),
-            ..LockInfo::new()
-        }
-    }
-
     /// The text for a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
     pub fn serialize(&self) -> String {
         let record = Record {
@@ -88,16 +69,9 @@ impl LockInfo {
         })
     }
 
-    /// Whether it is older than `timeout`. Whether its holder still runs is another question.
-    pub fn is_stale(&self, timeout: Duration) -> bool {
-        let now = seconds_since_1970(SystemTime::now());
+    /// Whether the lock was older than `timeout` at `now`, in seconds since 1970.
+    pub(super) fn is_stale_at(&self, now: u64, timeout: Duration) -> bool {
         Duration::from_secs(now.saturating_sub(self.timestamp)) > timeout
-    }
-}
-
-impl Default for LockInfo {
-    fn default() -> LockInfo {
-        LockInfo::new()
     }
 }
 
@@ -243,12 +217,6 @@ fn is_line_of_record(line: &str) -> bool {
         || (is_one_of(&["pid", "timestamp"]) && is_number(line))
 }
 
-/// Seconds since 1970; 0 before that.
-pub(super) fn seconds_since_1970(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}
-
 /// Reads decimal digits only. Rust's own parser would accept a sign.
 fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
     let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -345,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_as_it_was() {
+    fn a_printed_record_is_read_back_unchanged() {
         for seed in seeds() {
             let record = Dice(seed).record();
             assert_eq!(
@@ -357,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_serialized_is_parsed_as_it_was() {
+    fn a_serialized_record_is_parsed_back_unchanged() {
         for seed in seeds() {
             let info = Dice(seed).record().info().expect("a pid and a time");
             let read = LockInfo::parse(&info.serialize()).expect("a record");
@@ -366,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_upset_the_parser() {
+    fn the_parser_reads_any_bytes() {
         const PIECES: [&[u8]; 16] = [
             b"pid=",
             b"timestamp=",
@@ -465,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_missing() {
+    fn a_field_that_is_no_number_is_missing() {
         for number in [
             "",
             "12x",
@@ -637,17 +605,17 @@ mod tests {
 
     #[test]
     fn age_is_counted_from_the_timestamp_and_the_future_is_young() {
-        let now = seconds_since_1970(SystemTime::now());
+        let now = 2_000_000_000;
         let info = |timestamp| LockInfo {
             pid: 1,
             timestamp,
             tag: None,
         };
-        assert!(info(now - 10).is_stale(Duration::from_secs(5)));
-        assert!(!info(now - 10).is_stale(Duration::from_secs(3600)));
-        assert!(!info(now + 1000).is_stale(Duration::ZERO));
-        assert!(!info(0).is_stale(Duration::MAX));
-        assert!(!info(u64::MAX).is_stale(Duration::from_secs(1)));
-        assert!(info(0).is_stale(Duration::ZERO));
+        assert!(info(now - 10).is_stale_at(now, Duration::from_secs(5)));
+        assert!(!info(now - 10).is_stale_at(now, Duration::from_secs(3600)));
+        assert!(!info(now + 1000).is_stale_at(now, Duration::ZERO));
+        assert!(!info(0).is_stale_at(now, Duration::MAX));
+        assert!(!info(u64::MAX).is_stale_at(now, Duration::from_secs(1)));
+        assert!(info(0).is_stale_at(now, Duration::ZERO));
     }
 }

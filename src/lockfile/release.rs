@@ -69,13 +69,14 @@ impl Semaphore {
         let directory = self.directory()?;
         let files = self.files(&directory);
         let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
-        let kept = match takeover::remove(&files, &allows)? {
-            Removal::Removed => return Ok(ReleaseOutcome::Released),
+        Ok(match takeover::remove(&files, &allows)? {
+            Removal::Removed => ReleaseOutcome::Released,
             Removal::Nothing => return Err(SemaphoreError::NotLocked),
             Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-            Removal::Kept(obstacle, content) => (obstacle, content),
-        };
-        Ok(ReleaseOutcome::Kept(self.busy(kept.0, kept.1, &directory)))
+            Removal::Kept(obstacle, content) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory))
+            }
+        })
     }
 
     fn allows(
@@ -128,7 +129,9 @@ impl Semaphore {
 
 /// Whether a process of another host or another pid namespace wrote the record.
 fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
-    let differs = |theirs: &Option<String>, ours: &Option<String>| matches!((theirs, ours), (Some(theirs), Some(ours)) if theirs != ours);
+    let differs = |theirs: &Option<String>, ours: &Option<String>| {
+        theirs.is_some() && ours.is_some() && theirs != ours
+    };
     differs(&record.boot, &own.boot)
         || differs(&record.pid_namespace, &own.pid_namespace)
         || (record.boot.is_none() && differs(&record.host, &own.host))

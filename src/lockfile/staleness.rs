@@ -248,7 +248,7 @@ mod tests {
     const ZOMBIE: u32 = 101;
     /// A process of another user, whose /proc is hidden.
     const HIDDEN: u32 = 102;
-    const NOBODY: u32 = 103;
+    const DEAD: u32 = 103;
     /// The start of the processes, in ticks of 1/100 s; boot was at `NOW - 10_000`.
     const START: u64 = 100 * 1000;
     const STARTED: u64 = NOW - 9000;
@@ -347,14 +347,14 @@ mod tests {
             ),
             (
                 "foreign, young, dead",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 String::new(),
                 No,
                 false,
             ),
             ("foreign, old, alive", PID, OLD, String::new(), Yes, false),
-            ("foreign, old, dead", NOBODY, OLD, String::new(), No, true),
+            ("foreign, old, dead", DEAD, OLD, String::new(), No, true),
             ("a zombie, old", ZOMBIE, OLD, String::new(), No, true),
             ("a zombie, young", ZOMBIE, YOUNG, String::new(), No, false),
             ("hidden, old", HIDDEN, OLD, with_start(START), Yes, false),
@@ -402,7 +402,7 @@ mod tests {
                 false,
             ),
             ("live and not locked", PID, NOW, live.clone(), No, true),
-            ("live of the dead", NOBODY, NOW, live.clone(), No, true),
+            ("live of the dead", DEAD, NOW, live.clone(), No, true),
             (
                 "another host, old",
                 PID,
@@ -413,7 +413,7 @@ mod tests {
             ),
             (
                 "another host, young",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-host=g\n".into(),
                 Unknown,
@@ -437,7 +437,7 @@ mod tests {
             ),
             (
                 "live, and no boot said",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-host=h\nx-live=flock\n".into(),
                 No,
@@ -469,7 +469,7 @@ mod tests {
             ),
             (
                 "our boot under another name, dead",
-                NOBODY,
+                DEAD,
                 OLD,
                 "x-host=g\nx-boot=b\n".into(),
                 No,
@@ -493,14 +493,14 @@ mod tests {
             ),
             (
                 "another container, young",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-pidns=m\n".into(),
                 Unknown,
                 false,
             ),
             (
-                "live, said by nobody in particular",
+                "live, of an unnamed host",
                 PID,
                 OLD,
                 "x-live=flock\n".into(),
@@ -509,7 +509,7 @@ mod tests {
             ),
             (
                 "some other way to live",
-                NOBODY,
+                DEAD,
                 NOW,
                 format!("{own}x-live=fcntl\n"),
                 No,
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_flock_is_alive_whatever_its_process() {
-        let text = lines(NOBODY, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
+        let text = lines(DEAD, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
         let host = VirtualHost::new();
         let rule = StaleRule::AgeAndLiveness;
         let judgement = judged_in(&host, &text, NOW, Flock::Theirs, rule);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn by_age_alone_the_living_are_stale_too() {
+    fn by_age_alone_a_living_holder_is_stale_too() {
         let host = VirtualHost::new();
         let by_age = |timestamp| {
             let text = lines(PID, timestamp, "");
@@ -550,9 +550,9 @@ mod tests {
     #[test]
     fn without_a_timeout_nothing_is_stale() {
         for text in [
-            lines(NOBODY, 0, ""),
-            lines(NOBODY, 0, "x-host=h\nx-boot=b\nx-live=flock\n"),
-            lines(NOBODY, 0, "x-host=h\nx-boot=a\n"),
+            lines(DEAD, 0, ""),
+            lines(DEAD, 0, "x-host=h\nx-boot=b\nx-live=flock\n"),
+            lines(DEAD, 0, "x-host=h\nx-boot=a\n"),
             String::new(),
         ] {
             let content = Content {
@@ -593,7 +593,7 @@ mod tests {
     #[test]
     fn a_timestamp_from_the_future_is_as_old_as_the_file() {
         let stale = |timestamp, modified| {
-            let text = lines(NOBODY, timestamp, "");
+            let text = lines(DEAD, timestamp, "");
             let rule = StaleRule::AgeAndLiveness;
             judged_in(&VirtualHost::new(), &text, modified, Flock::Ours, rule).is_stale
         };
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_known_is_not_stale() {
+    fn a_lock_that_cannot_be_judged_is_not_stale() {
         let stale_in = |host: &VirtualHost, text: &str, modified| {
             let rule = StaleRule::AgeAndLiveness;
             let judgement = judged_in(host, text, modified, Flock::Ours, rule);
@@ -616,12 +616,12 @@ mod tests {
         let mut nowhere = VirtualHost::new();
         nowhere.own = HostId::default();
         for line in ["x-host=h", "x-boot=b", "x-host=g\nx-boot=b", "x-pidns=n"] {
-            let text = lines(NOBODY, OLD, &format!("{line}\n"));
+            let text = lines(DEAD, OLD, &format!("{line}\n"));
             assert_eq!(stale_in(&known, &text, NOW), Some(0), "{line}");
             assert_eq!(stale_in(&nowhere, &text, NOW), None, "{line}");
         }
         // A record of another implementation names no host.
-        assert_eq!(stale_in(&nowhere, &lines(NOBODY, OLD, ""), NOW), Some(0));
+        assert_eq!(stale_in(&nowhere, &lines(DEAD, OLD, ""), NOW), Some(0));
         // Without the time of boot, a lock of another boot is judged by its age.
         let mut timeless = VirtualHost::new();
         timeless.booted_at = None;
@@ -638,11 +638,11 @@ mod tests {
     #[test]
     fn a_lock_becomes_stale_when_it_says_so() {
         let of = |text: &str| judged(text).stale_in;
-        assert_eq!(of(&lines(NOBODY, NOW, "")), Some(TIMEOUT + 1));
-        assert_eq!(of(&lines(NOBODY, YOUNG, "")), Some(1));
-        assert_eq!(of(&lines(NOBODY, OLD, "")), Some(0));
+        assert_eq!(of(&lines(DEAD, NOW, "")), Some(TIMEOUT + 1));
+        assert_eq!(of(&lines(DEAD, YOUNG, "")), Some(1));
+        assert_eq!(of(&lines(DEAD, OLD, "")), Some(0));
         assert_eq!(of(&lines(PID, OLD, "")), None);
-        assert_eq!(of(&lines(NOBODY, 0, "x-host=h\nx-boot=a\n")), Some(0));
+        assert_eq!(of(&lines(DEAD, 0, "x-host=h\nx-boot=a\n")), Some(0));
         assert_eq!(of(""), Some(TIMEOUT + 1));
     }
 
@@ -678,7 +678,7 @@ mod tests {
     fn a_fraction_of_a_second_counts_from_the_next_full_one() {
         let stale = |timestamp| {
             let content = Content {
-                bytes: lines(NOBODY, timestamp, "").into_bytes(),
+                bytes: lines(DEAD, timestamp, "").into_bytes(),
                 modified: NOW,
             };
             let record = Record::parse(&content.bytes);

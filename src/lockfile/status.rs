@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{flock, FlockOperation};
 
@@ -14,8 +14,8 @@ use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{is_temporary_name, read};
-use super::host::{find_host_id, host_id, LocalHost};
-use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
+use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
+use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
 use super::takeover::{self, Obstacle, Removal};
 use super::Semaphore;
@@ -106,8 +106,8 @@ impl LockDetails {
         })
     }
 
-    /// A descriptor that becomes readable when the holder ends, if the holder is a living process of
-    /// this host.
+    /// A descriptor that becomes readable when the holder ends, if the holder is a living process
+    /// of this host.
     pub(super) fn end_of_holder(&self) -> Option<OwnedFd> {
         let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
         // A child can hold the lock of a process that has ended.
@@ -201,7 +201,7 @@ impl Semaphore {
             }))
         };
         let directory = self.directory()?;
-        let file = match directory.open_file(&self.place.name)? {
+        let file = match directory.open_file(&self.lock_path.name)? {
             Entry::Nothing => return Ok(None),
             Entry::File(file) => file,
             Entry::Unreadable => return without_content(Obstacle::Unreadable),
@@ -234,7 +234,7 @@ impl Semaphore {
     ) -> Busy {
         let record = Record::parse(&content.bytes);
         let judgement = self.judge(content, &record, flock, directory);
-        let now = seconds_since_1970(SystemTime::now());
+        let now = seconds_since_1970();
         let since = record.since.or(record.timestamp);
         let details = LockDetails {
             pid: record.pid,
@@ -299,7 +299,7 @@ impl Semaphore {
                 Removal::Nothing => {}
             }
         }
-        for entry in fs::read_dir(&self.place.directory)? {
+        for entry in fs::read_dir(&self.lock_path.directory)? {
             let name = entry?.file_name();
             let is_orphan = if is_temporary_name(&name) {
                 self.is_orphan_of_ours(&directory, &name)
@@ -340,7 +340,7 @@ impl Semaphore {
     /// The process in the name of a temporary file for this lock.
     fn writer_of(&self, name: &[u8]) -> Option<u32> {
         let rest = name
-            .strip_prefix(self.place.name.as_bytes())?
+            .strip_prefix(self.lock_path.name.as_bytes())?
             .strip_prefix(b".")?;
         let rest = std::str::from_utf8(rest).ok()?.strip_suffix(".tmp")?;
         let (pid, random) = rest.split_once('.')?;

@@ -1,5 +1,5 @@
-//! How a lock changes hands (sema-lockfile(5), PROTOCOL). Processes that run this code never hold
-//! one lock twice, in any order of their steps, and wherever one of them dies. Pure.
+//! How a lock changes hands (sema-lockfile(5), PROTOCOL). Two processes that run this code never
+//! hold one lock at once, in any order of their steps, and wherever one of them dies. Pure.
 //!
 //! A lock file has a name and an inode. The process that has the inode locked by flock(2) decides
 //! alone what becomes of both:

@@ -171,7 +171,11 @@ pub(super) fn rest(
     let until = limit
         .deadline
         .map_or(now + pause, |deadline| deadline.min(now + pause));
-    let concerns = |name: &[u8]| slots.iter().any(|slot| slot.place.name.as_bytes() == name);
+    let concerns = |name: &[u8]| {
+        slots
+            .iter()
+            .any(|slot| slot.lock_path.name.as_bytes() == name)
+    };
     match watch.wait(concerns, &ends, limit.cancel, until)? {
         Woken::Look => Ok(()),
         Woken::Cancelled => Err(SemaphoreError::Cancelled),

@@ -156,11 +156,11 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
 }
 
 #[test]
-fn a_crash_at_any_step_of_a_takeover_leaves_a_lock_that_can_be_had() {
+fn a_crash_at_any_step_of_a_takeover_leaves_a_usable_lock() {
     crash_at_every_step(Some("pid=999999999\ntimestamp=1\n"));
 }
 
 #[test]
-fn a_crash_at_any_step_of_a_creation_leaves_a_lock_that_can_be_had() {
+fn a_crash_at_any_step_of_a_creation_leaves_a_usable_lock() {
     crash_at_every_step(None);
 }

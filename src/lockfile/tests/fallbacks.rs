@@ -30,7 +30,7 @@ fn litter(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_lock_is_taken_is_busy_and_is_given_back() {
+fn a_lock_is_taken_is_busy_and_is_released() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
@@ -56,7 +56,7 @@ fn a_lock_is_taken_is_busy_and_is_given_back() {
 }
 
 #[test]
-fn a_living_holder_is_not_robbed_by_age() {
+fn a_living_holder_keeps_an_old_lock() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
@@ -157,7 +157,7 @@ fn a_stale_file_with_another_name_is_replaced() {
 }
 
 #[test]
-fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
+fn a_lock_renewed_during_a_takeover_is_kept() {
     everywhere(|path, missing| {
         let stale = format!("pid={DEAD}\ntimestamp=1\n");
         let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
@@ -242,7 +242,7 @@ fn a_successors_file_is_left_alone() {
 }
 
 #[test]
-fn a_lock_left_to_somebody_is_released_by_somebody() {
+fn a_detached_lock_is_released_on_its_terms() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let info = LockInfo::with_tag("a");
@@ -272,7 +272,7 @@ fn a_lock_left_to_somebody_is_released_by_somebody() {
 }
 
 #[test]
-fn cleaning_removes_the_stale_and_nothing_else() {
+fn cleaning_removes_a_stale_lock_and_nothing_else() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
         let bystander = path.with_file_name(".sema-0123456789abcdex~");
@@ -363,7 +363,7 @@ fn a_full_disk_leaves_neither_a_lock_nor_litter() {
 }
 
 #[test]
-fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
+fn a_crash_before_the_record_blocks_until_the_timeout() {
     const XFSZ: i32 = 25;
     for (bits, missing) in every_file_system().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -392,7 +392,7 @@ fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
 }
 
 #[test]
-fn where_nothing_tells_of_changes_a_waiter_looks_again() {
+fn a_waiter_without_inotify_looks_again() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("polled.lock");
     let semaphore = Semaphore::with_defaults(&path).expect("a lock path");
@@ -423,7 +423,7 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
 }
 
 #[test]
-fn a_flag_ends_a_wait() {
+fn a_cancelled_wait_ends() {
     let scratch = tempfile::tempdir().expect("a directory");
     let semaphore =
         Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
@@ -464,7 +464,7 @@ fn the_end_of_a_holder_wakes_only_once() {
 }
 
 #[test]
-fn any_of_several_locks_will_do() {
+fn a_wait_for_several_locks_gets_any_of_them() {
     let scratch = tempfile::tempdir().expect("a directory");
     let slots: Vec<Semaphore> = (0..3)
         .map(|slot| Semaphore::with_defaults(scratch.path().join(format!("pool.{slot}.lock"))))
@@ -494,7 +494,7 @@ fn any_of_several_locks_will_do() {
 }
 
 #[test]
-fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
+fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("fallbacks.lock");
     fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");

@@ -802,7 +802,7 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
 /// An operator who removes the file during a takeover can make the taker begin anew. But no process
 /// gets a lock that another process holds.
 #[test]
-fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
+fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
     let all = Variant::default();
     for (what, lock) in [
         ("stale", STALE),
@@ -860,7 +860,7 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
 /// Runs each part of the takeover with processes that need it: there are two holders without that
 /// part, and never two with it.
 #[test]
-fn the_search_finds_what_each_part_of_the_takeover_is_for() {
+fn without_any_part_of_the_takeover_there_are_two_holders() {
     let rows: &[(Mutation, bool, &[Program], Option<&str>)] = &[
         (Mutation::NoFlock, false, &[guarded, guarded], STALE),
         (Mutation::UnlockedFile, false, &[guarded, guarded], None),

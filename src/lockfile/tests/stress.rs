@@ -94,7 +94,10 @@ impl Witness {
 const SCRIPT: &str = r#"
 lock=$1 witness=$2 stop=$3 set=$-
 while [ ! -e "$stop" ]; do
-    if (set -C; printf 'pid=%s\ntimestamp=%s\ntag=script\n' $$ 2000000000 > "$lock") 2> /dev/null; then
+    record="pid=$$
+timestamp=2000000000
+tag=script"
+    if (set -C; printf '%s\n' "$record" > "$lock") 2> /dev/null; then
         printf x >> "$witness/foreign"
         if mkdir "$witness/inside" 2> /dev/null; then
             rmdir "$witness/inside"
@@ -320,7 +323,7 @@ fn must_be_seen(unguarded: &Run) {
 }
 
 #[test]
-fn the_witness_sees_two_inside_once_the_guard_is_out() {
+fn the_witness_sees_two_inside_without_the_guard() {
     must_be_seen(&Run {
         is_unguarded: true,
         limit: Duration::from_secs(4),
@@ -329,7 +332,7 @@ fn the_witness_sees_two_inside_once_the_guard_is_out() {
 }
 
 #[test]
-fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
+fn the_witness_sees_two_inside_with_unguarded_removals() {
     must_be_seen(&Run {
         is_unguarded: true,
         is_detached: true,
@@ -357,7 +360,7 @@ fn takers_that_may_not_rewrite_are_never_two_inside_either() {
 }
 
 #[test]
-fn on_the_poorest_file_system_with_locks_they_are_never_two_inside_either() {
+fn with_locks_and_no_other_feature_they_are_never_two_inside() {
     let seen = run(&Run {
         missing: MissingFeatures {
             unnamed_files: true,
