@@ -1,4 +1,4 @@
-//! Text from elsewhere, made fit to show to a person.
+//! Text from elsewhere, made fit to show to a person. Pure.
 
 use std::fmt;
 use std::io;

@@ -1,24 +1,24 @@
-//! What can be chosen about a lock.
+//! The configuration and the options of a lock.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::files::{Lacks, Settle};
+use super::files::{MissingFeatures, Settle};
 use super::guard::OnLost;
 use super::staleness::StaleRule;
 
 /// The permissions of a lock file, before the umask.
 const DEFAULT_MODE: u32 = 0o644;
 
-/// When a lock counts as stale, and how long and how often it is asked for.
+/// When a lock counts as stale, how long to wait for it, and how often to look.
 #[derive(Clone, Debug)]
 pub struct SemaphoreConfig {
-    /// A lock may be stale once it is older than this; `None` for never. One hour by default.
+    /// A lock that is older may be stale; `None` for never. One hour by default.
     pub stale_timeout: Option<Duration>,
-    /// How often a waiter looks where the system does not tell it of changes. 100 ms by default.
+    /// The time between two looks where the system reports no changes. 100 ms by default.
     pub retry_interval: Duration,
-    /// For how long [`Semaphore::acquire`] waits; `None`, the default, for ever.
+    /// How long [`Semaphore::acquire`] waits; `None`, the default, for ever.
     pub acquire_timeout: Option<Duration>,
 }
 
@@ -32,7 +32,7 @@ impl Default for SemaphoreConfig {
     }
 }
 
-/// What else can be chosen about a lock.
+/// Further options of a lock.
 ///
 /// ```
 /// use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
@@ -42,7 +42,7 @@ impl Default for SemaphoreConfig {
 /// let options = SemaphoreOptions::new()
 ///     .mode(0o600)
 ///     .heartbeat(true)
-///     .on_lost(|| eprintln!("somebody has removed the lock file"));
+///     .on_lost(|| eprintln!("another process has removed the lock file"));
 /// let semaphore = Semaphore::with_options(&path, SemaphoreConfig::default(), options)?;
 /// let guard = semaphore.acquire()?;
 /// assert!(guard.is_held());
@@ -58,12 +58,12 @@ pub struct SemaphoreOptions {
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
     pub(super) token: Option<String>,
-    pub(super) lacks: Lacks,
+    pub(super) missing: MissingFeatures,
 }
 
 impl SemaphoreOptions {
-    /// The defaults: stale by age and liveness, mode 0644, on the disk before it is seen, 20 ms to
-    /// settle after a takeover, no heartbeat, no token.
+    /// The defaults: stale by age and liveness, mode 0644, synced, 20 ms to settle after a
+    /// takeover, no heartbeat, no token.
     pub fn new() -> SemaphoreOptions {
         SemaphoreOptions {
             stale_rule: StaleRule::default(),
@@ -73,11 +73,11 @@ impl SemaphoreOptions {
             has_heartbeat: false,
             on_lost: None,
             token: None,
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
         }
     }
 
-    /// When a lock that is older than the stale timeout is stale.
+    /// The rule for a lock that is older than the stale timeout.
     #[must_use]
     pub fn stale_rule(mut self, rule: StaleRule) -> SemaphoreOptions {
         self.stale_rule = rule;
@@ -91,7 +91,7 @@ impl SemaphoreOptions {
         self
     }
 
-    /// Whether the record is on the disk before the lock file can be seen.
+    /// Whether the record is synced to the disk before the lock file appears.
     #[must_use]
     pub fn sync(mut self, is_synced: bool) -> SemaphoreOptions {
         self.is_synced = is_synced;
@@ -105,24 +105,24 @@ impl SemaphoreOptions {
         self
     }
 
-    /// Whether a guard keeps the timestamp young, for those who know of nothing but age. It takes a
-    /// thread for as long as the lock is held.
+    /// Whether a guard updates the timestamp while it holds, for programs that judge by age alone.
+    /// The guard runs a thread for that.
     #[must_use]
     pub fn heartbeat(mut self, is_wanted: bool) -> SemaphoreOptions {
         self.has_heartbeat = is_wanted;
         self
     }
 
-    /// What is called, on another thread, when somebody has removed or replaced the lock file while
-    /// it was held. It takes a thread for as long as the lock is held.
+    /// The callback for a lock that is lost because another process has removed or replaced the
+    /// lock file. The guard runs a thread for that, and calls back there.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
         self.on_lost = Some(Arc::new(callback));
         self
     }
 
-    /// A word that is written into the lock file, and that [`Terms::token`] can ask for at the
-    /// release. It is a guard against mistakes, and no secret.
+    /// A token for the lock file. [`ReleaseTerms::token`] can require it at the release. It guards
+    /// against mistakes and is no secret.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
         self.token = Some(token.into());

@@ -1,8 +1,8 @@
 //! Lock files that are safe even when they are stale, without any server.
 //!
-//! A lock is a file: while it stands, the lock is held. It says who holds it, so that a lock whose
-//! holder is gone can be taken over, and is never taken over by two. The format and the protocol,
-//! which shell scripts and other programs can keep to, stand in sema-lockfile(5).
+//! A lock is a file: while the file exists, the lock is held. The file names the holder, so that
+//! another process can take over the lock of a holder that is gone, and never two processes at
+//! once. sema-lockfile(5) has the format and the protocol for shell scripts and other programs.
 //!
 //! ```
 //! use latchd::lockfile::{Semaphore, SemaphoreError};
@@ -47,43 +47,53 @@ pub use files::Settle;
 pub use guard::SemaphoreGuard;
 pub(crate) use path::check as check_path;
 pub use record::LockInfo;
-pub use release::Terms;
+pub use release::{ReleaseOutcome, ReleaseTerms};
 pub use staleness::{Alive, StaleRule};
-pub(crate) use status::Unlockable;
-pub use status::{Busy, Cleaned, Status};
+pub(crate) use status::WithoutFlock;
+pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
-pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, Patience};
-pub(crate) use watch::Flag;
+pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
+pub(crate) use watch::CancelFlag;
 
-use files::{LockFiles, Making};
-use guard::{beat_for, Care};
-use host::{find_here, stamped, Surroundings};
+use files::{LockFileOptions, LockFiles};
+use guard::{beat_for, GuardOptions};
+use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 use record::{is_of_lock_file, Record};
-use staleness::{judge, Content};
-use takeover::{Attempt, Claim, Verdict};
+use staleness::{judge, Content, Flock, Judgement};
+use takeover::{Acquisition, Taker, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
 pub struct Semaphore {
     path: PathBuf,
-    place: LockPath,
+    lock_path: LockPath,
     config: SemaphoreConfig,
     options: SemaphoreOptions,
 }
 
-/// For whom a lock is taken.
+/// What an attempt to take a lock gives.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum Attempt<T> {
+    /// The lock.
+    Granted(T),
+    /// Why the lock cannot be had now.
+    Busy(Busy),
+}
+
+/// What keeps a lock after the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hold {
-    /// For a guard, which has the file open for as long as it holds the lock.
-    Guarded,
-    /// For a process that may be another: it is held until somebody releases it.
+enum HolderKind {
+    /// A guard, which has the file open for as long as it holds the lock.
+    Guard,
+    /// Only the file. The lock is held until a release, perhaps by another process.
     Detached,
 }
 
 impl Semaphore {
-    /// The lock at `path`. Nothing is touched yet; a relative path is looked up now, so that it
-    /// means the same file wherever the process goes.
+    /// The lock at `path`. This call touches no file. It resolves a relative path now, so that the
+    /// path means the same file when the working directory changes.
     ///
     /// # Errors
     ///
@@ -101,7 +111,7 @@ impl Semaphore {
         Semaphore::new(path, SemaphoreConfig::default())
     }
 
-    /// The lock at `path`, with everything that can be chosen.
+    /// The lock at `path`, with all options.
     ///
     /// # Errors
     ///
@@ -112,10 +122,10 @@ impl Semaphore {
         options: SemaphoreOptions,
     ) -> SemaphoreResult<Semaphore> {
         let path = path.as_ref().to_owned();
-        let place = path::resolve(&path)?;
+        let lock_path = path::resolve(&path)?;
         Ok(Semaphore {
             path,
-            place,
+            lock_path,
             config,
             options,
         })
@@ -126,17 +136,18 @@ impl Semaphore {
         &self.path
     }
 
-    /// Whether anything stands at the path, be it stale or no lock file at all. Does not wait.
+    /// Whether anything is at the path, even a stale lock or no lock file at all. Does not wait.
     pub fn is_locked(&self) -> bool {
         let found = self
             .directory()
-            .and_then(|directory| Ok(directory.identity(&self.place.name)?));
+            .and_then(|directory| Ok(directory.identity(&self.lock_path.name)?));
         matches!(found, Ok(Some(_)))
     }
 
-    /// What the lock file says; `None` if there is none, or if it cannot be read. Does not wait.
+    /// What the lock file says; `None` if there is no lock file, or if it is unreadable. Does not
+    /// wait.
     pub fn lock_info(&self) -> Option<LockInfo> {
-        self.status().ok()?.info()
+        self.status().ok()?.details()?.info()
     }
 
     /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes
@@ -145,38 +156,37 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::AlreadyLocked`] if another process holds it,
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system
-    /// says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::try_acquire`], with a pid and a tag of one's own. The timestamp is that of
+    /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
     /// the grant.
     ///
     /// # Errors
     ///
     /// As for [`Semaphore::try_acquire`].
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        match self.attempt(&info, Hold::Guarded)? {
-            Ok((directory, file)) => self.guard(directory, file),
-            Err(busy) => Err(busy.to_error()),
+        match self.attempt(&info, HolderKind::Guard)? {
+            Attempt::Granted((directory, file)) => self.guard(directory, file),
+            Attempt::Busy(busy) => Err(busy.to_error()),
         }
     }
 
-    /// Waits for the lock, for as long as the configuration says.
+    /// Waits for the lock, for as long as the configuration allows.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it could not be had in time; at once
-    /// [`SemaphoreError::InvalidPath`] if what is there is no regular file, and
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program; or what the system
-    /// says.
+    /// [`SemaphoreError::Timeout`] if time is up. At once, [`SemaphoreError::InvalidPath`] if
+    /// something other than a regular file is there, or [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program. Or an error of the system.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::acquire`], with a pid and a tag of one's own.
+    /// As [`Semaphore::acquire`], with the pid and the tag of `info`.
     ///
     /// # Errors
     ///
@@ -185,7 +195,7 @@ impl Semaphore {
         self.acquire_in(self.config.acquire_timeout, &info)
     }
 
-    /// Waits for the lock, but no longer than `timeout`.
+    /// Waits for the lock, for `timeout` at most.
     ///
     /// # Errors
     ///
@@ -199,68 +209,78 @@ impl Semaphore {
         timeout: Option<Duration>,
         info: &LockInfo,
     ) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let patience = Patience::new(timeout, None);
-        match acquire_any(std::slice::from_ref(self), info, &patience)? {
-            Ok((_, guard)) => Ok(guard),
-            Err((_, busy)) => Err(busy.after_wait(&self.path)),
+        let limit = WaitLimit::new(timeout, None);
+        match acquire_any(std::slice::from_ref(self), info, &limit)? {
+            Waited::Granted(_, guard) => Ok(guard),
+            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
         }
     }
 
-    /// Takes the lock for the process `info.pid`, if it is free or stale, and leaves it: it is held
-    /// until [`Semaphore::release`], or until it is stale.
+    /// Takes the lock for the process `info.pid` if it is free or stale. The lock is held until
+    /// [`Semaphore::release`], or until it is stale.
     ///
     /// # Errors
     ///
-    /// What the system says.
-    pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Result<(), Busy>> {
-        Ok(self.attempt(info, Hold::Detached)?.map(drop))
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
+    pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Attempt<()>> {
+        Ok(match self.attempt(info, HolderKind::Detached)? {
+            Attempt::Granted(_) => Attempt::Granted(()),
+            Attempt::Busy(busy) => Attempt::Busy(busy),
+        })
     }
 
-    /// Removes the lock file if it stands there, whoever holds the lock.
+    /// Removes the lock file if there is one, even of a living holder.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if it is none, or what the system says.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn force_release(&self) -> SemaphoreResult<()> {
-        let terms = Terms {
+        let terms = ReleaseTerms {
             force: true,
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
         match self.release(&terms) {
-            Ok(Ok(())) | Err(SemaphoreError::NotLocked) => Ok(()),
-            Ok(Err(busy)) => Err(busy.to_error()),
+            Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
+            Ok(ReleaseOutcome::Kept(busy)) => Err(busy.to_error()),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether a process with this number is there.
+    /// Whether a process has this number. A zombie counts.
     pub fn is_process_running(pid: u32) -> bool {
         process::exists(pid)
     }
 
     fn directory(&self) -> SemaphoreResult<Directory> {
-        Ok(Directory::open(&self.place.directory)?)
+        Ok(Directory::open(&self.lock_path.directory)?)
     }
 
-    fn making(&self) -> Making {
-        Making {
+    fn file_options(&self) -> LockFileOptions {
+        LockFileOptions {
             mode: self.options.mode,
             is_synced: self.options.is_synced,
             settle: self.options.settle,
-            lacks: self.options.lacks,
+            missing: self.options.missing,
         }
     }
 
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
-        LockFiles::new(directory, &self.place.name, self.making())
+        LockFiles::new(directory, &self.lock_path.name, self.file_options())
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        Ok(SemaphoreGuard::new(self, directory, file, self.care())?)
+        Ok(SemaphoreGuard::new(
+            self,
+            directory,
+            file,
+            self.guard_options(),
+        )?)
     }
 
-    fn care(&self) -> Care {
-        Care {
+    fn guard_options(&self) -> GuardOptions {
+        GuardOptions {
             beat: beat_for(self.config.stale_timeout),
             has_heartbeat: self.options.has_heartbeat,
             on_lost: self.options.on_lost.clone(),
@@ -271,21 +291,23 @@ impl Semaphore {
     fn attempt(
         &self,
         info: &LockInfo,
-        hold: Hold,
-    ) -> SemaphoreResult<Result<(Directory, File), Busy>> {
-        find_here()?;
+        holder: HolderKind,
+    ) -> SemaphoreResult<Attempt<(Directory, File)>> {
+        find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
-        let claim = Claim {
+        let taker = Taker {
             record: &|| stamped(info.pid, tag, token).print().into_bytes(),
-            is_live: hold == Hold::Guarded,
+            is_live: holder == HolderKind::Guard,
             may_take: &|content| Ok(self.may_take(content, &directory)),
         };
-        match takeover::acquire(&files, &claim)? {
-            Attempt::Granted(file) => Ok(Ok((directory, file))),
-            Attempt::Held(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
-            Attempt::Held(obstacle, content) => Ok(Err(self.busy(obstacle, content, &directory))),
+        match takeover::acquire(&files, &taker)? {
+            Acquisition::Granted(file) => Ok(Attempt::Granted((directory, file))),
+            Acquisition::Obstructed(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
+            Acquisition::Obstructed(obstacle, content) => {
+                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)))
+            }
         }
     }
 
@@ -295,10 +317,26 @@ impl Semaphore {
             return Err(Obstacle::NotALockFile);
         }
         let record = Record::parse(&content.bytes);
-        let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        let world = Surroundings { directory };
-        let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+        let judgement = self.judge(content, &record, Flock::Ours, directory);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
+    }
+
+    fn judge(
+        &self,
+        content: &Content,
+        record: &Record,
+        flock: Flock,
+        directory: &Directory,
+    ) -> Judgement {
+        let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
+        judge(
+            content,
+            record,
+            flock,
+            timeout,
+            rule,
+            &LocalHost { directory },
+        )
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {
@@ -306,26 +344,31 @@ impl Semaphore {
     }
 
     fn busy(&self, obstacle: Obstacle, content: Option<Content>, directory: &Directory) -> Busy {
-        let is_locked = matches!(obstacle, Obstacle::Locked).then_some(true);
-        let status = match content {
-            Some(content) => Status::of(&content, is_locked, self, directory),
-            None => Status::unreadable(),
+        let flock = match obstacle {
+            Obstacle::Locked => Flock::Theirs,
+            _ => Flock::Unknown,
         };
-        Busy { obstacle, status }
+        match content {
+            Some(content) => self.busy_with(obstacle, &content, flock, directory),
+            None => Busy {
+                obstacle,
+                details: LockDetails::unknown(),
+            },
+        }
     }
 
     /// Waits until the lock is free or stale, without taking it.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if it is held for longer than `timeout`, at once
-    /// [`SemaphoreError::InvalidPath`] if something is there that is no regular file, or what the
-    /// system says.
+    /// [`SemaphoreError::Timeout`] if the lock is held for longer than `timeout`, at once
+    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
+    /// of the system.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
-        let patience = Patience::new(timeout, None);
-        match wait_any(std::slice::from_ref(self), &patience)? {
-            Ok(_) => Ok(()),
-            Err((_, busy)) => Err(busy.after_wait(&self.path)),
+        let limit = WaitLimit::new(timeout, None);
+        match wait_any(std::slice::from_ref(self), &limit)? {
+            Waited::Granted(..) => Ok(()),
+            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
         }
     }
 }

@@ -1,75 +1,89 @@
-//! Giving back a lock that no guard keeps.
+//! The release of a lock by its terms, without its guard.
 
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::host::{find_here, here, Surroundings};
+use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
-use super::staleness::{judge, Alive, Content, Place};
+use super::staleness::{Alive, Content, Flock, HostId};
 use super::status::Busy;
-use super::takeover::{self, Locking, Obstacle, Removal, Verdict};
+use super::takeover::{self, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
-/// What a lock must be for a release to go through.
+/// The conditions of a release.
 #[derive(Clone, Debug, Default)]
-pub struct Terms {
-    /// It is removed whatever it says, and whoever holds it.
+pub struct ReleaseTerms {
+    /// The lock is removed unconditionally, even that of a living holder.
     pub force: bool,
-    /// It was taken for this process.
+    /// The lock was taken for this process.
     pub pid: Option<u32>,
-    /// It was taken with this token.
+    /// The lock was taken with this token.
     pub token: Option<String>,
-    /// Who asks: a lock that was taken for this process is released although the process is alive.
+    /// The process that asks. Its own lock is released although it is alive.
     pub asking: u32,
 }
 
+/// The result of a release.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum ReleaseOutcome {
+    /// The lock file is removed.
+    Released,
+    /// The lock does not meet the terms, or this user may not remove its file.
+    Kept(Busy),
+}
+
 impl Semaphore {
-    /// Releases the lock, whoever has taken it, if the terms allow that. Waits for at most 200 ms
-    /// for somebody who has the file locked.
+    /// Releases the lock if it meets the terms. Waits for at most 200 ms for a process that has the
+    /// file locked.
     ///
-    /// Without [`Terms::force`], a lock whose holder is provably alive is released only if it is
-    /// the holder who asks; an unreadable one, and one of another host or container, only when it
-    /// is stale.
+    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only for
+    /// that holder. An unreadable lock, and a lock of another host or container, is released only
+    /// when it is stale.
     ///
     /// ```
-    /// use latchd::lockfile::{LockInfo, Semaphore, Terms};
+    /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
     ///
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// // For this process, which need not keep the file open.
-    /// assert!(semaphore.try_acquire_detached(&LockInfo::new())?.is_ok());
+    /// For this process, which need not keep the file open.
+    /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
+    /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
-    /// let refused = semaphore.release(&Terms::default())?;
-    /// assert_eq!(refused.unwrap_err().status.pid, Some(std::process::id()));
-    /// let terms = Terms { asking: std::process::id(), ..Terms::default() };
-    /// assert!(semaphore.release(&terms)?.is_ok());
+    /// match semaphore.release(&ReleaseTerms::default())? {
+    ///     ReleaseOutcome::Kept(busy) => assert_eq!(busy.details.pid, Some(std::process::id())),
+    ///     ReleaseOutcome::Released => panic!("this process is alive"),
+    /// }
+    /// let terms = ReleaseTerms { asking: std::process::id(), ..ReleaseTerms::default() };
+    /// assert!(matches!(semaphore.release(&terms)?, ReleaseOutcome::Released));
     /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotLocked`] if there is no lock, or what the system says.
-    pub fn release(&self, terms: &Terms) -> SemaphoreResult<Result<(), Busy>> {
-        find_here()?;
+    /// [`SemaphoreError::NotLocked`] if there is no lock, [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program, or an error of the system.
+    pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
+        find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
-        let allows =
-            |content: &Content, locking| Ok(self.allows(terms, content, locking, &directory));
-        let kept = match takeover::remove(&files, &allows)? {
-            Removal::Removed => return Ok(Ok(())),
+        let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
+        Ok(match takeover::remove(&files, &allows)? {
+            Removal::Removed => ReleaseOutcome::Released,
             Removal::Nothing => return Err(SemaphoreError::NotLocked),
             Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-            Removal::Kept(obstacle, content) => (obstacle, content),
-        };
-        Ok(Err(self.busy(kept.0, kept.1, &directory)))
+            Removal::Kept(obstacle, content) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory))
+            }
+        })
     }
 
     fn allows(
         &self,
-        terms: &Terms,
+        terms: &ReleaseTerms,
         content: &Content,
-        locking: Locking,
+        flock: Flock,
         directory: &Directory,
     ) -> Verdict {
         if !is_of_lock_file(&content.bytes) {
@@ -89,45 +103,36 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without one, any process that may read the file can have
-        // locked it.
-        if locking == Locking::Theirs && record.is_live {
+        // A guard keeps its file locked. Without a guard, any process that may read the file can
+        // have locked it.
+        if flock == Flock::Theirs && record.is_live {
             return Err(Obstacle::Locked);
         }
-        // A process of another host may have the number of the one that asks.
-        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, here());
+        // A process of another host may have the number of the process that asks.
+        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
         if is_own || is_named {
             return Ok(());
         }
-        if locking == Locking::Theirs {
+        if flock == Flock::Theirs {
             return Err(Obstacle::Locked);
         }
-        let is_locked = (locking == Locking::Ours).then_some(false);
-        let judgement = judge(
-            content,
-            &record,
-            is_locked,
-            self.config.stale_timeout,
-            self.options.stale_rule,
-            &Surroundings { directory },
-        );
+        let judgement = self.judge(content, &record, flock, directory);
         let is_released = match judgement.alive {
             Alive::Yes => false,
             Alive::No => judgement.is_stale || record.info().is_some(),
             Alive::Unknown => judgement.is_stale,
         };
-        match is_released {
-            true => Ok(()),
-            false => Err(Obstacle::NotStale),
-        }
+        is_released.then_some(()).ok_or(Obstacle::NotStale)
     }
 }
 
-/// Whether the record was written by a process of another host or another pid namespace.
-fn is_of_elsewhere(record: &Record, here: &Place) -> bool {
-    let differs = |theirs: &Option<String>, ours: &Option<String>| matches!((theirs, ours), (Some(theirs), Some(ours)) if theirs != ours);
-    differs(&record.boot, &here.boot)
-        || differs(&record.pid_namespace, &here.pid_namespace)
-        || (record.boot.is_none() && differs(&record.host, &here.host))
+/// Whether a process of another host or another pid namespace wrote the record.
+fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
+    let differs = |theirs: &Option<String>, ours: &Option<String>| {
+        theirs.is_some() && ours.is_some() && theirs != ours
+    };
+    differs(&record.boot, &own.boot)
+        || differs(&record.pid_namespace, &own.pid_namespace)
+        || (record.boot.is_none() && differs(&record.host, &own.host))
 }

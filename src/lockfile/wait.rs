@@ -7,32 +7,32 @@ use std::time::{Duration, Instant, SystemTime};
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
-use super::release::Terms;
-use super::status::{Busy, Status};
-use super::watch::{Flag, Lifetime, Watch, Woken};
-use super::{Hold, Semaphore};
+use super::release::ReleaseTerms;
+use super::status::{Busy, LockDetails};
+use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
+use super::{Attempt, HolderKind, Semaphore};
 
-/// We look no more often than this, whatever the retry interval.
+/// The shortest time between two looks, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
 
-/// Those who look at the same time look at slightly different times after that.
+/// The longest random delay, so that waiters do not look in step.
 const JITTER_NANOSECONDS: u64 = 5_000_000;
 
-/// Without anything to wait for, we look again after so long.
+/// The longest time between two looks.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How long to wait.
-pub(crate) struct Patience<'a> {
+/// When a wait ends without a lock.
+pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
-    cancel: Option<&'a Flag>,
+    cancel: Option<&'a CancelFlag>,
 }
 
-impl<'a> Patience<'a> {
-    /// From now on for `timeout`, and until `cancel` is set.
-    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Flag>) -> Patience<'a> {
-        // A deadline beyond what the clock can tell is none.
+impl<'a> WaitLimit<'a> {
+    /// After `timeout` from now, or once `cancel` is set.
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
+        // A deadline that the clock cannot represent is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Patience { deadline, cancel }
+        WaitLimit { deadline, cancel }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -41,42 +41,49 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// What comes of waiting for one of several locks: which it is, and what it gave; or which is in
-/// the way, and why.
-pub(crate) type Waited<T> = Result<(usize, T), (usize, Busy)>;
+/// What a wait for one of several locks gives. The number says which of them.
+#[must_use]
+pub(crate) enum Waited<T> {
+    /// This lock was granted.
+    Granted(usize, T),
+    /// Time is up, or no wait can end. This lock stays held.
+    Busy(usize, Busy),
+}
 
-/// Waits for one of several locks, which stand in one directory, and says which it is.
+/// Waits for one of several locks in one directory.
 pub(crate) fn acquire_any<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
-    let waited = until_any(slots, None, patience, |slot| {
-        slot.attempt(info, Hold::Guarded)
+    let waited = until_any(slots, None, limit, |slot| {
+        slot.attempt(info, HolderKind::Guard)
     })?;
     Ok(match waited {
-        Ok((at, (directory, file))) => Ok((at, slots[at].guard(directory, file)?)),
-        Err(busy) => Err(busy),
+        Waited::Granted(at, (directory, file)) => {
+            Waited::Granted(at, slots[at].guard(directory, file)?)
+        }
+        Waited::Busy(at, busy) => Waited::Busy(at, busy),
     })
 }
 
-/// As [`acquire_any`], and leaves it to the process `info.pid`. Gives up when that ends.
+/// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
 pub(crate) fn acquire_any_detached(
     slots: &[Semaphore],
     info: &LockInfo,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<()>> {
     let has_ended = || SemaphoreError::HolderEnded(info.pid);
-    let holder = Lifetime::of(info.pid).ok_or_else(has_ended)?;
-    let waited = until_any(slots, Some(&holder), patience, |slot| {
+    let holder = HolderProcess::of(info.pid).ok_or_else(has_ended)?;
+    let waited = until_any(slots, Some(&holder), limit, |slot| {
         slot.try_acquire_detached(info)
     })?;
     match &waited {
-        // It has ended just before the grant, which its end may have made room for.
-        Ok((at, ())) if holder.is_over() => {
-            let terms = Terms {
+        // The process ended just before the grant; its end may have made room for the grant.
+        Waited::Granted(at, ()) if holder.is_over() => {
+            let terms = ReleaseTerms {
                 pid: Some(info.pid),
-                ..Terms::default()
+                ..ReleaseTerms::default()
             };
             let _ = slots[*at].release(&terms);
             Err(has_ended())
@@ -86,25 +93,22 @@ pub(crate) fn acquire_any_detached(
 }
 
 /// Waits until one of several locks is free or stale, without taking it.
-pub(crate) fn wait_any(
-    slots: &[Semaphore],
-    patience: &Patience<'_>,
-) -> SemaphoreResult<Waited<()>> {
-    until_any(slots, None, patience, |slot| {
-        let found = slot.look()?;
-        Ok(found
-            .filter(|busy| !busy.status.is_stale)
-            .map_or(Ok(()), Err))
+pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
+    until_any(slots, None, limit, |slot| {
+        Ok(match slot.look()? {
+            Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
+            _ => Attempt::Granted(()),
+        })
     })
 }
 
-/// Looks at all slots until one of them gives what is wanted, until none can ever, until time is
-/// up, or until the process that is to be the holder has ended.
+/// Tries all locks until one is granted, until none can ever be, until time is up, or until the
+/// process that is to hold it ends.
 fn until_any<T>(
     slots: &[Semaphore],
-    holder: Option<&Lifetime>,
-    patience: &Patience<'_>,
-    look: impl Fn(&Semaphore) -> SemaphoreResult<Result<T, Busy>>,
+    holder: Option<&HolderProcess>,
+    limit: &WaitLimit<'_>,
+    attempt: impl Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
 ) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
@@ -113,20 +117,20 @@ fn until_any<T>(
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            match look(slot)? {
-                Ok(wanted) => return Ok(Ok((at, wanted))),
-                Err(busy) => held.push(busy),
+            match attempt(slot)? {
+                Attempt::Granted(wanted) => return Ok(Waited::Granted(at, wanted)),
+                Attempt::Busy(busy) => held.push(busy),
             }
         }
         let hopeful = held.iter().position(|busy| !busy.is_hopeless());
-        if hopeful.is_none() || patience.is_over() {
+        if hopeful.is_none() || limit.is_over() {
             let at = hopeful.unwrap_or(0);
-            return Ok(Err((at, held.swap_remove(at))));
+            return Ok(Waited::Busy(at, held.swap_remove(at)));
         }
         match &watch {
-            Some(watch) => rest(slots, &held, holder, watch, patience)?,
-            // Most find the lock free, and need none. Then one more look, so that nothing is
-            // missed.
+            Some(watch) => rest(slots, &held, holder, watch, limit)?,
+            // Most callers find the lock free and need no watch. One more attempt after the watch
+            // has begun misses nothing.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {
@@ -135,37 +139,44 @@ fn until_any<T>(
     }
 }
 
-/// Waits until something may have changed.
+/// Waits until a lock may have changed.
 pub(super) fn rest(
     slots: &[Semaphore],
     held: &[Busy],
-    holder: Option<&Lifetime>,
+    holder: Option<&HolderProcess>,
     watch: &Watch,
-    patience: &Patience<'_>,
+    limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<()> {
     let now = Instant::now();
-    let held = held.iter().map(|busy| &busy.status);
-    let ends: Vec<OwnedFd> = held.clone().filter_map(Status::end_of_holder).collect();
+    let held = held.iter().map(|busy| &busy.details);
+    let ends: Vec<OwnedFd> = held
+        .clone()
+        .filter_map(LockDetails::end_of_holder)
+        .collect();
     let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
-    // Where there is no such descriptor, its end is seen at the next look.
-    let ends = [&ends[..], holder.and_then(Lifetime::end).as_slice()].concat();
+    // Where there is no such descriptor, the next look finds the end.
+    let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
     let retry = slots
         .iter()
         .map(|slot| slot.config.retry_interval)
         .min()
         .unwrap_or(FOREVER);
     let stale_in = held
-        // What is stale and yet was not to be had will not be had a moment later for being stale.
-        .filter(|status| !status.is_stale)
-        .filter_map(|status| status.stale_in)
+        // A lock that is stale and still refused stays refused for now.
+        .filter(|lock| !lock.is_stale)
+        .filter_map(|lock| lock.stale_in)
         .min()
         .unwrap_or(FOREVER);
     let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();
-    let until = patience
+    let until = limit
         .deadline
         .map_or(now + pause, |deadline| deadline.min(now + pause));
-    let concerns = |name: &[u8]| slots.iter().any(|slot| slot.place.name.as_bytes() == name);
-    match watch.wait(concerns, &ends, patience.cancel, until)? {
+    let concerns = |name: &[u8]| {
+        slots
+            .iter()
+            .any(|slot| slot.lock_path.name.as_bytes() == name)
+    };
+    match watch.wait(concerns, &ends, limit.cancel, until)? {
         Woken::Look => Ok(()),
         Woken::Cancelled => Err(SemaphoreError::Cancelled),
     }

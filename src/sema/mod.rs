@@ -18,8 +18,9 @@ use nix::unistd::{self, getsid};
 use crate::cli::arguments::Parsed;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, Patience, Semaphore,
-    SemaphoreConfig, SemaphoreError, SemaphoreOptions, Terms, Unlockable,
+    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
+    ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
+    WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -130,11 +131,11 @@ fn take(
     tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
 ) -> CommandResult {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(timeout, None);
-    let taken = acquire_any_detached(&slots, &info(&request.options), &patience);
+    let limit = WaitLimit::new(timeout, None);
+    let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => acquired(&slots[at], request),
-        Err((at, busy)) => {
+        Waited::Granted(at, ()) => acquired(&slots[at], request),
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell(&slots[at], &busy)?;
             Ok(HELD)
@@ -165,9 +166,9 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
 /// Releases a lock whose grant could not be printed: the caller does not know that it must release
 /// it.
 fn give_back(slot: &Semaphore, pid: u32) {
-    let terms = Terms {
+    let terms = ReleaseTerms {
         pid: Some(pid),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let _ = slot.release(&terms);
 }
@@ -178,7 +179,7 @@ fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, SemaphoreOptions::new())?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
-    let terms = Terms {
+    let terms = ReleaseTerms {
         force: options.force,
         pid: options.pid.or(must_be_own.then(caller)),
         token: options.token.clone(),
@@ -188,14 +189,14 @@ fn release(request: &SemaRequest) -> CommandResult {
     let mut kept = None;
     for slot in &slots {
         match slot.release(&terms) {
-            Ok(Ok(())) => {
+            Ok(ReleaseOutcome::Released) => {
                 was_there = true;
                 released(slot.path(), was_there, request)?;
                 if !options.force {
                     return Ok(DONE);
                 }
             }
-            Ok(Err(busy)) => kept = kept.or(Some((slot, busy))),
+            Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
             Err(error) => return Err(Failure::about(slot.path(), &error)),
         }
@@ -219,7 +220,7 @@ fn not_released(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> Command
     if let Some(cause) = impediment(busy.obstacle) {
         return Err(Failure::at(slot.path(), cause));
     }
-    let line = match busy.status.is_readable {
+    let line = match busy.details.is_readable() {
         true => "Lock held by different process",
         false => "Lock not released",
     };
@@ -254,7 +255,7 @@ fn status(request: &SemaRequest) -> CommandResult {
         let status = slot
             .status()
             .map_err(|error| Failure::about(slot.path(), &error))?;
-        is_any_free |= !status.is_locked;
+        is_any_free |= !status.is_locked();
         texts.push(match options.json {
             true => format!("{}\n", report::status_object(path, &status).compact()),
             false => report::status_text(path, &status),
@@ -266,15 +267,15 @@ fn status(request: &SemaRequest) -> CommandResult {
 
 fn wait(request: &SemaRequest) -> CommandResult {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(request.options.timeout, None);
-    let waited = wait_any(&slots, &patience);
+    let limit = WaitLimit::new(request.options.timeout, None);
+    let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => {
+        Waited::Granted(at, ()) => {
             let path = shown_path(slots[at].path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        Err((at, busy)) => {
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell_timeout(TIMEOUT_OF_WAIT, &slots[at], &busy, request)?;
             Ok(HELD)
@@ -284,12 +285,12 @@ fn wait(request: &SemaRequest) -> CommandResult {
 
 fn clean(request: &SemaRequest) -> CommandResult {
     let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
-    let unlockable = match request.options.force {
-        true => Unlockable::Remove,
-        false => Unlockable::Keep,
+    let without_flock = match request.options.force {
+        true => WithoutFlock::Remove,
+        false => WithoutFlock::Keep,
     };
     let (cleaned, obstacle) = semaphore
-        .clean_with(unlockable)
+        .clean_with(without_flock)
         .map_err(|error| Failure::about(&request.path, &error))?;
     let failure = obstacle
         .and_then(why_not_cleaned)

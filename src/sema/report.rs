@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::lockfile::{Alive, Busy, Obstacle, Status};
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Status};
 use crate::text::Plain;
 
 /// A JSON object that keeps the order of its keys.
@@ -97,79 +97,78 @@ impl Object {
 /// A lock that is held, as `{"locked":true,"pid":N,"since":T}`: with zeros, and an `error`, if the
 /// file does not say, and with a `note` if something else prevents the grant, too.
 pub(super) fn held(busy: &Busy) -> Object {
-    let status = &busy.status;
+    let details = &busy.details;
     Object::new()
         .with("locked", true)
-        .with("pid", status.pid.unwrap_or(0))
-        .with("since", status.timestamp.unwrap_or(0))
-        .with_any("error", (!status.is_readable).then_some(UNREADABLE))
+        .with("pid", details.pid.unwrap_or(0))
+        .with("since", details.timestamp.unwrap_or(0))
+        .with_any("error", unreadable(details))
         .with_any("note", note(busy.obstacle))
 }
 
-/// The error of a file that is not a lock file, or that this user may not read.
-const UNREADABLE: &str = "contents unreadable";
+/// A note on a file that does not name a process and a time.
+fn unreadable(details: &LockDetails) -> Option<&'static str> {
+    (!details.is_readable()).then_some("contents unreadable")
+}
 
 /// A status as JSON, with the path of a slot.
 pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
-        .with("locked", status.is_locked);
-    if !status.is_locked {
+        .with("locked", status.is_locked());
+    let Some(details) = status.details() else {
         return object;
-    }
+    };
     object
-        .with_any("error", (!status.is_readable).then_some(UNREADABLE))
-        .with("pid", status.pid)
-        .with("timestamp", status.timestamp)
-        .with("tag", status.tag.clone())
-        .with("age", status.age)
-        .with("alive", alive(status.alive))
-        .with("stale", status.is_stale)
-        .with("token", status.token.clone())
+        .with_any("error", unreadable(details))
+        .with("pid", details.pid)
+        .with("timestamp", details.timestamp)
+        .with("tag", details.tag.clone())
+        .with("age", details.age)
+        .with("alive", alive(details.alive))
+        .with("stale", details.is_stale)
+        .with("token", details.token.clone())
 }
 
 /// A status as lines of `key: value`, with the path of a slot.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     let mut text = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
-    text.push_str(&format!("locked: {}\n", status.is_locked));
-    if !status.is_locked {
+    text.push_str(&format!("locked: {}\n", status.is_locked()));
+    let Some(details) = status.details() else {
         return text;
-    }
+    };
     let mut line = |key: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!("{key}: {value}\n"));
         }
     };
-    line(
-        "error",
-        (!status.is_readable).then(|| UNREADABLE.to_owned()),
-    );
-    line("pid", status.pid.map(|pid| pid.to_string()));
-    line("timestamp", status.timestamp.map(|time| time.to_string()));
-    line("tag", status.tag.as_deref().map(shown));
-    line("age", status.age.map(|age| format!("{age}s")));
-    line("alive", Some(alive(status.alive).to_owned()));
-    let stale = if status.is_stale { "yes" } else { "no" };
+    line("error", unreadable(details).map(str::to_owned));
+    line("pid", details.pid.map(|pid| pid.to_string()));
+    line("timestamp", details.timestamp.map(|time| time.to_string()));
+    line("tag", details.tag.as_deref().map(shown));
+    line("age", details.age.map(|age| format!("{age}s")));
+    line("alive", Some(alive(details.alive).to_owned()));
+    let stale = if details.is_stale { "yes" } else { "no" };
     line("stale", Some(stale.to_owned()));
     text
 }
 
 /// The holder of a lock, in indented lines.
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
-    let status = &busy.status;
+    let details = &busy.details;
     let mut text = String::new();
     let mut line = |key: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!("  {key}: {value}\n"));
         }
     };
-    line("Holder PID", status.pid.map(|pid| pid.to_string()));
+    line("Holder PID", details.pid.map(|pid| pid.to_string()));
     line("Path", Some(shown_path(path)));
-    line("Tag", status.tag.as_deref().map(shown));
-    line("Age", status.age.map(|age| format!("{age}s")));
-    let is_unknown = status.alive == Alive::Unknown;
+    line("Tag", details.tag.as_deref().map(shown));
+    line("Age", details.age.map(|age| format!("{age}s")));
+    let is_unknown = details.alive == Alive::Unknown;
     let note = note(busy.obstacle)
-        .or((!status.is_readable).then_some(UNREADABLE))
+        .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
     text

@@ -6,8 +6,8 @@ use std::thread;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Busy, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions,
+    acquire_any, Busy, CancelFlag, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard,
+    SemaphoreOptions, WaitLimit, Waited,
 };
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
 use crate::text::reason;
@@ -120,14 +120,14 @@ fn wait<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Flag::new()?;
+    let cancel = CancelFlag::new()?;
     let granted = Event::new()?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
             .name("waiting".into())
             .spawn_scoped(scope, || {
-                let patience = Patience::new(options.timeout, Some(&cancel));
-                let acquired = acquire_any(slots, &info, &patience);
+                let limit = WaitLimit::new(options.timeout, Some(&cancel));
+                let acquired = acquire_any(slots, &info, &limit);
                 granted.set();
                 acquired
             })?;

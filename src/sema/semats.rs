@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
-    SemaphoreOptions, Status, Terms,
+    acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
+    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
 };
 use crate::text::Plain;
 
@@ -163,10 +163,10 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
 fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Trying to acquire lock", semaphore, request);
     match semaphore.try_acquire_detached(&info(request)) {
-        Ok(Ok(())) => granted(semaphore, request),
-        Ok(Err(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
-        Ok(Err(busy)) => {
-            let status = &busy.status;
+        Ok(Attempt::Granted(())) => granted(semaphore, request),
+        Ok(Attempt::Busy(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Attempt::Busy(busy)) => {
+            let status = &busy.details;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
                 .undefined_or("holderPid", status.pid, request)
                 .undefined_or("lockedSince", status.timestamp, request);
@@ -178,12 +178,12 @@ fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
 
 fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Acquiring lock", semaphore, request);
-    let patience = Patience::new(request.timeout, None);
+    let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
-    match acquire_any_detached(slots, &info(request), &patience) {
-        Ok(Ok(_)) => granted(semaphore, request),
-        Ok(Err((_, busy))) if busy.is_hopeless() => refused(busy.obstacle, request),
-        Ok(Err(_)) => {
+    match acquire_any_detached(slots, &info(request), &limit) {
+        Ok(Waited::Granted(..)) => granted(semaphore, request),
+        Ok(Waited::Busy(_, busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Waited::Busy(..)) => {
             let waited = request.timeout.unwrap_or_default().as_millis();
             let message = format!("Timeout waiting for lock after {waited}ms");
             fail(&failed("TIMEOUT", &message), request)
@@ -209,34 +209,34 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
 
 fn release(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Releasing lock", semaphore, request);
-    let own = Terms {
+    let own = ReleaseTerms {
         force: request.force,
         pid: Some(caller()),
         asking: caller(),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let mut released = semaphore.release(&own);
-    if matches!(&released, Ok(Err(busy)) if !busy.status.is_readable) {
+    if matches!(&released, Ok(ReleaseOutcome::Kept(busy)) if !busy.details.is_readable()) {
         // The file names no holder, so its age decides.
-        released = semaphore.release(&Terms { pid: None, ..own });
+        released = semaphore.release(&ReleaseTerms { pid: None, ..own });
     }
     match released {
-        Ok(Ok(())) => {
+        Ok(ReleaseOutcome::Released) => {
             let object = Object::new().with("status", "released");
             print_out(&shown(&object, request), DONE)
         }
-        Ok(Err(busy)) => {
+        Ok(ReleaseOutcome::Kept(busy)) => {
             if impediment(busy.obstacle).is_some() {
                 return refused(busy.obstacle, request);
             }
             let holder = busy
-                .status
+                .details
                 .pid
                 .map_or_else(|| "undefined".to_owned(), |pid| pid.to_string());
             let message = format!("Lock held by different process (PID {holder})");
             let failure = failed("PERMISSION_DENIED", &message).undefined_or(
                 "holderPid",
-                busy.status.pid,
+                busy.details.pid,
                 request,
             );
             fail(&failure, request)
@@ -251,21 +251,19 @@ fn status(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
         Ok(status) => status,
         Err(error) => return io_error(&error, request),
     };
-    let info = status.info();
+    let info = status.details().and_then(LockDetails::info);
     let object = Object::new()
-        .with("locked", status.is_locked)
+        .with("locked", status.is_locked())
         .with_object("info", info.as_ref().map(info_object))
-        .with("isStale", is_old(&status))
+        .with(
+            "isStale",
+            info.as_ref().is_some_and(|info| info.is_stale(STALE)),
+        )
         .with(
             "isOwnedByCurrentProcess",
             info.is_some_and(|info| info.pid == caller()),
         );
     print_out(&shown(&object, request), DONE)
-}
-
-/// Whether a lock is old enough to be stale: the older program prints that.
-fn is_old(status: &Status) -> bool {
-    status.info().is_some_and(|info| info.is_stale(STALE))
 }
 
 fn clean(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
