@@ -116,7 +116,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     }
 }
 
-/// Explains every failure, and returns one exit status for all: UNAVAILABLE if a server cannot be
+/// Prints the reason of every failure, and returns one exit status for all: UNAVAILABLE if a server cannot be
 /// reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
     let mut statuses = failures.iter().map(|failure| failure.status);
@@ -149,7 +149,7 @@ fn busy(place: &str) -> String {
     format!("{place}: another client holds it")
 }
 
-/// The failure that an error of the client library is; `about` is the key, the server, or both.
+/// Turns an error of the client library into a failure about the key, the server, or both.
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
         Error::Unreachable(error) if is_shortage(error) => SYSTEM_ERROR,

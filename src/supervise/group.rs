@@ -261,6 +261,7 @@ impl<'a> Group<'a> {
         kill_at.into_iter().chain(soon).min()
     }
 
+    /// Sends the group a signal.
     fn signal(&self, signal: Signal) {
         // This fails if the group has ended, and then it needs no signal.
         let _ = kill_process_group(self.leader, signal);

@@ -18,7 +18,7 @@ use super::signals::Foreground;
 use super::{Job, Orphan};
 
 /// The argument that makes a program the [`exec_shim`].
-const EXEC_SHIM: &str = "--exec-stage";
+const EXEC_SHIM: &str = "--exec-shim";
 
 /// The running program, even after an upgrade has replaced its file: a wait for a lock can take
 /// days.
