@@ -227,6 +227,18 @@ impl Connection {
         terms: Terms,
         patience: Patience,
     ) -> Result<Option<Grant>, Error> {
+        let deadline = patience.deadline(Instant::now(), self.reply_timeout);
+        self.acquire_by(key, terms, patience, deadline)
+    }
+
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    pub(crate) fn acquire_by(
+        &mut self,
+        key: &str,
+        terms: Terms,
+        patience: Patience,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Grant>, Error> {
         terms.check()?;
         let seconds = patience.seconds();
         let (command, argument) = match terms.limit {
@@ -236,12 +248,8 @@ impl Connection {
                 format!("{seconds} {limit}{}", terms.lease_argument()?),
             ),
         };
-        let reply = self.request(
-            command,
-            key,
-            &argument,
-            patience.reply_within(self.reply_timeout),
-        )?;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let reply = self.request(command, key, &argument, left)?;
         self.grant_or_timeout(&reply)
     }
 
@@ -555,12 +563,22 @@ impl Terms {
 }
 
 impl Patience {
-    /// What is left of it when so much time has gone by.
+    /// What is left of it when so much time has gone by: to the nearest second, so that the server
+    /// still has half of one for its answer.
     pub(crate) fn after(self, elapsed: Duration) -> Patience {
+        let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
-            Patience::Within(time) => Patience::Within(time.saturating_sub(elapsed)),
+            Patience::Within(time) => {
+                Patience::Within(time.saturating_sub(Duration::from_secs(elapsed)))
+            }
             other => other,
         }
+    }
+
+    /// When the reply to a request is overdue that began at `began`.
+    pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
+        let within = self.reply_within(reply_timeout)?;
+        began.checked_add(within)
     }
 
     fn seconds(self) -> u64 {

@@ -13,7 +13,7 @@ use crate::client::{Client, Error, Guard, Lock, Loss};
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::servers::{client, place_of};
+use super::servers::{client_within, place_of};
 use super::{
     boolean, busy, complain, failure, options, shown, system_error, usage, LOST, SYSTEM_ERROR,
 };
@@ -28,7 +28,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Err(usage("missing command to run, after --"));
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
-    let client = client(options.reach())?;
+    let client = client_within(options.reach(), options.timeout)?;
     supervise::check_proc().map_err(cannot_start)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let server = client.server_of(&options.key).to_string();
