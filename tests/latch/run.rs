@@ -685,7 +685,8 @@ fn a_lock_lost_before_the_command_ended_is_told() {
     let (status, said) = ended(&mut child);
     assert_eq!(status, Some(70), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("k: the lock was lost"), "{said}");
+    let expected = format!("latch: k at {}: the lock was lost: ", daemon.addr());
+    assert!(said.starts_with(&expected), "{said}");
 }
 
 #[test]
@@ -695,10 +696,11 @@ fn a_release_that_the_server_refuses_is_told() {
     let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
-    assert_eq!(
-        said,
-        "latch: k: the lock was lost: the server refused the request\n"
+    let expected = format!(
+        "latch: k at {}: the lock was lost: the server refused the request\n",
+        daemon.addr()
     );
+    assert_eq!(said, expected);
 }
 
 #[test]
