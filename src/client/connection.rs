@@ -20,6 +20,9 @@ pub(super) const MAX_SECONDS: u64 = 9_223_372_036;
 /// The longest reply that is read; only `stats` comes near it.
 const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
+/// The longest time for one read, after which the deadline is looked at again.
+const LONGEST_READ: Duration = Duration::from_secs(3600);
+
 const MAX_KEY_LEN: usize = 256;
 
 /// The highest limit of a semaphore that the protocol knows.
@@ -366,14 +369,16 @@ impl Connection {
         self.expect_ok("ping", "_", "_", self.reply_timeout)
     }
 
-    /// What the server knows (`stats`), as JSON: see latch-protocol(7). Blocks for at most the reply
-    /// timeout.
+    /// What the server knows (`stats`), as JSON: see latch-protocol(7). The reply can be long, so the
+    /// reply timeout counts from the last part of it that has arrived.
     ///
     /// # Errors
     ///
     /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        let reply = self.request("stats", "_", "_", Some(self.reply_timeout))?;
+        let sent = self.send(b"stats\n_\n_\n", Some(self.reply_timeout));
+        let reply = sent.and_then(|()| self.receive_long());
+        let reply = self.unless_closed(reply)?;
         match reply.strip_prefix("ok ") {
             Some(json) => Ok(json.to_owned()),
             None => Err(self.refusal(&reply)),
@@ -432,7 +437,27 @@ impl Connection {
                 return Err(Error::NoReply);
             }
             // Without a deadline the keepalive is what notices that the server has vanished.
-            self.read_within(left.unwrap_or(Duration::from_secs(3600)))?;
+            self.read_within(left.unwrap_or(LONGEST_READ))?;
+        }
+    }
+
+    /// Reads a reply for as long as parts of it arrive within the reply timeout.
+    fn receive_long(&mut self) -> Result<String, Error> {
+        let mut progressed_at = Instant::now();
+        let mut seen = 0;
+        loop {
+            if let Some(line) = self.take_line(seen)? {
+                return Ok(line);
+            }
+            if self.buffer.len() > seen {
+                progressed_at = Instant::now();
+            }
+            seen = self.buffer.len();
+            let left = self.reply_timeout.saturating_sub(progressed_at.elapsed());
+            if left.is_zero() {
+                return Err(Error::NoReply);
+            }
+            self.read_within(left.min(LONGEST_READ))?;
         }
     }
 
