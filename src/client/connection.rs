@@ -20,6 +20,9 @@ pub(super) const MAX_SECONDS: u64 = 9_223_372_036;
 /// The longest reply that is read; only `stats` comes near it.
 const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
+/// The longest time for one read, after which the deadline is looked at again.
+const LONGEST_READ: Duration = Duration::from_secs(3600);
+
 const MAX_KEY_LEN: usize = 256;
 
 /// The highest limit of a semaphore that the protocol knows.
@@ -227,6 +230,18 @@ impl Connection {
         terms: Terms,
         patience: Patience,
     ) -> Result<Option<Grant>, Error> {
+        let deadline = patience.deadline(Instant::now(), self.reply_timeout);
+        self.acquire_by(key, terms, patience, deadline)
+    }
+
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    pub(crate) fn acquire_by(
+        &mut self,
+        key: &str,
+        terms: Terms,
+        patience: Patience,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Grant>, Error> {
         terms.check()?;
         let seconds = patience.seconds();
         let (command, argument) = match terms.limit {
@@ -236,12 +251,8 @@ impl Connection {
                 format!("{seconds} {limit}{}", terms.lease_argument()?),
             ),
         };
-        let reply = self.request(
-            command,
-            key,
-            &argument,
-            patience.reply_within(self.reply_timeout),
-        )?;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let reply = self.request(command, key, &argument, left)?;
         self.grant_or_timeout(&reply)
     }
 
@@ -358,14 +369,16 @@ impl Connection {
         self.expect_ok("ping", "_", "_", self.reply_timeout)
     }
 
-    /// What the server knows (`stats`), as JSON: see latch-protocol(7). Blocks for at most the reply
-    /// timeout.
+    /// What the server knows (`stats`), as JSON: see latch-protocol(7). The reply can be long, so the
+    /// reply timeout counts from the last part of it that has arrived.
     ///
     /// # Errors
     ///
     /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        let reply = self.request("stats", "_", "_", Some(self.reply_timeout))?;
+        let sent = self.send(b"stats\n_\n_\n", Some(self.reply_timeout));
+        let reply = sent.and_then(|()| self.receive_long());
+        let reply = self.unless_closed(reply)?;
         match reply.strip_prefix("ok ") {
             Some(json) => Ok(json.to_owned()),
             None => Err(self.refusal(&reply)),
@@ -424,7 +437,27 @@ impl Connection {
                 return Err(Error::NoReply);
             }
             // Without a deadline the keepalive is what notices that the server has vanished.
-            self.read_within(left.unwrap_or(Duration::from_secs(3600)))?;
+            self.read_within(left.unwrap_or(LONGEST_READ))?;
+        }
+    }
+
+    /// Reads a reply for as long as parts of it arrive within the reply timeout.
+    fn receive_long(&mut self) -> Result<String, Error> {
+        let mut progressed_at = Instant::now();
+        let mut seen = 0;
+        loop {
+            if let Some(line) = self.take_line(seen)? {
+                return Ok(line);
+            }
+            if self.buffer.len() > seen {
+                progressed_at = Instant::now();
+            }
+            seen = self.buffer.len();
+            let left = self.reply_timeout.saturating_sub(progressed_at.elapsed());
+            if left.is_zero() {
+                return Err(Error::NoReply);
+            }
+            self.read_within(left.min(LONGEST_READ))?;
         }
     }
 
@@ -555,12 +588,22 @@ impl Terms {
 }
 
 impl Patience {
-    /// What is left of it when so much time has gone by.
+    /// What is left of it when so much time has gone by: to the nearest second, so that the server
+    /// still has half of one for its answer.
     pub(crate) fn after(self, elapsed: Duration) -> Patience {
+        let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
-            Patience::Within(time) => Patience::Within(time.saturating_sub(elapsed)),
+            Patience::Within(time) => {
+                Patience::Within(time.saturating_sub(Duration::from_secs(elapsed)))
+            }
             other => other,
         }
+    }
+
+    /// When the reply to a request is overdue that began at `began`.
+    pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
+        let within = self.reply_within(reply_timeout)?;
+        began.checked_add(within)
     }
 
     fn seconds(self) -> u64 {

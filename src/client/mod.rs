@@ -123,7 +123,26 @@ impl Client {
     ///
     /// As [`Connection::open`].
     pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
-        Connection::open(server, &self.settings)
+        self.connect_by(server, None)
+    }
+
+    /// Connects as [`Client::connect`] does, and gives up at `deadline` if that is sooner.
+    pub(crate) fn connect_by(
+        &self,
+        server: &Address,
+        deadline: Option<Instant>,
+    ) -> Result<Connection, Error> {
+        let mut settings = self.settings.clone();
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            settings.connect_timeout = settings.connect_timeout.min(left);
+        }
+        Connection::open(server, &settings)
+    }
+
+    /// When an answer to `patience` is overdue that was asked for at `began`, connecting included.
+    pub(crate) fn deadline_of(&self, patience: Patience, began: Instant) -> Option<Instant> {
+        patience.deadline(began, self.settings.reply_timeout)
     }
 
     /// A lock: one holder at a time. Does not connect; whether `key` can be one is seen when it is asked
@@ -197,9 +216,8 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Blocks for at most `time`, in whole seconds (rounded up), besides what an answer takes;
-    /// `None` if somebody else has it all that time. Connecting is part of `time`, but is given up
-    /// at its own timeout alone.
+    /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
+    /// included; `None` if somebody else has it all that time.
     ///
     /// # Errors
     ///
@@ -208,8 +226,8 @@ impl<'a> Lock<'a> {
         self.ask(Patience::Within(time))
     }
 
-    /// Does not wait for anybody, and blocks for no longer than connecting and an answer take; `None` if
-    /// somebody else has it.
+    /// Does not wait for anybody, and blocks for at most the reply timeout, connecting included;
+    /// `None` if somebody else has it.
     ///
     /// # Errors
     ///
@@ -225,7 +243,7 @@ impl<'a> Lock<'a> {
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<Place, Error> {
-        let mut connection = self.connect()?;
+        let mut connection = self.connect(None)?;
         let sent_at = Moment::now();
         let granted = match connection.enqueue(self.key, self.terms)? {
             Enqueued::Queued => None,
@@ -239,18 +257,21 @@ impl<'a> Lock<'a> {
         })
     }
 
-    fn connect(&self) -> Result<Connection, Error> {
+    fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
         check_key(self.key)?;
         self.terms.check()?;
-        self.client.connect(self.client.server_of(self.key))
+        let server = self.client.server_of(self.key);
+        self.client.connect_by(server, deadline)
     }
 
     fn ask(&self, patience: Patience) -> Result<Option<Guard>, Error> {
         let began = Instant::now();
-        let mut connection = self.connect()?;
+        let deadline = self.client.deadline_of(patience, began);
+        let mut connection = self.connect(deadline)?;
         let patience = patience.after(began.elapsed());
         let asked_at = Moment::now();
-        let Some(grant) = connection.acquire(self.key, self.terms, patience)? else {
+        let granted = connection.acquire_by(self.key, self.terms, patience, deadline)?;
+        let Some(grant) = granted else {
             return Ok(None);
         };
         take_charge(connection, self.key, self.terms, grant, asked_at).map(Some)

@@ -1,24 +1,22 @@
 //! The commands that ask a server once: wait, acquire, renew, release and ping.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Patience, Terms};
 
-use super::servers::{client, connect, place_of};
+use super::servers::{ask, client, client_within, connect, place_of, terms_of};
 use super::{
     busy, failure, options, print, report, shown, token, try_print, unprintable, BUSY, LOST,
 };
 
 /// Waits until the lock is granted, and releases it at once.
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
-    let client = client(options.reach())?;
+    let client = client_within(options.reach(), options.timeout)?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
-    let began = Instant::now();
-    let (mut connection, terms) = connect(&client, key, None, options.limit)?;
-    let patience = patience(options.timeout).after(began.elapsed());
-    let granted = connection.acquire(key, terms, patience);
-    match granted.map_err(|error| failure(&place, &error))? {
+    let terms = terms_of(None, options.limit);
+    let (mut connection, granted) = ask(&client, key, terms, patience(options.timeout))?;
+    match granted {
         None => Err(Failure::new(BUSY, busy(&place))),
         Some(grant) => {
             let released = connection.release(key, terms, grant.token);
@@ -30,13 +28,11 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
 
 /// Takes the lock, checks that it outlives the connection, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
-    let client = client(options.reach())?;
+    let client = client_within(options.reach(), options.timeout)?;
     let (key, place) = (&options.key, place_of(&client, &options.key));
-    let began = Instant::now();
-    let (mut connection, terms) = connect(&client, key, options.lease, options.limit)?;
-    let patience = patience(options.timeout).after(began.elapsed());
-    let granted = connection.acquire(key, terms, patience);
-    let Some(grant) = granted.map_err(|error| failure(&place, &error))? else {
+    let terms = terms_of(options.lease, options.limit);
+    let (connection, granted) = ask(&client, key, terms, patience(options.timeout))?;
+    let Some(grant) = granted else {
         return Err(Failure::new(BUSY, busy(&place)));
     };
     // The server may release the lock at the end of the connection, and then the token is useless.

@@ -13,7 +13,7 @@ use crate::client::{Client, Error, Guard, Lock, Loss};
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::servers::{client, place_of};
+use super::servers::{client_within, place_of};
 use super::{
     boolean, busy, complain, failure, options, shown, system_error, usage, LOST, SYSTEM_ERROR,
 };
@@ -28,7 +28,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Err(usage("missing command to run, after --"));
     }
     let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
-    let client = client(options.reach())?;
+    let client = client_within(options.reach(), options.timeout)?;
     supervise::check_proc().map_err(cannot_start)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let server = client.server_of(&options.key).to_string();
@@ -41,7 +41,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Ok(killed.follow());
     }
     match waiting.join().expect("the thread does not panic") {
-        Ok(Some(guard)) => run_under(guard, options, command, &mut signals),
+        Ok(Some(guard)) => run_under(guard, &place, options, command, &mut signals),
         Ok(None) if busy_ok => Ok(0),
         Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
         Err(error) => Err(match error {
@@ -78,6 +78,7 @@ fn wait_on_thread(
 /// Runs the command while the guard holds the lock, and releases the lock.
 fn run_under(
     guard: Guard,
+    place: &str,
     options: &options::Run,
     command: &[OsString],
     signals: &mut SignalWatch,
@@ -129,10 +130,10 @@ fn run_under(
             // Without a loss, the server is silent, and the command was ended before the deadline.
             let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
             let _ = release(guard);
-            Err(lost_lock(&options.key, &why))
+            Err(lost_lock(place, &why))
         }
         JobEnd::Finished(finish) => {
-            release(guard).map_err(|why| lost_lock(&options.key, &why))?;
+            release(guard).map_err(|why| lost_lock(place, &why))?;
             Ok(finish.follow())
         }
     }
@@ -171,11 +172,8 @@ fn cannot_start(why: impl Display) -> Failure {
     Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
 }
 
-fn lost_lock(key: &str, why: &str) -> Failure {
-    Failure::new(
-        LOST,
-        format_args!("{}: the lock was lost: {why}", shown(key)),
-    )
+fn lost_lock(place: &str, why: &str) -> Failure {
+    Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
 }
 
 fn lock_of<'a>(

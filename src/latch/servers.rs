@@ -3,10 +3,10 @@
 use std::env;
 use std::fs::File;
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cli::failure::Failure;
-use crate::client::{check_key, Client, Connection, Settings, Terms};
+use crate::client::{check_key, Client, Connection, Grant, Patience, Settings, Terms};
 use crate::text::reason;
 
 use super::options::Reach;
@@ -14,11 +14,19 @@ use super::{failure, shown, usage, FILE_ERROR};
 
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
+/// By how much a command with `--timeout` may outlast that: one round trip.
+const ROUND_TRIP: Duration = Duration::from_secs(1);
+
 /// The longest token file, in bytes. A token with white space around it is much shorter.
 const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default.
 pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
+    client_within(reach, None)
+}
+
+/// A client as [`client`] makes it, for a command with the option `--timeout`.
+pub(super) fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
     let named: Vec<String> = if reach.servers.is_empty() {
         let listed = variable("LATCH_SERVER")?.unwrap_or_else(|| DEFAULT_SERVER.into());
         listed
@@ -49,7 +57,7 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     let timeout = Duration::from_secs(reach.connect_timeout);
     let settings = Settings {
         connect_timeout: timeout,
-        reply_timeout: timeout,
+        reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),
         auth_token,
     };
     Ok(Client::with_settings(servers, settings))
@@ -83,6 +91,23 @@ fn read_token(file: &str) -> Result<String, Failure> {
     ))
 }
 
+/// Connects to the server of the key, and asks for the key. Both together take no longer than
+/// `patience` and one round trip.
+pub(super) fn ask(
+    client: &Client,
+    key: &str,
+    terms: Terms,
+    patience: Patience,
+) -> Result<(Connection, Option<Grant>), Failure> {
+    let began = Instant::now();
+    let deadline = client.deadline_of(patience, began);
+    let mut connection = connect_by(client, key, terms, deadline)?;
+    let patience = patience.after(began.elapsed());
+    let granted = connection.acquire_by(key, terms, patience, deadline);
+    let granted = granted.map_err(|error| failure(place_of(client, key), &error))?;
+    Ok((connection, granted))
+}
+
 /// Connects to the server of the key.
 pub(super) fn connect(
     client: &Client,
@@ -90,18 +115,30 @@ pub(super) fn connect(
     lease: Option<u64>,
     limit: Option<u32>,
 ) -> Result<(Connection, Terms), Failure> {
-    let terms = Terms {
+    let terms = terms_of(lease, limit);
+    Ok((connect_by(client, key, terms, None)?, terms))
+}
+
+pub(super) fn terms_of(lease: Option<u64>, limit: Option<u32>) -> Terms {
+    Terms {
         limit,
         lease: lease.map(Duration::from_secs),
-    };
+    }
+}
+
+fn connect_by(
+    client: &Client,
+    key: &str,
+    terms: Terms,
+    deadline: Option<Instant>,
+) -> Result<Connection, Failure> {
     check_key(key)
         .and_then(|()| terms.check())
         .map_err(|error| failure(shown(key), &error))?;
     let server = client.server_of(key);
-    let connection = client
-        .connect(server)
-        .map_err(|error| failure(shown(&server.to_string()), &error))?;
-    Ok((connection, terms))
+    client
+        .connect_by(server, deadline)
+        .map_err(|error| failure(shown(&server.to_string()), &error))
 }
 
 /// Names the key and its server in a message.

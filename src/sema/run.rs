@@ -140,8 +140,8 @@ fn wait<'a>(
         // it.
         Ok(match (killed, acquired) {
             (Some(killed), _) => WaitEnd::Killed(killed),
-            (None, Ok(Ok((at, guard)))) => WaitEnd::Granted(at, guard),
-            (None, Ok(Err((at, busy)))) => WaitEnd::Busy(at, busy),
+            (None, Ok(Waited::Granted(at, guard))) => WaitEnd::Granted(at, guard),
+            (None, Ok(Waited::Busy(at, busy))) => WaitEnd::Busy(at, busy),
             (None, Err(error)) => WaitEnd::Failed(error),
         })
     })

@@ -21,6 +21,9 @@ const MAX_KILL_AFTER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// SIGCHLD.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
+/// How long a resumed command may take to end by a signal that was passed on, before SIGTERM.
+const PASSED_ON_TIME: Duration = Duration::from_secs(1);
+
 /// Which processes stop with the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
@@ -48,6 +51,8 @@ pub(super) struct Group<'a> {
     is_resuming: bool,
     /// Whether the lock is lost.
     is_lost: bool,
+    /// When to send SIGTERM, once another signal has asked the group to end.
+    terminate_at: Option<Instant>,
     /// When to send SIGKILL, once the group has had SIGTERM.
     kill_at: Option<Instant>,
     /// Whether the group has had SIGKILL.
@@ -74,6 +79,7 @@ impl<'a> Group<'a> {
             passed_on: None,
             is_resuming: false,
             is_lost: false,
+            terminate_at: None,
             kill_at: None,
             is_killed: false,
         }
@@ -103,7 +109,7 @@ impl<'a> Group<'a> {
     /// Stops this program after the command has stopped. When this program is continued, the
     /// command goes on only if the lock is still held.
     fn follow_stop(&mut self, stopped_by: i32) {
-        if self.kill_at.is_some() {
+        if self.kill_at.is_some() || self.terminate_at.is_some() {
             // The command was told to end, and cannot while it is stopped.
             self.signal(Signal::CONT);
             return;
@@ -143,6 +149,8 @@ impl<'a> Group<'a> {
     pub(super) fn resume(&mut self) {
         if self.is_resuming && self.kill_at.is_none() {
             self.is_resuming = false;
+            // A command that goes on after the signal may do so: the lock is held.
+            self.terminate_at = None;
             if self.lending == Lending::AtStart {
                 self.lend_terminal();
             }
@@ -193,7 +201,10 @@ impl<'a> Group<'a> {
         }
         if self.is_resuming && ENDING.contains(&signal) {
             // The command must not go on with its work: it is not known whether the lock is held.
-            self.terminate();
+            // SIGTERM comes later, so that the command dies of the signal that was passed on.
+            self.signal(Signal::CONT);
+            let terminate_at = Instant::now() + PASSED_ON_TIME;
+            self.terminate_at.get_or_insert(terminate_at);
         }
     }
 
@@ -212,8 +223,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Sends SIGKILL if its time has come.
+    /// Sends SIGTERM or SIGKILL if its time has come.
     pub(super) fn kill_if_due(&mut self) {
+        if self.terminate_at.is_some_and(|time| time <= Instant::now()) {
+            self.terminate_at = None;
+            self.terminate();
+        }
         let is_due = self
             .kill_at
             .is_some_and(|kill_at| kill_at <= Instant::now());
@@ -258,7 +273,8 @@ impl<'a> Group<'a> {
     pub(super) fn next_look(&self) -> Option<Instant> {
         let kill_at = self.kill_at.filter(|_| !self.is_killed);
         let soon = self.status.map(|_| Instant::now() + GROUP_POLL);
-        kill_at.into_iter().chain(soon).min()
+        let times = [self.terminate_at, kill_at, soon];
+        times.into_iter().flatten().min()
     }
 
     /// Sends the group a signal.

@@ -531,6 +531,57 @@ fn every_command_gives_up_on_a_silent_server() {
 }
 
 #[test]
+fn a_timeout_bounds_connecting_and_silence_together() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let (full, late) = (directory.path().join("full"), directory.path().join("late"));
+    let (_full, busy) = (FullBacklog::at(&full), FullBacklog::at(&late));
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = silent.local_addr().expect("its address").to_string();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("write");
+    let ends = |command: &[&str], server: &str, timeout: &str| {
+        // A wait for more than the timeout takes a minute.
+        let options = ["--connect-timeout", "60", "--server", server];
+        let arguments = [
+            &command[..2],
+            &["--timeout", timeout],
+            &options,
+            &command[2..],
+        ];
+        for has_secret in [false, true] {
+            let mut latch = latch(&daemon, &arguments.concat());
+            if has_secret {
+                latch.env("LATCH_AUTH_TOKEN_FILE", &secret);
+            }
+            let began = Instant::now();
+            let output = output(&mut latch);
+            let took = began.elapsed();
+            assert_eq!(output.status.code(), Some(69), "{command:?}: {output:?}");
+            assert!(took < Duration::from_secs(20), "{command:?}: {took:?}");
+        }
+    };
+    let commands: [&[&str]; 3] = [
+        &["run", "k", "--", "true"],
+        &["wait", "k"],
+        &["acquire", "k"],
+    ];
+    thread::scope(|scope| {
+        let ends = &ends;
+        for command in commands {
+            for server in [full.to_str().expect("text"), &silent] {
+                scope.spawn(move || ends(command, server, "0"));
+                scope.spawn(move || ends(command, server, "1"));
+            }
+        }
+        scope.spawn(|| ends(&["wait", "k"], late.to_str().expect("text"), "3"));
+        // The time in which this server is silent begins while the client connects.
+        thread::sleep(Duration::from_secs(1));
+        busy.listener.accept().expect("one is waiting");
+    });
+}
+
+#[test]
 fn a_connect_timeout_of_zero_is_refused() {
     let daemon = Daemon::start(&[]);
     for time in ["0", "-1", "x", "1.5"] {

@@ -683,7 +683,8 @@ fn a_lock_lost_before_the_end_of_the_command_is_reported() {
     let (status, said) = ended(&mut child);
     assert_eq!(status, Some(70), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("k: the lock was lost"), "{said}");
+    let expected = format!("latch: k at {}: the lock was lost: ", daemon.addr());
+    assert!(said.starts_with(&expected), "{said}");
 }
 
 #[test]
@@ -693,10 +694,11 @@ fn a_refused_release_is_reported() {
     let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
-    assert_eq!(
-        said,
-        "latch: k: the lock was lost: the server refused the request\n"
+    let expected = format!(
+        "latch: k at {}: the lock was lost: the server refused the request\n",
+        daemon.addr()
     );
+    assert_eq!(said, expected);
 }
 
 #[test]

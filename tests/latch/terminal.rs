@@ -266,6 +266,50 @@ fn ctrl_c_after_fg_works_with_a_silent_server() {
 }
 
 #[test]
+fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
+    at_each_shell(|daemon, mut terminal| {
+        // Bash waits for its child to die of Ctrl-C, and so is there for a later signal, too.
+        let script = format!("{SAY}; true");
+        terminal.enter(&format!("$LATCH run k --lease 30 -- bash -c '{script}'"));
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        daemon.signal(Signal::STOP);
+        terminal.enter("fg");
+        terminal.expect("run k");
+        thread::sleep(Duration::from_millis(300)); // dash says what it continues before it does
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        daemon.signal(Signal::CONT);
+        terminal.expect_status(130);
+        free(daemon);
+    });
+}
+
+#[test]
+fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
+    let daemon = Daemon::start(&[]);
+    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    terminal.enter(&format!(
+        "$LATCH run k --lease 600 -- sh -c 'trap \"\" INT; {SAY}'"
+    ));
+    terminal.enter("one");
+    terminal.expect("got:one");
+    terminal.press(CTRL_Z);
+    terminal.expect(PROMPT);
+    daemon.signal(Signal::STOP);
+    terminal.enter("fg");
+    terminal.expect("run k");
+    thread::sleep(Duration::from_millis(300)); // Ctrl-C is for the command then
+    terminal.press(CTRL_C);
+    terminal.expect(PROMPT);
+    daemon.signal(Signal::CONT);
+    terminal.expect_status(143);
+    free(&daemon);
+}
+
+#[test]
 fn the_rest_of_a_pipeline_can_read_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         // Reads the terminal after the command has started, as a pager does.
