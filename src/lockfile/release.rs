@@ -7,7 +7,7 @@ use super::host::{find_here, here, Surroundings};
 use super::record::{is_of_lock_file, token_as_read, Record};
 use super::staleness::{judge, Alive, Content, Place};
 use super::status::Busy;
-use super::takeover::{self, Locking, Obstacle, Removal, Verdict};
+use super::takeover::{self, may_pass, Locking, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
 /// What a lock must be for a release to go through.
@@ -89,11 +89,10 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without one, any process that may read the file can have
-        // locked it.
-        if locking == Locking::Theirs && record.is_live {
-            return Err(Obstacle::Locked);
-        }
+        let is_stale = || record.is_live || self.may_take(content, directory).is_ok();
+        // A guard keeps its file locked, a taker a stale one. Any other lock can be that of a
+        // process that may only read the file.
+        may_pass(locking, locking == Locking::Theirs && is_stale())?;
         // A process of another host may have the number of the one that asks.
         let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, here());
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();

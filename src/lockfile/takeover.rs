@@ -10,7 +10,7 @@
 //!    rewrite, the lock is the taker's.
 //! 3. A process removes the name only while it has the inode locked, and has seen it under the name
 //!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
-//!    locked.
+//!    locked, and that is not stale: no taker has that file locked.
 //! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an
 //!    old one.
 //!
@@ -244,6 +244,16 @@ pub(super) enum Removal {
     Removed,
     /// It was not to be, for this reason; with what the file says, where it could be read.
     Kept(Obstacle, Option<Content>),
+}
+
+/// Whether a release that names the lock may go on, whoever has the file locked: any process that
+/// may read it can have that, but of a stale one a taker can, too. `is_stale` supposes that no
+/// process has the file locked.
+pub(super) fn may_pass(locking: Locking, is_stale: bool) -> Verdict {
+    match locking {
+        Locking::Theirs if is_stale => Err(Obstacle::Locked),
+        _ => Ok(()),
+    }
 }
 
 /// Removes the lock if `allows` does not object to what its file says, and to who has it locked.

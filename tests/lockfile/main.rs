@@ -622,6 +622,11 @@ fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
             terms(None, None, own),
             false,
         ),
+        (
+            format!("pid={DEAD}\ntimestamp=1\n"),
+            terms(Some(DEAD), None, own),
+            false,
+        ),
     ] {
         for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
             let lock = scratch.lock_with(&text);

@@ -15,7 +15,7 @@ use crate::sys::directory::FileId;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::staleness::Content;
 use crate::lockfile::takeover::{
-    acquire, release, remove, After, Attempt, Claim, Files, Found, Locking, Obstacle,
+    acquire, may_pass, release, remove, After, Attempt, Claim, Files, Found, Locking, Obstacle,
 };
 
 /// The owner that the stale file names; no process of the model.
@@ -480,9 +480,10 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         drop(file);
         replay.hold()?;
         let ours = format!("pid={}\n", replay.process);
-        let allows = |content: &Content, _: Locking| {
+        let allows = |content: &Content, locking: Locking| {
             let is_ours = content.bytes == ours.as_bytes();
-            Ok(is_ours.then_some(()).ok_or(Obstacle::NotStale))
+            let verdict = is_ours.then_some(()).ok_or(Obstacle::NotStale);
+            Ok(verdict.and_then(|()| may_pass(locking, replay.is_stale(content))))
         };
         remove(&replay, &allows).map(drop)
     })
@@ -494,6 +495,16 @@ fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         Files::lock(&replay, &found)?;
     }
     Ok(())
+}
+
+/// Releases the lock of the process that is long gone, by its number.
+fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    let allows = |content: &Content, locking: Locking| {
+        let is_named = content.bytes.starts_with(b"pid=9");
+        let verdict = is_named.then_some(()).ok_or(Obstacle::NotStale);
+        Ok(verdict.and_then(|()| may_pass(locking, replay.is_stale(content))))
+    };
+    remove(&replay, &allows).map(drop)
 }
 
 /// Removes the lock if it is stale, and takes nothing.
@@ -768,6 +779,9 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
         // The release of a detached holder goes through under the reader's lock.
         assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
+        assert_never_two(what, &[guarded, detached, releaser], lock, all, 1);
+        assert_never_two(what, &[guarded, guarded, releaser], lock, all, 0);
+        assert_never_two(what, &[guarded, reader, releaser], lock, all, 1);
     }
 }
 
