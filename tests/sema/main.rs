@@ -1123,6 +1123,19 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     Some(unshare(words))
 }
 
+/// Without the /proc of the namespace, that of the host is seen, with another process 1.
+#[test]
+fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
+    let place = Place::new();
+    let script = "$sema acquire f -q --pid 1; umount -l /proc; $sema status f | grep alive; \
+                  sed -i 's/^timestamp=.*/timestamp=0000000001/' f; \
+                  sh -c '$sema release f -q; echo $?; $sema try f -q; echo $?'";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    assert_eq!(text(&output.stdout), "alive: yes\n1\n1\n", "{output:?}");
+}
+
 const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
 
 #[test]
