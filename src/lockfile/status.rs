@@ -147,9 +147,17 @@ impl Busy {
         }
     }
 
+    /// Of a file that belongs to another program.
+    pub(super) fn not_a_lock_file() -> Busy {
+        Busy {
+            obstacle: Obstacle::NotALockFile,
+            status: Status::unreadable(),
+        }
+    }
+
     /// No wait will end: there can be no lock at the path.
     pub(crate) fn is_hopeless(&self) -> bool {
-        self.obstacle == Obstacle::NotAFile
+        matches!(self.obstacle, Obstacle::NotAFile | Obstacle::NotALockFile)
     }
 
     /// What it means to a caller that has waited for the lock at `path`.

@@ -10,7 +10,7 @@ use super::record::LockInfo;
 use super::release::Terms;
 use super::status::{Busy, Status};
 use super::watch::{Flag, Lifetime, Watch, Woken};
-use super::{Hold, Semaphore};
+use super::{Hold, Obstacle, Semaphore};
 
 /// We look no more often than this, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
@@ -113,14 +113,20 @@ fn until_any<T>(
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            match look(slot)? {
-                Ok(wanted) => return Ok(Ok((at, wanted))),
-                Err(busy) => held.push(busy),
+            match look(slot) {
+                Ok(Ok(wanted)) => return Ok(Ok((at, wanted))),
+                Ok(Err(busy)) => held.push(busy),
+                // Another program's file spoils its own slot only.
+                Err(SemaphoreError::NotALockFile(_)) => held.push(Busy::not_a_lock_file()),
+                Err(error) => return Err(error),
             }
         }
         let hopeful = held.iter().position(|busy| !busy.is_hopeless());
         if hopeful.is_none() || patience.is_over() {
             let at = hopeful.unwrap_or(0);
+            if held[at].obstacle == Obstacle::NotALockFile {
+                return Err(slots[at].not_a_lock_file());
+            }
             return Ok(Err((at, held.swap_remove(at))));
         }
         match &watch {

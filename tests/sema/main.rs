@@ -1405,6 +1405,37 @@ fn slots_are_shown_waited_for_and_released_together() {
     assert_eq!(text(&all("release", &[]).stdout), "Lock released: p\n");
 }
 
+/// In a directory that all may write to, any user can make such files.
+#[test]
+fn slots_that_can_be_no_locks_are_passed_over() {
+    let place = Place::new();
+    place.write("p.1.lock", "x");
+    fs::create_dir(place.path("p.2.lock")).expect("a directory");
+    symlink("p.3.lock", place.path("p.3.lock")).expect("a link");
+    let all = |command: &str, count: &str, more: &[&str]| {
+        place.sema(&[&[command, "p", "--slots", count], more].concat())
+    };
+    assert_eq!(all("try", "5", &["-q"]).status.code(), Some(0));
+    let shown = all("status", "5", &[]);
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    assert!(text(&shown.stdout).contains("path: p.4.lock\nlocked: false\n"));
+    let granted = all("try", "5", &[]);
+    assert_eq!(text(&granted.stdout), "Lock acquired: p.4.lock\n");
+    let held = all("acquire", "5", &["--timeout", "20ms"]);
+    assert_eq!(held.status.code(), Some(1), "{held:?}");
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    for name in ["p.0.lock", "p.2.lock"] {
+        let _ = fs::remove_dir(place.path(name));
+        place.write(name, "x");
+    }
+    for command in ["try", "acquire", "wait", "status", "release"] {
+        let refused = all(command, "4", &[]);
+        assert_eq!(refused.status.code(), Some(3), "{command}: {refused:?}");
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Waiting
 
