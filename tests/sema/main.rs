@@ -1223,6 +1223,8 @@ fn a_file_that_is_no_lock_file_is_never_touched() {
         "pid=/run/daemon.pid\ntimestamp=1\n",
         "pid=5\nuser=root\n",
         "12345\n",
+        "p",
+        "\n",
         "\0\0\0",
     ] {
         place.write("f", content);
