@@ -16,7 +16,7 @@ use super::files::{is_name_aside, read};
 use super::host::{find_here, here, Surroundings};
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::takeover::{self, Locking, Obstacle, Removal};
+use super::takeover::{self, Files, Found, Locking, Obstacle, Removal};
 use super::Semaphore;
 use crate::sys::process;
 
@@ -245,6 +245,16 @@ impl Semaphore {
         Ok(Some(Busy { obstacle, status }))
     }
 
+    /// Whether a takeover would find the file locked, though the lock is stale.
+    pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        Ok(match files.open()? {
+            Found::File(file) => files.lock(&file)? == Locking::Theirs,
+            _ => false,
+        })
+    }
+
     /// Removes the lock if it is stale, and files that crashes have left beside it: files in this
     /// directory that were to become locks, and temporary files that other implementations have
     /// made for this lock.
@@ -283,7 +293,10 @@ impl Semaphore {
             let files = self.files(&directory);
             let allows = |content: &Content, locking: Locking| {
                 let verdict = self.may_take(content, &directory);
+                let is_live = Record::parse(&content.bytes).is_live;
                 Ok(verdict.and_then(|()| match locking {
+                    // By its guard, which lives.
+                    Locking::Theirs if is_live => Err(Obstacle::NotStale),
                     Locking::Theirs => Err(Obstacle::Locked),
                     Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
                     Locking::Ours | Locking::Unknown => Ok(()),

@@ -91,10 +91,14 @@ pub(crate) fn wait_any(
     patience: &Patience<'_>,
 ) -> SemaphoreResult<Waited<()>> {
     until_any(slots, None, patience, |slot| {
-        let found = slot.look()?;
-        Ok(found
-            .filter(|busy| !busy.status.is_stale)
-            .map_or(Ok(()), Err))
+        Ok(match slot.look()? {
+            Some(busy) if !busy.status.is_stale => Err(busy),
+            Some(busy) if slot.is_kept_locked()? => Err(Busy {
+                obstacle: Obstacle::Locked,
+                ..busy
+            }),
+            _ => Ok(()),
+        })
     })
 }
 

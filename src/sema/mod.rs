@@ -313,6 +313,7 @@ fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
         Obstacle::NoLocks => {
             Some("stale, but the file system does not support locks on files; see --force")
         }
+        Obstacle::Locked => Some("stale, but another process keeps the file locked"),
         other => impediment(other),
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::lockfile::{Alive, Busy, Obstacle, Status};
+use crate::lockfile::{Alive, Busy, Obstacle, Semaphore, Status};
 use crate::text::Plain;
 
 /// A JSON object that keeps the order of its keys.
@@ -103,7 +103,7 @@ pub(super) fn held(busy: &Busy) -> Object {
         .with("pid", status.pid.unwrap_or(0))
         .with("since", status.timestamp.unwrap_or(0))
         .with_any("error", (!status.is_readable).then_some(UNREADABLE))
-        .with_any("note", note(busy.obstacle))
+        .with_any("note", note(busy))
 }
 
 /// The error of a file that is not a lock file, or that this user may not read.
@@ -168,7 +168,7 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     line("Tag", status.tag.as_deref().map(shown));
     line("Age", status.age.map(|age| format!("{age}s")));
     let is_unknown = status.alive == Alive::Unknown;
-    let note = note(busy.obstacle)
+    let note = note(busy)
         .or((!status.is_readable).then_some(UNREADABLE))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
@@ -176,9 +176,13 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
 }
 
 /// What prevents a grant besides a holder.
-fn note(obstacle: Obstacle) -> Option<&'static str> {
-    match obstacle {
-        Obstacle::NotStale | Obstacle::Locked => None,
+fn note(busy: &Busy) -> Option<&'static str> {
+    let runs = |pid| Semaphore::is_process_running(pid);
+    match busy.obstacle {
+        Obstacle::NotStale => None,
+        // The holder has it locked, as far as anyone can tell.
+        Obstacle::Locked if busy.status.pid.is_some_and(runs) => None,
+        Obstacle::Locked => Some("another process keeps the file locked"),
         Obstacle::NotAFile => Some("not a regular file"),
         Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),

@@ -1611,6 +1611,30 @@ fn a_wait_for_what_it_cannot_have_does_not_spin() {
     assert_eq!(wait(&mut child), Some(0));
 }
 
+#[test]
+fn a_flock_that_keeps_a_stale_lock_is_told() {
+    let place = Place::new();
+    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    let reader = File::open(place.path("f")).expect("a file");
+    rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockShared).expect("a lock");
+    for (arguments, status) in [
+        ("try f", 1),
+        ("run f -w 0 -- true", 1),
+        ("release f", 1),
+        ("wait f --timeout 20ms", 1),
+        ("clean f", 3),
+    ] {
+        let output = place.sema(&arguments.split(' ').collect::<Vec<_>>());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments}: {said}");
+        let reason = "another process keeps the file locked";
+        assert!(said.contains(reason), "{arguments}: {said}");
+    }
+    drop(reader);
+    assert_eq!(place.status(&["wait", "f", "--timeout", "0"]), 0);
+    assert_eq!(place.status(&["clean", "f"]), 0);
+}
+
 // ---------------------------------------------------------------------------------------------
 // A command under a lock
 
