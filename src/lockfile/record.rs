@@ -168,8 +168,8 @@ impl Record {
     }
 }
 
-/// Whether a file with this content is a lock file: empty, a record, or the beginning of a record.
-/// Any other file belongs to another program and must be left alone.
+/// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
+/// with its first key at least. Any other file belongs to another program and must be left alone.
 pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
@@ -181,12 +181,12 @@ pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
         .filter(|line| !line.trim().is_empty())
         .peekable();
     let Some(first) = lines.peek() else {
-        return true;
+        return content.is_empty();
     };
     if Record::parse(content).info().is_some() {
         return ["pid", "timestamp"].contains(&key_of(first));
     }
-    is_cut_off_at(first, "pid") && lines.all(is_line_of_record)
+    key_of(first) == "pid" && lines.all(is_line_of_record)
 }
 
 fn key_of(line: &str) -> &str {
@@ -471,13 +471,12 @@ mod tests {
     fn each_beginning_of_a_record_is_that_of_a_lock_file() {
         for seed in seeds().take(300) {
             let text = Dice(seed).record().print();
-            for end in 0..=text.len() {
+            for end in [0].into_iter().chain("pid=".len()..=text.len()) {
                 let bytes = &text.as_bytes()[..end];
                 assert!(is_of_lock_file(bytes), "seed {seed}: {:?}", &text[..end]);
             }
         }
         for text in [
-            "\n \r\n",
             "\u{feff}pid=7",
             " pid = 7 \r\n\n timestamp = 9\r\n",
             "timestamp=9\npid=7\ncolour=green\nnothing\n",
@@ -507,6 +506,12 @@ mod tests {
             "timestamp=1\n",
             "tag=x\n",
             "colour=green\npid=7\ntimestamp=9\n",
+            "p",
+            "pid",
+            " ",
+            "\n",
+            "\n \r\n",
+            "\u{feff}",
             "pid=7\n\0\0",
             "\0",
             "x",

@@ -7,7 +7,7 @@ use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
 use super::staleness::{Alive, Content, Flock, HostId};
 use super::status::Busy;
-use super::takeover::{self, Obstacle, Removal, Verdict};
+use super::takeover::{self, may_pass, Obstacle, Removal, Verdict};
 use super::Semaphore;
 
 /// The conditions of a release.
@@ -103,11 +103,10 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        // A guard keeps its file locked. Without a guard, any process that may read the file can
-        // have locked it.
-        if flock == Flock::Theirs && record.is_live {
-            return Err(Obstacle::Locked);
-        }
+        let is_stale = || record.is_live || self.may_take(content, directory).is_ok();
+        // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
+        // process that may only read it.
+        may_pass(flock, flock == Flock::Theirs && is_stale())?;
         // A process of another host may have the number of the process that asks.
         let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();

@@ -17,7 +17,7 @@ use super::files::{is_temporary_name, read};
 use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
-use super::takeover::{self, Obstacle, Removal};
+use super::takeover::{self, Files, Found, Obstacle, Removal};
 use super::Semaphore;
 
 /// A younger temporary file of another implementation is left alone.
@@ -133,9 +133,17 @@ impl Busy {
         }
     }
 
+    /// The obstacle is a file that belongs to another program.
+    pub(super) fn not_a_lock_file() -> Busy {
+        Busy {
+            obstacle: Obstacle::NotALockFile,
+            details: LockDetails::unknown(),
+        }
+    }
+
     /// Whether no wait can end, because no lock can ever be at the path.
     pub(crate) fn is_hopeless(&self) -> bool {
-        self.obstacle == Obstacle::NotAFile
+        matches!(self.obstacle, Obstacle::NotAFile | Obstacle::NotALockFile)
     }
 
     /// The error for a caller that has waited for the lock at `path`.
@@ -249,6 +257,16 @@ impl Semaphore {
         Busy { obstacle, details }
     }
 
+    /// Whether a takeover would find the file locked, though the lock is stale.
+    pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        Ok(match files.open()? {
+            Found::File(file) => files.lock(&file)? == Flock::Theirs,
+            _ => false,
+        })
+    }
+
     /// Removes the lock if it is stale, and temporary files that crashes have left in its
     /// directory: those of this library, and those of other implementations for this lock.
     ///
@@ -286,7 +304,10 @@ impl Semaphore {
             let files = self.files(&directory);
             let allows = |content: &Content, flock: Flock| {
                 let verdict = self.may_take(content, &directory);
+                let is_live = Record::parse(&content.bytes).is_live;
                 Ok(verdict.and_then(|()| match flock {
+                    // A guard has it locked, and lives.
+                    Flock::Theirs if is_live => Err(Obstacle::NotStale),
                     Flock::Theirs => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
                     Flock::Ours | Flock::Unknown => Ok(()),

@@ -10,7 +10,7 @@
 //!    rewrite, the lock belongs to the taker.
 //! 3. A process removes the name only while it has the inode locked, and has seen it under the name
 //!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
-//!    locked.
+//!    locked, and that is not stale: no taker has that file locked.
 //! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an
 //!    old one.
 //!
@@ -234,6 +234,16 @@ pub(super) enum Removal {
     Removed,
     /// What is in the way, and what the file says, if it could be read.
     Kept(Obstacle, Option<Content>),
+}
+
+/// Whether a release that names the lock may go on although another process has the file locked: any
+/// process that may read the file can have locked it, but if the lock is stale, so can a taker.
+/// `is_stale` supposes that no process has the file locked.
+pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
+    match flock {
+        Flock::Theirs if is_stale => Err(Obstacle::Locked),
+        _ => Ok(()),
+    }
 }
 
 /// Removes the lock if `allows` permits that for its content and its flock.

@@ -10,7 +10,7 @@ use super::record::LockInfo;
 use super::release::ReleaseTerms;
 use super::status::{Busy, LockDetails};
 use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
-use super::{Attempt, HolderKind, Semaphore};
+use super::{Attempt, HolderKind, Obstacle, Semaphore};
 
 /// The shortest time between two looks, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
@@ -97,6 +97,10 @@ pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreR
     until_any(slots, None, limit, |slot| {
         Ok(match slot.look()? {
             Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
+            Some(busy) if slot.is_kept_locked()? => Attempt::Busy(Busy {
+                obstacle: Obstacle::Locked,
+                ..busy
+            }),
             _ => Attempt::Granted(()),
         })
     })
@@ -117,14 +121,20 @@ fn until_any<T>(
     loop {
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            match attempt(slot)? {
-                Attempt::Granted(wanted) => return Ok(Waited::Granted(at, wanted)),
-                Attempt::Busy(busy) => held.push(busy),
+            match attempt(slot) {
+                Ok(Attempt::Granted(wanted)) => return Ok(Waited::Granted(at, wanted)),
+                Ok(Attempt::Busy(busy)) => held.push(busy),
+                // Another program's file spoils its own slot only.
+                Err(SemaphoreError::NotALockFile(_)) => held.push(Busy::not_a_lock_file()),
+                Err(error) => return Err(error),
             }
         }
         let hopeful = held.iter().position(|busy| !busy.is_hopeless());
         if hopeful.is_none() || limit.is_over() {
             let at = hopeful.unwrap_or(0);
+            if held[at].obstacle == Obstacle::NotALockFile {
+                return Err(slots[at].not_a_lock_file());
+            }
             return Ok(Waited::Busy(at, held.swap_remove(at)));
         }
         match &watch {

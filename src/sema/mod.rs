@@ -187,6 +187,7 @@ fn release(request: &SemaRequest) -> CommandResult {
     };
     let mut was_there = false;
     let mut kept = None;
+    let mut unusable = Unusable::among(slots.len());
     for slot in &slots {
         match slot.release(&terms) {
             Ok(ReleaseOutcome::Released) => {
@@ -198,7 +199,7 @@ fn release(request: &SemaRequest) -> CommandResult {
             }
             Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
-            Err(error) => return Err(Failure::about(slot.path(), &error)),
+            Err(error) => unusable.pass_over(slot.path(), error)?,
         }
     }
     match kept {
@@ -250,11 +251,17 @@ fn status(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let mut is_any_free = false;
     let mut texts = Vec::new();
-    for slot in slots(request, SemaphoreOptions::new())? {
+    let slots = slots(request, SemaphoreOptions::new())?;
+    let mut unusable = Unusable::among(slots.len());
+    for slot in &slots {
         let path = options.slots.map(|_| slot.path());
-        let status = slot
-            .status()
-            .map_err(|error| Failure::about(slot.path(), &error))?;
+        let status = match slot.status() {
+            Ok(status) => status,
+            Err(error) => {
+                unusable.pass_over(slot.path(), error)?;
+                continue;
+            }
+        };
         is_any_free |= !status.is_locked();
         texts.push(match options.json {
             true => format!("{}\n", report::status_object(path, &status).compact()),
@@ -307,6 +314,7 @@ fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
         Obstacle::NoLocks => {
             Some("stale, but the file system does not support locks on files; see --force")
         }
+        Obstacle::Locked => Some("stale, but another process keeps the file locked"),
         other => impediment(other),
     }
 }
@@ -383,9 +391,39 @@ fn slots(request: &SemaRequest, options: SemaphoreOptions) -> Result<Vec<Semapho
         path.push(format!(".{slot}.lock"));
         path
     };
-    (0..count)
-        .map(|slot| semaphore(Path::new(&path_of(slot)), request, options.clone()))
-        .collect()
+    let mut unusable = Unusable::among(count as usize);
+    let mut slots = Vec::new();
+    for slot in 0..count {
+        let path = PathBuf::from(path_of(slot));
+        match semaphore_at(&path, request, options.clone()) {
+            Ok(semaphore) => slots.push(semaphore),
+            Err(error) => unusable.pass_over(&path, error)?,
+        }
+    }
+    Ok(slots)
+}
+
+/// The slots that cannot be locks, which any user of a shared directory can bring about. They are
+/// passed over while there are others.
+struct Unusable {
+    others: usize,
+}
+
+impl Unusable {
+    fn among(count: usize) -> Unusable {
+        Unusable { others: count }
+    }
+
+    /// Fails if it is the last, or if the error is another.
+    fn pass_over(&mut self, path: &Path, error: SemaphoreError) -> Result<(), Failure> {
+        self.others -= 1;
+        match error {
+            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) if self.others > 0 => {
+                Ok(())
+            }
+            error => Err(Failure::about(path, &error)),
+        }
+    }
 }
 
 fn semaphore(
@@ -393,6 +431,14 @@ fn semaphore(
     request: &SemaRequest,
     options: SemaphoreOptions,
 ) -> Result<Semaphore, Failure> {
+    semaphore_at(path, request, options).map_err(|error| Failure::about(path, &error))
+}
+
+fn semaphore_at(
+    path: &Path,
+    request: &SemaRequest,
+    options: SemaphoreOptions,
+) -> Result<Semaphore, SemaphoreError> {
     let given = &request.options;
     let config = SemaphoreConfig {
         stale_timeout: given.stale,
@@ -406,7 +452,7 @@ fn semaphore(
     if let Some(token) = &given.token {
         options = options.token(token);
     }
-    Semaphore::with_options(path, config, options).map_err(|error| Failure::about(path, &error))
+    Semaphore::with_options(path, config, options)
 }
 
 /// The contents of the lock file. The grant sets the timestamp.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Status};
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status};
 use crate::text::Plain;
 
 /// A JSON object that keeps the order of its keys.
@@ -103,7 +103,7 @@ pub(super) fn held(busy: &Busy) -> Object {
         .with("pid", details.pid.unwrap_or(0))
         .with("since", details.timestamp.unwrap_or(0))
         .with_any("error", unreadable(details))
-        .with_any("note", note(busy.obstacle))
+        .with_any("note", note(busy))
 }
 
 /// A note on a file that does not name a process and a time.
@@ -167,7 +167,7 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     line("Tag", details.tag.as_deref().map(shown));
     line("Age", details.age.map(|age| format!("{age}s")));
     let is_unknown = details.alive == Alive::Unknown;
-    let note = note(busy.obstacle)
+    let note = note(busy)
         .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
@@ -175,9 +175,13 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
 }
 
 /// What prevents a grant besides a holder.
-fn note(obstacle: Obstacle) -> Option<&'static str> {
-    match obstacle {
-        Obstacle::NotStale | Obstacle::Locked => None,
+fn note(busy: &Busy) -> Option<&'static str> {
+    let runs = |pid| Semaphore::is_process_running(pid);
+    match busy.obstacle {
+        Obstacle::NotStale => None,
+        // Presumably the holder has it locked.
+        Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
+        Obstacle::Locked => Some("another process keeps the file locked"),
         Obstacle::NotAFile => Some("not a regular file"),
         Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),

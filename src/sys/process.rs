@@ -1,5 +1,6 @@
 //! Whether a process is there, since when, and whose it is: what the kernel tells about a number.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -35,8 +36,9 @@ pub fn look_up(pid: u32) -> Option<Process> {
     if !exists(pid) {
         return None;
     }
-    // Where /proc is not mounted, or hides other users' processes, it is there, and that is all.
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+    // Where /proc is not mounted, hides other users' processes, or is that of another pid namespace, it
+    // is there, and that is all.
+    let Some(status) = read_status(pid) else {
         return Some(Process {
             is_zombie: false,
             start_ticks: None,
@@ -48,6 +50,17 @@ pub fn look_up(pid: u32) -> Option<Process> {
         is_zombie,
         start_ticks: comparable_start(pid),
     })
+}
+
+fn read_status(pid: u32) -> Option<String> {
+    is_proc_ours().then(|| fs::read_to_string(format!("/proc/{pid}/status")).ok())?
+}
+
+/// Whether /proc numbers the processes as the system calls of this process do. Another pid namespace's
+/// says something about other processes.
+fn is_proc_ours() -> bool {
+    fs::read_link("/proc/self")
+        .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
 }
 
 /// When a process was started, in clock ticks since boot; `None` where another process could be told another
@@ -64,12 +77,12 @@ fn is_shifted() -> bool {
         return *is_shifted;
     }
     // Without a descriptor to spare we shall know the next time.
-    has_shifted_boot(process::id()).is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
+    has_shifted_boot("self").is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
 }
 
 /// `None` if that cannot be found out for the moment.
-fn has_shifted_boot(pid: u32) -> Option<bool> {
-    let offsets = match fs::read_to_string(format!("/proc/{pid}/timens_offsets")) {
+fn has_shifted_boot(process: impl Display) -> Option<bool> {
+    let offsets = match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(offsets) => offsets,
         // A kernel without time namespaces (before 5.6), or a process that has ended.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
@@ -84,7 +97,7 @@ fn has_shifted_boot(pid: u32) -> Option<bool> {
 /// The real and the effective user of a process. Not the owner of /proc/PID, which is root for a process
 /// that may not be dumped.
 pub fn users(pid: u32) -> Option<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read_status(pid)?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     let mut users = line.split_ascii_whitespace().map(str::parse);
     Some((users.next()?.ok()?, users.next()?.ok()?))
@@ -127,6 +140,9 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
 
 fn read_start_ticks(pid: u32) -> Option<u64> {
     const STARTTIME: usize = 22;
+    if !is_proc_ours() {
+        return None;
+    }
     let mut stat = [0; 1024];
     let read = File::open(format!("/proc/{pid}/stat"))
         .and_then(|mut file| file.read(&mut stat))

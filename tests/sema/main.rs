@@ -1260,6 +1260,19 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     Some(unshare(words))
 }
 
+/// Without the /proc of the namespace, that of the host is seen, with another process 1.
+#[test]
+fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
+    let place = Place::new();
+    let script = "$sema acquire f -q --pid 1; umount -l /proc; $sema status f | grep alive; \
+                  sed -i 's/^timestamp=.*/timestamp=0000000001/' f; \
+                  sh -c '$sema release f -q; echo $?; $sema try f -q; echo $?'";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    assert_eq!(text(&output.stdout), "alive: yes\n1\n1\n", "{output:?}");
+}
+
 const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
 
 #[test]
@@ -1347,6 +1360,8 @@ fn a_file_that_is_not_a_lock_file_is_never_touched() {
         "pid=/run/daemon.pid\ntimestamp=1\n",
         "pid=5\nuser=root\n",
         "12345\n",
+        "p",
+        "\n",
         "\0\0\0",
     ] {
         place.write("f", content);
@@ -1530,6 +1545,37 @@ fn slots_are_shown_waited_for_and_released_together() {
     assert_eq!(text(&all("release", &[]).stdout), "Lock released: p\n");
 }
 
+/// In a directory that all may write to, any user can make such files.
+#[test]
+fn slots_that_can_be_no_locks_are_passed_over() {
+    let place = Place::new();
+    place.write("p.1.lock", "x");
+    fs::create_dir(place.path("p.2.lock")).expect("a directory");
+    symlink("p.3.lock", place.path("p.3.lock")).expect("a link");
+    let all = |command: &str, count: &str, more: &[&str]| {
+        place.sema(&[&[command, "p", "--slots", count], more].concat())
+    };
+    assert_eq!(all("try", "5", &["-q"]).status.code(), Some(0));
+    let shown = all("status", "5", &[]);
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    assert!(text(&shown.stdout).contains("path: p.4.lock\nlocked: false\n"));
+    let granted = all("try", "5", &[]);
+    assert_eq!(text(&granted.stdout), "Lock acquired: p.4.lock\n");
+    let held = all("acquire", "5", &["--timeout", "20ms"]);
+    assert_eq!(held.status.code(), Some(1), "{held:?}");
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    for name in ["p.0.lock", "p.2.lock"] {
+        let _ = fs::remove_dir(place.path(name));
+        place.write(name, "x");
+    }
+    for command in ["try", "acquire", "wait", "status", "release"] {
+        let refused = all(command, "4", &[]);
+        assert_eq!(refused.status.code(), Some(3), "{command}: {refused:?}");
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Waiting
 
@@ -1702,6 +1748,30 @@ fn a_wait_for_a_lock_that_stays_held_does_not_spin() {
     assert!(switches < 150, "it slept {switches} times in 1.5 s");
     drop(file);
     assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn a_flock_that_keeps_a_stale_lock_is_told() {
+    let place = Place::new();
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
+    let reader = File::open(place.path("f")).expect("a file");
+    rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockShared).expect("a lock");
+    for (arguments, status) in [
+        ("try f", 1),
+        ("run f -w 0 -- true", 1),
+        ("release f", 1),
+        ("wait f --timeout 20ms", 1),
+        ("clean f", 3),
+    ] {
+        let output = place.sema(&arguments.split(' ').collect::<Vec<_>>());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments}: {said}");
+        let reason = "another process keeps the file locked";
+        assert!(said.contains(reason), "{arguments}: {said}");
+    }
+    drop(reader);
+    assert_eq!(place.status(&["wait", "f", "--timeout", "0"]), 0);
+    assert_eq!(place.status(&["clean", "f"]), 0);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ use crate::sys::directory::FileId;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
+    acquire, may_pass, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
 };
 
 /// The holder in the stale file, which is no process of the model.
@@ -496,9 +496,10 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         drop(file);
         replay.hold()?;
         let ours = format!("pid={}\n", replay.process);
-        let allows = |content: &Content, _: Flock| {
+        let allows = |content: &Content, flock: Flock| {
             let is_ours = content.bytes == ours.as_bytes();
-            Ok(is_ours.then_some(()).ok_or(Obstacle::NotStale))
+            let verdict = is_ours.then_some(()).ok_or(Obstacle::NotStale);
+            Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
         };
         remove(&replay, &allows).map(drop)
     })
@@ -510,6 +511,16 @@ fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         Files::lock(&replay, &found)?;
     }
     Ok(())
+}
+
+/// Releases the lock of the process that is long gone, by its number.
+fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    let allows = |content: &Content, flock: Flock| {
+        let is_named = content.bytes.starts_with(b"pid=9");
+        let verdict = is_named.then_some(()).ok_or(Obstacle::NotStale);
+        Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
+    };
+    remove(&replay, &allows).map(drop)
 }
 
 /// Removes the lock if it is stale, and takes nothing.
@@ -796,6 +807,9 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
         // The release of a detached holder succeeds although the reader has the file locked.
         assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
+        assert_never_two(what, &[guarded, detached, releaser], lock, all, 1);
+        assert_never_two(what, &[guarded, guarded, releaser], lock, all, 0);
+        assert_never_two(what, &[guarded, reader, releaser], lock, all, 1);
     }
 }
 
