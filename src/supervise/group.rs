@@ -164,6 +164,7 @@ impl<'a> Group<'a> {
             // The stop may have been longer than the lease.
             SIGCONT => (self.lock.look)(),
             SIGTSTP if self.is_resuming && has_job_control() => self.stop_and_look(Stop::Job),
+            SIGTTIN | SIGTTOU => self.follow_need(),
             SIGCHLD => {}
             _ => self.pass_on(signal),
         }
@@ -184,6 +185,20 @@ impl<'a> Group<'a> {
                 kill_process_group(group, Signal::STOP)
             }
             _ => kill_process(getpid(), Signal::STOP),
+        };
+    }
+
+    /// Takes the terminal back for another member of our process group, such as a pager, that has
+    /// stopped for want of it. The command gets it again when it needs it.
+    fn follow_need(&self) {
+        let (Some(terminal), Some(ours)) = (&self.terminal, our_group()) else {
+            return;
+        };
+        terminal.take_back_from(self.leader);
+        let _ = match terminal.is_ours() {
+            true => kill_process_group(ours, Signal::CONT),
+            // The whole job is in the background, and stops.
+            false => kill_process(getpid(), Signal::STOP),
         };
     }
 

@@ -41,11 +41,22 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
         _ => Foreground::Ours,
     };
     let leader = shim::spawn(job, foreground)?;
-    let mut group = Group::new(leader, terminal, lending, lock, job.kill_after);
+    if lending == Lending::OnDemand && terminal.is_some() {
+        // Without this, the rest of the pipeline stops when it needs the terminal.
+        let _ = signals.catch_terminal_needs();
+    }
+    let group = Group::new(leader, terminal, lending, lock, job.kill_after);
+    let end = attend(group, signals, lock);
+    signals.block_terminal_needs();
+    Ok(end)
+}
+
+/// Attends to the group until its last process has ended.
+fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> JobEnd {
     loop {
         group.reap();
         if let Some(end) = group.end() {
-            return Ok(end);
+            return end;
         }
         for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
             group.handle(signal);

@@ -13,7 +13,7 @@ use rustix::process::{
     DumpableBehavior, Pid, Signal, WaitOptions,
 };
 use signal_hook::consts::signal::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
 };
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -49,6 +49,20 @@ impl SignalWatch {
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, caught)?;
         Ok(SignalWatch { delivery })
+    }
+
+    /// Catches, on this thread, the signals that our process group gets when one of its members
+    /// needs the terminal and does not have it.
+    pub(super) fn catch_terminal_needs(&self) -> io::Result<()> {
+        for signal in [SIGTTIN, SIGTTOU] {
+            self.delivery.handle().add_signal(signal)?;
+        }
+        Ok(SigSet::from(NixSignal::SIGTTOU).thread_unblock()?)
+    }
+
+    /// Lets this program write to a terminal again that it does not have.
+    pub(super) fn block_terminal_needs(&self) {
+        let _ = SigSet::from(NixSignal::SIGTTOU).thread_block();
     }
 
     /// Blocks until `event` is set, or until a signal ends the wait. Reaps children meanwhile: as

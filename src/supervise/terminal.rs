@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as NixSignal};
 use rustix::fs::{fstat, FileType};
 use rustix::io::Errno;
 use rustix::process::{test_kill_process_group, Pid};
@@ -29,7 +30,11 @@ impl Terminal {
 
     /// Gives the terminal to the group, and says whether that worked.
     pub(super) fn give_to(&self, group: Pid) -> bool {
-        tcsetpgrp(&self.0, group).is_ok()
+        // Blocked, SIGTTOU does not keep us from doing that in the background.
+        let blocked = SigSet::from(NixSignal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        let is_given = tcsetpgrp(&self.0, group).is_ok();
+        let _ = blocked.and_then(|before| before.thread_set_mask());
+        is_given
     }
 
     /// Takes the terminal back from the group, or from a group that has ended. In the background
@@ -39,7 +44,7 @@ impl Terminal {
             return;
         };
         if foreground == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
-            let _ = tcsetpgrp(&self.0, ours);
+            self.give_to(ours);
         }
     }
 }

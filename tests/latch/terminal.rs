@@ -335,6 +335,41 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
 }
 
 #[test]
+fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
+    at_each_shell(|daemon, mut terminal| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let flag = directory.path().join("flag");
+        let pager = "read x; echo first:$x; read y < /dev/tty; echo second:$y";
+        let pager = format!("{pager}; : > {}", flag.display());
+        for (prompt, mode) in [
+            ("read x < /dev/tty", "-tostop"),
+            (
+                "stty -echo < /dev/tty; read x < /dev/tty; stty echo < /dev/tty",
+                "-tostop",
+            ),
+            ("read x < /dev/tty", "tostop"),
+        ] {
+            let wait = format!("until [ -e {} ]; do sleep 0.1; done", flag.display());
+            let command = format!("{prompt}; echo $x; {wait}; read z < /dev/tty");
+            terminal.enter(&format!(
+                "stty {mode}; $LATCH run k -- sh -c '{command}' | sh -c '{pager}'"
+            ));
+            eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+            terminal.enter("one");
+            terminal.expect("first:one");
+            terminal.enter("two");
+            terminal.expect("second:two");
+            // The command asks for the terminal once more.
+            terminal.enter("three");
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+            fs::remove_file(&flag).expect("the reader made it");
+        }
+    });
+}
+
+#[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
