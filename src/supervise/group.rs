@@ -11,7 +11,7 @@ use rustix::process::{
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use super::signals::{has_job_control, our_group, Foreground, ENDING};
-use super::terminal::{Lending, Terminal};
+use super::terminal::Terminal;
 use super::{has_living, Finish, HeldLock, JobEnd, Killed};
 
 /// The longest wait for a command to end. Much more would overflow an `Instant`.
@@ -34,8 +34,7 @@ enum Stop {
 pub(super) struct Group<'a> {
     /// The command, whose process number is that of the group.
     leader: Pid,
-    terminal: Option<Terminal>,
-    lending: Lending,
+    terminal: Terminal,
     lock: &'a HeldLock<'a>,
     kill_after: Duration,
     /// How the command ended.
@@ -58,15 +57,13 @@ impl<'a> Group<'a> {
     /// The group of a command that has just started.
     pub(super) fn new(
         leader: Pid,
-        terminal: Option<Terminal>,
-        lending: Lending,
+        terminal: Terminal,
         lock: &'a HeldLock<'a>,
         kill_after: Duration,
     ) -> Group<'a> {
         Group {
             leader,
             terminal,
-            lending,
             lock,
             kill_after,
             status: None,
@@ -90,12 +87,10 @@ impl<'a> Group<'a> {
                 self.follow_stop(stopped_by);
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
-                if let Some(terminal) = &self.terminal {
-                    if terminal.is_of(self.leader) {
-                        self.foreground = Foreground::Command;
-                    }
-                    terminal.take_back_from(self.leader);
+                if self.terminal.is_of(self.leader) {
+                    self.foreground = Foreground::Command;
                 }
+                self.terminal.take_back_from(self.leader);
             }
         }
     }
@@ -109,7 +104,7 @@ impl<'a> Group<'a> {
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
-        if wants_terminal && self.lend_terminal() {
+        if wants_terminal && self.terminal.lend_to(self.leader) {
             // `fg` has brought us to the foreground. No signal tells of that.
             self.signal(Signal::CONT);
             return;
@@ -143,9 +138,7 @@ impl<'a> Group<'a> {
     pub(super) fn resume(&mut self) {
         if self.is_resuming && self.kill_at.is_none() {
             self.is_resuming = false;
-            if self.lending == Lending::AtStart {
-                self.lend_terminal();
-            }
+            self.terminal.lend_again_to(self.leader);
             self.signal(Signal::CONT);
         }
     }
@@ -162,13 +155,8 @@ impl<'a> Group<'a> {
     }
 
     fn stop_this_program(&self, stop: Stop) {
-        let had_terminal = self
-            .terminal
-            .as_ref()
-            .is_some_and(|terminal| terminal.is_of(self.leader));
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back_from(self.leader);
-        }
+        let had_terminal = self.terminal.is_of(self.leader);
+        self.terminal.take_back_from(self.leader);
         let _ = match our_group() {
             // Ctrl-Z stops the whole job: the script that runs us, or the rest of our pipeline. The
             // terminal sent it to the command's group only.
@@ -177,13 +165,6 @@ impl<'a> Group<'a> {
             }
             _ => kill_process(getpid(), Signal::STOP),
         };
-    }
-
-    /// Gives the terminal to the command if this program has it. Says whether the command got it.
-    fn lend_terminal(&self) -> bool {
-        self.terminal
-            .as_ref()
-            .is_some_and(|terminal| terminal.is_ours() && terminal.give_to(self.leader))
     }
 
     fn pass_on(&mut self, signal: i32) {

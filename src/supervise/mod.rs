@@ -22,9 +22,8 @@ pub use event::Event;
 use group::Group;
 pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};
-use signals::Foreground;
 pub use signals::{Killed, SignalWatch};
-use terminal::{Lending, Terminal};
+use terminal::Terminal;
 
 /// Runs the job until the last process of its group has ended. Call it on the main thread.
 ///
@@ -35,13 +34,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
-    let lending = Lending::by_the_streams();
-    let foreground = match &terminal {
-        Some(terminal) if lending == Lending::AtStart && terminal.is_ours() => Foreground::Command,
-        _ => Foreground::Ours,
-    };
-    let leader = shim::spawn(job, foreground)?;
-    let mut group = Group::new(leader, terminal, lending, lock, job.kill_after);
+    let leader = shim::spawn(job, terminal.at_start())?;
+    let mut group = Group::new(leader, terminal, lock, job.kill_after);
     loop {
         group.reap();
         if let Some(end) = group.end() {
@@ -78,7 +72,8 @@ fn stat_of(pid: i32) -> Option<Stat> {
     })
 }
 
-/// Whether the group has a process that runs, or a zombie that is our child. True without /proc.
+/// Whether the group has a process that is not a zombie, or a zombie that is our child. True
+/// without /proc.
 fn has_living(group: Pid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else {
         return true;
