@@ -116,8 +116,8 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     }
 }
 
-/// Prints the reason of every failure, and returns one exit status for all: UNAVAILABLE if a server cannot be
-/// reached, or else the status of the first failure.
+/// Prints the reason of every failure, and returns one exit status for all: UNAVAILABLE if a server
+/// cannot be reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
     let mut statuses = failures.iter().map(|failure| failure.status);
     let status = match statuses.clone().find(|status| *status == UNAVAILABLE) {

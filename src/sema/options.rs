@@ -73,6 +73,13 @@ struct OptionRow {
     set: fn(&mut SemaOptions, &str) -> Option<()>,
 }
 
+impl OptionRow {
+    fn has_name(&self, name: &[u8]) -> bool {
+        let short = self.short.map(str::as_bytes);
+        name == self.name.as_bytes() || short == Some(name)
+    }
+}
+
 /// Every option, in the order of the help.
 const OPTIONS: [OptionRow; 19] = [
     OptionRow {
@@ -376,7 +383,7 @@ pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Parsed<SemaReq
     }
 }
 
-fn understand(ours: Vec<OsString>, mut words: Vec<OsString>) -> Result<SemaRequest, String> {
+fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, String> {
     let mut options = SemaOptions::default();
     let mut given: Vec<&OptionRow> = Vec::new();
     let mut others = Vec::new();
@@ -397,26 +404,18 @@ fn understand(ours: Vec<OsString>, mut words: Vec<OsString>) -> Result<SemaReque
         .ok_or_else(|| format!("unknown command: {}", shown(&name)))?;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
-    let words = match command {
-        Run => words,
-        _ => {
-            others = others
-                .chain(words.drain(..))
-                .collect::<Vec<_>>()
-                .into_iter();
-            Vec::new()
-        }
+    let (words, operands) = match command {
+        Run => (words, Vec::new()),
+        _ => (Vec::new(), words),
     };
-    let path = PathBuf::from(others.next().ok_or("missing lock path")?);
-    if let Some(more) = others.next() {
+    let mut operands = others.chain(operands);
+    let path = PathBuf::from(operands.next().ok_or("missing lock path")?);
+    if let Some(more) = operands.next() {
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    if let Some(known) = given
-        .iter()
-        .find(|known| !known.commands.contains(&command))
-    {
+    if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
         let name = name.to_string_lossy();
-        return Err(format!("{} is no option of {name}", known.name));
+        return Err(format!("{} is no option of {name}", row.name));
     }
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
@@ -436,39 +435,38 @@ fn set(
     argument: &OsStr,
     rest: &mut impl Iterator<Item = OsString>,
 ) -> Result<&'static OptionRow, String> {
-    let bytes = argument.as_bytes();
-    let equals = bytes.iter().position(|byte| *byte == b'=');
-    let (name, mut value) = match equals {
-        Some(at) if bytes.starts_with(b"--") => (
-            &bytes[..at],
-            Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned()),
-        ),
-        _ => (bytes, None),
-    };
-    let is_it = |known: &&OptionRow| {
-        name == known.name.as_bytes() || known.short.is_some_and(|short| name == short.as_bytes())
-    };
-    let Some(known) = OPTIONS.iter().find(is_it) else {
+    let (name, attached) = split_value(argument);
+    let Some(row) = OPTIONS.iter().find(|row| row.has_name(name)) else {
         return Err(format!("unknown option: {}", Plain(name)));
     };
-    match known.value {
-        None if value.is_some() => return Err(format!("{} takes no value", known.name)),
-        None => {}
-        Some(_) => value = value.or_else(|| rest.next()),
-    }
-    if known.value.is_some() && value.is_none() {
-        return Err(format!("{} requires a value", known.name));
-    }
-    let what = match known.name {
+    let value = match (row.value, attached) {
+        (None, None) => OsString::new(),
+        (None, Some(_)) => return Err(format!("{} takes no value", row.name)),
+        (Some(_), attached) => attached
+            .or_else(|| rest.next())
+            .ok_or_else(|| format!("{} requires a value", row.name))?,
+    };
+    let what = match row.name {
         "--stale" => "stale timeout",
         name => name.trim_start_matches('-'),
     };
     value
-        .unwrap_or_default()
         .to_str()
-        .and_then(|value| (known.set)(options, value))
+        .and_then(|value| (row.set)(options, value))
         .ok_or_else(|| format!("invalid {what} value"))?;
-    Ok(known)
+    Ok(row)
+}
+
+/// Splits `--name=value`. A short option has no attached value.
+pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
+    let bytes = argument.as_bytes();
+    match bytes.iter().position(|byte| *byte == b'=') {
+        Some(at) if bytes.starts_with(b"--") => {
+            let value = OsStr::from_bytes(&bytes[at + 1..]);
+            (&bytes[..at], Some(value.to_owned()))
+        }
+        _ => (bytes, None),
+    }
 }
 
 /// Reads seconds, or a number with a unit: `90`, `1.5s`, `250ms`, `2m`, `1h`.
@@ -524,19 +522,16 @@ fn help() -> String {
         let _ = writeln!(text, "  {name:<9}{line}");
     }
     text.push_str("\nOptions:\n");
-    for known in &OPTIONS {
-        let short = known
-            .short
-            .map_or_else(String::new, |short| format!("{short}, "));
-        let value = known
-            .value
-            .map_or_else(String::new, |value| format!(" {value}"));
-        let head = format!("{short}{}{value}", known.name);
-        let _ = writeln!(text, "  {head:<28}{}", known.help);
-        if known.commands.len() < ALL.len() {
+    for row in &OPTIONS {
+        let short = row.short.map(|short| format!("{short}, "));
+        let value = row.value.map(|value| format!(" {value}"));
+        let head = [short.as_deref(), Some(row.name), value.as_deref()];
+        let head: String = head.into_iter().flatten().collect();
+        let _ = writeln!(text, "  {head:<28}{}", row.help);
+        if row.commands.len() < ALL.len() {
             let names = COMMANDS
                 .iter()
-                .filter(|(command, ..)| known.commands.contains(command));
+                .filter(|(command, ..)| row.commands.contains(command));
             let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }

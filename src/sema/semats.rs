@@ -1,7 +1,7 @@
 //! `sema` when its name is `semats`: the commands, texts and exit statuses of an older program of
 //! that name, with times in milliseconds. See sema(1), SEMATS.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::lockfile::{
 };
 use crate::text::Plain;
 
+use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
 use super::{caller, give_back, impediment, reason, ALREADY_HELD};
 
@@ -94,15 +95,7 @@ fn read(arguments: impl Iterator<Item = OsString>) -> SematsRequest {
     let mut request = SematsRequest::default();
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
-        let bytes = argument.as_bytes();
-        let equals = bytes.iter().position(|byte| *byte == b'=');
-        let (name, attached) = match equals {
-            Some(at) if bytes.starts_with(b"--") => {
-                let value = OsStr::from_bytes(&bytes[at + 1..]).to_owned();
-                (&bytes[..at], Some(value))
-            }
-            _ => (bytes, None),
-        };
+        let (name, attached) = split_value(&argument);
         let mut value = || attached.clone().or_else(|| arguments.next());
         match name {
             b"-t" | b"--tag" => {
@@ -118,7 +111,7 @@ fn read(arguments: impl Iterator<Item = OsString>) -> SematsRequest {
             b"-j" | b"--json" => request.json = true,
             b"-v" | b"--verbose" => request.verbose = true,
             b"-h" | b"--help" => request.help = true,
-            _ if bytes.len() > 1 && bytes.starts_with(b"-") => {}
+            _ if name.len() > 1 && name.starts_with(b"-") => {}
             _ => request.words.push(argument),
         }
     }
