@@ -16,7 +16,7 @@ pub(super) struct ConnectionEntry {
     pub(super) tickets: BTreeSet<Ticket>,
     /// How many of the tickets wait.
     pub(super) waiting_count: usize,
-    pub(super) enqueued: Enqueued,
+    pub(super) enqueued: PhaseOneEntries,
     /// When it last held or waited for anything.
     pub(super) last_busy: Instant,
 }
@@ -27,7 +27,7 @@ impl ConnectionEntry {
             held: BTreeMap::new(),
             tickets: BTreeSet::new(),
             waiting_count: 0,
-            enqueued: Enqueued::default(),
+            enqueued: PhaseOneEntries::default(),
             last_busy: now,
         }
     }
@@ -58,14 +58,14 @@ pub(super) enum PhaseOne {
 /// **Invariants:** an entry that is not dead is a waiter or a holder, so the table's caps bound
 /// their number; no more than [`MAX_DEAD`] are dead.
 #[derive(Default)]
-pub struct Enqueued {
+pub struct PhaseOneEntries {
     locks: BTreeMap<Key, PhaseOne>,
     semaphores: BTreeMap<Key, PhaseOne>,
     /// The dead entries, the first that died first.
     dead: VecDeque<(Kind, Key)>,
 }
 
-impl Enqueued {
+impl PhaseOneEntries {
     pub(super) fn is_empty(&self) -> bool {
         self.locks.is_empty() && self.semaphores.is_empty()
     }

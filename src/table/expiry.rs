@@ -1,6 +1,6 @@
-//! The end of leases: which have run out, and which of them an operation must end first.
+//! The end of leases and of idle keys, and which leases an operation must end first.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
@@ -64,5 +64,18 @@ impl LockTable {
     /// When the next lease is over.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.leases.next()
+    }
+
+    /// Drops every key that has been idle for `max_idle` by `now`.
+    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
+        while self.idle_since().is_some_and(is_due) {
+            self.drop_an_idle_key();
+        }
+    }
+
+    /// Since when the key that has been idle longest has been idle.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle.next()
     }
 }

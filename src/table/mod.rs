@@ -25,7 +25,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Salt, Token};
-pub use connection::Enqueued;
+pub use connection::PhaseOneEntries;
 use connection::{ConnectionEntry, PhaseOne};
 use deadlines::Deadlines;
 use queue::KeyQueue;
@@ -292,9 +292,14 @@ impl LockTable {
     ///
     /// The slots are released by [`LockTable::release_some`], which the caller must call until it
     /// is done. What is returned may be large: the caller drops it after it releases the mutex.
-    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) -> Enqueued {
+    pub fn disconnect(
+        &mut self,
+        conn: ConnId,
+        holdings: Holdings,
+        now: Instant,
+    ) -> PhaseOneEntries {
         let Some(entry) = self.conns.get_mut(&conn) else {
-            return Enqueued::default();
+            return PhaseOneEntries::default();
         };
         let enqueued = std::mem::take(&mut entry.enqueued);
         let tickets = std::mem::take(&mut entry.tickets);
@@ -350,14 +355,6 @@ impl LockTable {
         self.conns.get(&conn).map_or(0, ConnectionEntry::count)
     }
 
-    /// Drops every key that has been idle for `max_idle` by `now`.
-    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
-        let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
-        while self.idle_since().is_some_and(is_due) {
-            self.drop_an_idle_key();
-        }
-    }
-
     /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);
@@ -406,11 +403,6 @@ impl LockTable {
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
         self.leases.next().is_some()
-    }
-
-    /// Since when the key that has been idle longest has been idle.
-    pub fn idle_since(&self) -> Option<Instant> {
-        self.idle.next()
     }
 
     /// The connections whose waits have ended since the last call. Each should look again; one that
@@ -582,10 +574,13 @@ impl LockTable {
         entry.last_busy = now;
         match entry.enqueued.get(kind, key.as_str()) {
             Some(PhaseOne::Granted(grant)) if grant.token.fence == fence => {}
-            Some(PhaseOne::Queued(ticket)) if self.tickets[&ticket].is_granted(fence) => {
-                self.tickets.remove(&ticket);
-                entry.tickets.remove(&ticket);
-            }
+            Some(PhaseOne::Queued(ticket)) => match self.tickets[&ticket].state {
+                PlaceState::Granted(token) if token.fence == fence => {
+                    self.tickets.remove(&ticket);
+                    entry.tickets.remove(&ticket);
+                }
+                _ => return,
+            },
             _ => return,
         }
         entry.enqueued.mark_dead(kind, key);
@@ -595,12 +590,5 @@ impl LockTable {
         self.conns
             .entry(conn)
             .or_insert_with(|| ConnectionEntry::new(now))
-    }
-}
-
-impl Place {
-    /// Whether it has become the slot with this fence.
-    fn is_granted(&self, fence: Fence) -> bool {
-        matches!(self.state, PlaceState::Granted(token) if token.fence == fence)
     }
 }
