@@ -17,18 +17,19 @@
 //! # The route of an `l`
 //!
 //! `net::listener` accepts, `net::workers` lends a thread, and `latchd::session` reads three lines
-//! through `net::lines`. `protocol::request` makes a request of them. The session asks the `arbiter`,
-//! which locks its mutex, reads the clock and lets the `table` decide: granted, queued, or refused.
-//! If queued, the session sleeps on its connection's condvar; whoever frees the slot, be it a
-//! release, a disconnect or the reaper at the lease's end, has the table promote the first in line
-//! and wakes that connection. `protocol::reply` makes a line of the answer, written in one go.
+//! through `net::lines`. `protocol::request` makes a request of them. `latchd::requests` asks the
+//! connection's seat at the `arbiter`, which locks its mutex, reads the clock and lets the `table`
+//! decide: granted, queued, or refused. If the claim is queued, the session's thread sleeps on its
+//! seat's condvar. The thread that frees the slot (a release, a disconnect, or the reaper at the
+//! end of the lease) has the table promote the first in line, and wakes that seat.
+//! `protocol::reply` makes a line of the answer, and the session writes it.
 //!
 //! # Invariants
 //!
-//! - Truth is in the table, wake-ups are hints: whoever wakes looks again.
+//! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
 //! - A lock is a semaphore of one.
-//! - No slot is free while somebody waits; nobody overtakes.
-//! - Expired means dead, whether or not the reaper has been by.
+//! - No slot is free while a client waits, and no client overtakes another.
+//! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
 
 #![forbid(unsafe_code)]

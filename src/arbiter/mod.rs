@@ -1,11 +1,21 @@
-//! The one door to the table: one mutex, and the wake-ups of whoever waits.
+//! The one door to the table: one mutex, the clock, and the wake-ups of the waiters.
 //!
-//! Truth is in the table, wake-ups are hints: whoever wakes looks again. Every visit takes the
-//! mutex, reads the clock, acts on the table, and on leaving wakes the connections whose waits have
-//! ended (after the mutex is released) and the reaper if a lease now ends before it would look.
+//! Truth is in the table, wake-ups are hints: a thread that wakes looks again. Every visit takes
+//! the mutex, reads the clock and acts on the table. On leaving it wakes the connections whose
+//! waits have ended (after the mutex is released), and the reaper if a lease now ends before the
+//! reaper would look.
 //!
 //! One mutex, no shards and no lock order: a grant and its release take well under a microsecond
 //! together, a tenth of what the system calls around them cost (`examples/bench.rs`).
+
+#[cfg(not(test))]
+mod clock;
+#[cfg(test)]
+#[path = "virtual_clock.rs"]
+mod clock;
+mod seat;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,36 +25,33 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::fence::mint::Salts;
-use crate::table::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, KeySnapshot, Kind, Limit, LockTable, Progress,
-    Refusal, Scope, Ticket,
-};
-use crate::token::{FenceSource, Token};
+use crate::table::{Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope};
+use crate::token::FenceSource;
+use clock::Clock;
+pub use seat::{Seat, WaitStage};
 
-/// How many leases are ended, or slots of a closed connection released, before other threads get
-/// their turn: about a tenth of a millisecond.
+/// Leases ended, or slots of a closed connection released, before other threads get their turn:
+/// about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
 
-/// A wait that lasts for so long is worth a system call or two more.
-const LONG_WAIT: Duration = Duration::from_secs(1);
-
-/// What a arbiter is told once, at its start.
+/// The settings of an arbiter.
 pub struct Rules {
-    /// The most that the table takes on.
+    /// The caps of the table.
     pub caps: Caps,
     /// What becomes of a connection's slots when it closes.
     pub holdings: Holdings,
-    /// How often idle keys are looked at.
+    /// The shortest time between two looks at idle keys.
     pub gc_interval: Duration,
-    /// For how long a key may be idle before it is dropped.
+    /// How long a key may be idle before it is dropped.
     pub gc_max_idle: Duration,
 }
 
 /// The table, shared by all connections and the reaper.
 pub struct Arbiter {
     state: Mutex<State>,
-    reaper: Condvar,
-    /// Beside the mutex, so that the kernel's randomness never holds the table up.
+    clock: Clock,
+    reaper: Arc<Condvar>,
+    /// Outside the mutex, so that the kernel's randomness never delays another connection.
     salts: Salts,
     holdings: Holdings,
     gc_interval: Duration,
@@ -54,9 +61,9 @@ pub struct Arbiter {
 struct State {
     table: LockTable,
     seats: HashMap<ConnId, SeatState>,
-    /// When the reaper looks next if nobody wakes it; `None` while it sleeps for good.
+    /// When the reaper looks next by itself; `None` while it sleeps until it is woken.
     reaper_looks_at: Option<Instant>,
-    /// Idle keys are not looked at before.
+    /// The next look at idle keys, at the earliest.
     next_gc: Instant,
     /// Dropped when the drain is over.
     drained: Option<Sender<()>>,
@@ -68,31 +75,20 @@ struct SeatState {
     is_gone: bool,
 }
 
-/// How a wait ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The claim's turn came.
-    Granted(Grant),
-    /// The claim will never be granted.
-    Refused(Refusal),
-    /// The time was over first; the place is given up.
-    TimedOut,
-    /// The peer hung up first; the place is given up.
-    Gone,
-}
-
 impl Arbiter {
-    /// A arbiter with an empty table. Leases end promptly only while [`Arbiter::reap`] runs.
+    /// An arbiter with an empty table. Leases end promptly only while [`Arbiter::reap`] runs.
     pub fn new(rules: &Rules, fences: Box<dyn FenceSource>, salts: Salts) -> Self {
+        let clock = Clock::new();
         Arbiter {
             state: Mutex::new(State {
                 table: LockTable::new(rules.caps, fences),
                 seats: HashMap::new(),
                 reaper_looks_at: None,
-                next_gc: Instant::now(),
+                next_gc: clock.now(),
                 drained: None,
             }),
-            reaper: Condvar::new(),
+            clock,
+            reaper: Arc::default(),
             salts,
             holdings: rules.holdings,
             gc_interval: rules.gc_interval,
@@ -100,23 +96,24 @@ impl Arbiter {
         }
     }
 
-    /// Lets a connection in. Its number must never have been used before.
+    /// Gives a connection its seat. Its number must never have been used before.
     pub fn connect(self: &Arc<Self>, conn: ConnId) -> Seat {
-        let wake = Arc::new(Condvar::new());
+        let wake = Arc::default();
         let seat = SeatState {
             wake: Arc::clone(&wake),
             is_gone: false,
         };
         self.state.lock().seats.insert(conn, seat);
-        Seat {
-            arbiter: Arc::clone(self),
-            conn,
-            wake,
-        }
+        Seat::new(Arc::clone(self), conn, wake)
     }
 
-    /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. What
-    /// it holds, it keeps until it is dropped. A connection that is no more is ignored.
+    /// How many connections have a seat.
+    pub fn seat_count(&self) -> usize {
+        self.state.lock().seats.len()
+    }
+
+    /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. It
+    /// keeps its slots until its seat is dropped. A connection without a seat is ignored.
     pub fn hang_up(&self, conn: ConnId) {
         let mut state = self.state.lock();
         let Some(seat) = state.seats.get_mut(&conn) else {
@@ -129,7 +126,8 @@ impl Arbiter {
     }
 
     /// Ends leases at the instant they run out, and drops keys that are idle for too long. Never
-    /// returns: it is the reaper thread's body. Correctness does not depend on it, promptness does.
+    /// returns: it is the body of the reaper thread. Correctness does not depend on it, promptness
+    /// does.
     pub fn reap(&self) -> ! {
         let mut state = self.state.lock();
         loop {
@@ -142,17 +140,13 @@ impl Arbiter {
                 continue;
             }
             state.reaper_looks_at = self.next_look(&state);
-            match state.reaper_looks_at {
-                Some(at) => {
-                    self.reaper.wait_until(&mut state, at);
-                }
-                None => self.reaper.wait(&mut state),
-            }
+            let look_at = state.reaper_looks_at;
+            self.clock.wait(&self.reaper, &mut state, look_at);
         }
     }
 
-    /// Refuses new claims from now on and dismisses whoever waits. The receiver's channel closes
-    /// as soon as nobody holds anything.
+    /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as
+    /// soon as no key is held.
     pub fn begin_drain(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         let mut state = self.state.lock();
@@ -163,29 +157,17 @@ impl Arbiter {
         receiver
     }
 
-    /// Whether the drain has begun.
-    pub fn is_draining(&self) -> bool {
-        self.visit(Scope::Nothing, |table, _| table.is_draining())
-    }
-
-    /// What an operator may see of up to `at_most` keys, sorted: of those behind `after`, or of the
-    /// first ones.
+    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
+    /// ones.
     pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
         self.visit(Scope::Everything, |table, now| {
             table.snapshot(after, at_most, now)
         })
     }
 
-    /// Grants what waiters are owed since there were no tokens.
+    /// Grants the slots that waiters are owed since there was no token for them.
     pub fn tokens_are_back(&self) {
         self.visit(Scope::Nothing, |table, now| table.tokens_are_back(now));
-    }
-
-    /// Whether any key is held.
-    pub fn has_holders(&self) -> bool {
-        self.visit(Scope::Everything, |table, now| {
-            table.last_held(now) == Some(now)
-        })
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
@@ -201,12 +183,13 @@ impl Arbiter {
         result
     }
 
-    /// Ends the leases that have run out and matter within `scope`, and gives the time of that. A
-    /// million leases may run out in one instant, so other threads get their turn between the steps.
+    /// Ends the leases that have run out and matter within `scope`, and returns the time by which
+    /// they have. A million leases may run out in one instant, so other threads get their turn
+    /// between the steps.
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
             // Read under the mutex, so that the table never sees time go back.
-            let now = Instant::now();
+            let now = self.clock.now();
             state.table.expire_some(RELEASED_AT_ONCE, now);
             if !state.table.is_behind(scope, now) {
                 return now;
@@ -224,8 +207,8 @@ impl Arbiter {
         self.notify(wake_ups);
     }
 
-    /// Passes on what has happened before going to sleep; `true` if the mutex was released for
-    /// that, so that the table must be looked at once more.
+    /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
+    /// that, so that the caller must look at the table once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let wake_ups = self.wake_ups(state);
         if wake_ups.is_empty() {
@@ -284,7 +267,7 @@ fn is_sooner(next: Option<Instant>, planned: Option<Instant>) -> bool {
     }
 }
 
-/// Whom to wake: mostly nobody or one connection, and then without an allocation.
+/// The threads to wake: mostly none or one, and then without an allocation.
 #[derive(Default)]
 struct WakeUps {
     first: Option<Arc<Condvar>>,
@@ -303,517 +286,5 @@ impl WakeUps {
 
     fn is_empty(&self) -> bool {
         self.first.is_none() && !self.wake_reaper
-    }
-}
-
-/// One connection's way through the door. Dropping it disconnects: its places go, and its slots do
-/// what the rules say.
-pub struct Seat {
-    arbiter: Arc<Arbiter>,
-    conn: ConnId,
-    wake: Arc<Condvar>,
-}
-
-impl Seat {
-    /// The connection's number.
-    pub fn id(&self) -> ConnId {
-        self.conn
-    }
-
-    /// The arbiter behind the door.
-    pub fn arbiter(&self) -> &Arbiter {
-        &self.arbiter
-    }
-
-    /// Asks for a key. Does not wait for it, though it may wait for the kernel's randomness.
-    ///
-    /// # Errors
-    ///
-    /// As [`LockTable::enqueue`].
-    pub fn enqueue(
-        &self,
-        key: &str,
-        kind: Kind,
-        limit: Limit,
-        lease: Duration,
-    ) -> Result<Claim, Refusal> {
-        let ask = self.ask(key, kind, limit, lease)?;
-        self.arbiter
-            .visit(Scope::Ask(&ask), |table, now| table.enqueue(&ask, now))
-    }
-
-    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first.
-    /// Does not wait, but perhaps for the kernel's randomness.
-    ///
-    /// # Errors
-    ///
-    /// As [`LockTable::enqueue`].
-    pub fn try_acquire(
-        &self,
-        key: &str,
-        kind: Kind,
-        limit: Limit,
-        lease: Duration,
-    ) -> Result<Option<Grant>, Refusal> {
-        let ask = self.ask(key, kind, limit, lease)?;
-        self.arbiter
-            .visit(Scope::Ask(&ask), |table, now| table.try_acquire(&ask, now))
-    }
-
-    fn ask<'a>(
-        &self,
-        key: &'a str,
-        kind: Kind,
-        limit: Limit,
-        lease: Duration,
-    ) -> Result<Ask<'a>, Refusal> {
-        Ok(Ask {
-            conn: self.conn,
-            key,
-            kind,
-            limit,
-            lease,
-            salt: self.arbiter.salts.next().ok_or(Refusal::NoToken)?,
-        })
-    }
-
-    /// Looks how a queued claim stands. Does not block. Any answer but `Waiting` spends the ticket.
-    pub fn collect(&self, ticket: Ticket) -> Progress {
-        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
-            table.collect(ticket, now)
-        })
-    }
-
-    /// Blocks until the claim is granted or refused, the peer hangs up, or `wait_timeout` is over.
-    /// Spends the ticket in any case.
-    pub fn wait(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
-        self.wait_and_tell(ticket, wait_timeout, || {})
-    }
-
-    /// As [`Seat::wait`]. A wait that lasts for a second calls `when_long` once, without the
-    /// mutex.
-    pub fn wait_and_tell(
-        &self,
-        ticket: Ticket,
-        wait_timeout: Duration,
-        when_long: impl FnOnce(),
-    ) -> Outcome {
-        let mut state = self.arbiter.state.lock();
-        let began = Instant::now();
-        let deadline = began.checked_add(wait_timeout);
-        let mut when_long = Some(when_long);
-        let is_a_try = wait_timeout.is_zero();
-        let outcome = loop {
-            let now = self.arbiter.catch_up(&mut state, Scope::Ticket(ticket));
-            // A peer that has hung up gets nothing any more. If its grant arrives at the same time,
-            // the hang-up wins and the slot passes to the next waiter: nobody would release it.
-            // A try does not wait, so it is answered all the same.
-            if state.seats[&self.conn].is_gone && !is_a_try {
-                let refusal = state.table.cancel(ticket, now);
-                break refusal.map_or(Outcome::Gone, Outcome::Refused);
-            }
-            // A release may have granted us the key between the last look and the deadline. The
-            // grant wins: answering `timeout` now would strand the slot until its lease runs out.
-            match state.table.collect(ticket, now) {
-                Progress::Granted(grant) => break Outcome::Granted(grant),
-                Progress::Refused(refusal) => break Outcome::Refused(refusal),
-                Progress::Waiting => {}
-            }
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                state.table.cancel(ticket, now);
-                break Outcome::TimedOut;
-            }
-            // Looking may have ended somebody else's lease.
-            if self.arbiter.pass_on(&mut state) {
-                continue;
-            }
-            let long_at = began + LONG_WAIT;
-            if let Some(when_long) = when_long.take_if(|_| long_at <= now) {
-                MutexGuard::unlocked(&mut state, when_long);
-                continue;
-            }
-            let look_again = match (deadline, when_long.is_some()) {
-                (Some(deadline), true) => Some(deadline.min(long_at)),
-                (None, true) => Some(long_at),
-                (deadline, false) => deadline,
-            };
-            match look_again {
-                Some(at) => {
-                    self.wake.wait_until(&mut state, at);
-                }
-                None => self.wake.wait(&mut state),
-            }
-        };
-        self.arbiter.leave(state);
-        outcome
-    }
-
-    /// Gives up a place in a queue. A grant that has come meanwhile passes to the next waiter.
-    pub fn cancel(&self, ticket: Ticket) {
-        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
-            table.cancel(ticket, now)
-        });
-    }
-
-    /// Gives back a slot, whichever connection it was granted to.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
-    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.release(key, kind, token, now)
-        })
-    }
-
-    /// Starts a lease anew, whichever connection it was granted to.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
-    pub fn renew(
-        &self,
-        key: &str,
-        kind: Kind,
-        token: Token,
-        lease: Duration,
-    ) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.renew(key, kind, token, lease, now)
-        })
-    }
-
-    /// Whether the token is that of a live holder.
-    pub fn is_held(&self, key: &str, kind: Kind, token: Token) -> bool {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.is_held(key, kind, token, now)
-        })
-    }
-
-    /// Whether the ticket's grant came, and died before it was collected.
-    pub fn has_lapsed(&self, ticket: Ticket) -> bool {
-        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
-            table.has_lapsed(ticket, now)
-        })
-    }
-
-    /// Whether it is the ticket's turn, and only a token is wanting.
-    pub fn is_owed(&self, ticket: Ticket) -> bool {
-        self.arbiter.visit(Scope::Ticket(ticket), |table, now| {
-            table.is_owed(ticket, now)
-        })
-    }
-
-    /// When this connection last held or waited for anything: now, if it does; `None` if it never did.
-    pub fn last_busy(&self) -> Option<Instant> {
-        self.arbiter
-            .visit(Scope::Nothing, |table, now| table.last_busy(self.conn, now))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let arbiter = &self.arbiter;
-        let mut state = arbiter.state.lock();
-        state.seats.remove(&self.conn);
-        let table = &mut state.table;
-        table.disconnect(self.conn, arbiter.holdings, Instant::now());
-        arbiter.leave(state);
-        // Others get their turn between the steps.
-        let release =
-            |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);
-        while !arbiter.visit(Scope::Nothing, release) {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fence::mint::ClockFences;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-
-    const FOREVER: Duration = Duration::from_secs(60);
-
-    fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
-        let rules = Rules {
-            caps: Caps {
-                max_locks: 1024,
-                max_slots: 1 << 20,
-                max_per_connection: 1 << 20,
-                max_waiters: None,
-                max_waiters_total: 65_536,
-            },
-            holdings,
-            gc_interval: Duration::from_secs(1),
-            gc_max_idle: Duration::ZERO,
-        };
-        let arbiter = Arc::new(Arbiter::new(
-            &rules,
-            Box::new(ClockFences::starting_at(1)),
-            Salts::new().expect("the kernel has randomness"),
-        ));
-        let reaper = Arc::clone(&arbiter);
-        thread::spawn(move || reaper.reap());
-        arbiter
-    }
-
-    fn lock(connection: &Seat, lease: Duration) -> Claim {
-        connection
-            .enqueue("k", Kind::Lock, Limit::ONE, lease)
-            .expect("no cap is reached")
-    }
-
-    fn granted(connection: &Seat, lease: Duration) -> Grant {
-        match lock(connection, lease) {
-            Claim::Acquired(grant) => grant,
-            Claim::Queued(_) => panic!("the lock should be free"),
-        }
-    }
-
-    fn queued(connection: &Seat) -> Ticket {
-        match lock(connection, FOREVER) {
-            Claim::Queued(ticket) => ticket,
-            Claim::Acquired(_) => panic!("the lock should be held"),
-        }
-    }
-
-    #[test]
-    fn a_release_wakes_the_waiter() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let grant = granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        let waiting = thread::spawn(move || waiter.wait(ticket, FOREVER));
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        assert!(matches!(
-            waiting.join().expect("no panic"),
-            Outcome::Granted(_)
-        ));
-    }
-
-    #[test]
-    fn the_reaper_passes_an_expired_lease_on_in_time() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let lease = Duration::from_millis(100);
-        let granted_at = Instant::now();
-        granted(&holder, lease);
-        let ticket = queued(&waiter);
-        assert!(matches!(waiter.wait(ticket, FOREVER), Outcome::Granted(_)));
-        assert!(granted_at.elapsed() >= lease);
-        assert!(granted_at.elapsed() < FOREVER / 2);
-    }
-
-    #[test]
-    fn leases_that_end_together_end_in_steps() {
-        const SLOTS: usize = 50_000;
-        let arbiter = arbiter(Holdings::Release);
-        let limit = Limit::new(1 << 20).expect("above zero");
-        let all_end_at = Instant::now() + Duration::from_secs(3);
-        let holder = arbiter.connect(ConnId(1));
-        for _ in 0..SLOTS {
-            let lease = all_end_at.saturating_duration_since(Instant::now());
-            let claim = holder.enqueue("k", Kind::Semaphore, limit, lease);
-            assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
-        }
-        let mut state = arbiter.state.lock();
-        assert!(Instant::now() < all_end_at, "the slots took too long");
-        let (asking, asked) = bounded(0);
-        let other = Arc::clone(&arbiter);
-        let witness = thread::spawn(move || {
-            asking.send(()).expect("it is received");
-            let state = other.state.lock();
-            state.table.is_behind(Scope::Everything, Instant::now())
-        });
-        asked.recv().expect("it is sent");
-        thread::sleep(all_end_at.saturating_duration_since(Instant::now()));
-        thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
-        arbiter.catch_up(&mut state, Scope::Everything);
-        drop(state);
-        let got_in_between = witness.join().expect("no panic");
-        assert!(got_in_between, "the table was closed until all had ended");
-    }
-
-    #[test]
-    fn a_wait_without_a_grant_times_out_and_gives_up_its_place() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let grant = granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        assert_eq!(
-            waiter.wait(ticket, Duration::from_millis(10)),
-            Outcome::TimedOut
-        );
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        granted(&holder, FOREVER);
-    }
-
-    #[test]
-    fn a_grant_that_is_there_beats_a_time_that_is_over() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let grant = granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        assert!(matches!(
-            waiter.wait(ticket, Duration::ZERO),
-            Outcome::Granted(_)
-        ));
-    }
-
-    #[test]
-    fn a_hang_up_dismisses_a_wait_before_and_while_it_lasts_but_not_a_try() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        let hanging_up = Arc::clone(&arbiter);
-        let hang_up = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
-            hanging_up.hang_up(ConnId(2));
-        });
-        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
-        hang_up.join().expect("no panic");
-        let ticket = queued(&waiter);
-        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
-        let ticket = queued(&waiter);
-        assert_eq!(waiter.wait(ticket, Duration::ZERO), Outcome::TimedOut);
-        arbiter.hang_up(ConnId(77)); // never heard of
-    }
-
-    #[test]
-    fn a_waiter_dismissed_by_the_drain_is_told_so_even_if_it_hangs_up() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        arbiter.begin_drain();
-        arbiter.hang_up(ConnId(2));
-        assert_eq!(
-            waiter.wait(ticket, FOREVER),
-            Outcome::Refused(Refusal::Draining)
-        );
-    }
-
-    #[test]
-    fn a_grant_that_meets_a_hang_up_passes_on_even_if_slots_are_kept() {
-        let arbiter = arbiter(Holdings::Keep);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let grant = granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        arbiter.hang_up(ConnId(2));
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        assert_eq!(waiter.wait(ticket, FOREVER), Outcome::Gone);
-        granted(&holder, FOREVER);
-    }
-
-    #[test]
-    fn a_drain_ends_when_the_last_holder_is_done() {
-        let arbiter = arbiter(Holdings::Release);
-        let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
-        let grant = granted(&holder, FOREVER);
-        let ticket = queued(&waiter);
-        let drained = arbiter.begin_drain();
-        assert_eq!(
-            waiter.wait(ticket, FOREVER),
-            Outcome::Refused(Refusal::Draining)
-        );
-        assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        assert!(drained
-            .recv_timeout(FOREVER)
-            .is_err_and(|error| error.is_disconnected()));
-    }
-
-    #[test]
-    fn a_drain_with_nothing_held_ends_at_once_and_one_ends_with_the_last_lease() {
-        let arbiter = arbiter(Holdings::Release);
-        assert!(arbiter
-            .begin_drain()
-            .recv_timeout(FOREVER)
-            .is_err_and(|error| error.is_disconnected()));
-
-        let arbiter = self::arbiter(Holdings::Release);
-        let holder = arbiter.connect(ConnId(1));
-        granted(&holder, Duration::from_millis(50));
-        let drained = arbiter.begin_drain();
-        assert!(drained
-            .recv_timeout(FOREVER)
-            .is_err_and(|error| error.is_disconnected()));
-    }
-
-    #[test]
-    fn idle_keys_go_by_themselves() {
-        let arbiter = arbiter(Holdings::Release);
-        let holder = arbiter.connect(ConnId(1));
-        let grant = granted(&holder, FOREVER);
-        assert_eq!(holder.release("k", Kind::Lock, grant.token), Ok(()));
-        let deadline = Instant::now() + FOREVER;
-        while !arbiter.snapshot(None, 1).is_empty() {
-            assert!(Instant::now() < deadline, "the idle key is still there");
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Timeouts tuned to meet grants: whatever wins, nobody overlaps, no slot is lost, nobody hangs.
-    #[test]
-    fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
-        const THREADS: u64 = 6;
-        let arbiter = arbiter(Holdings::Release);
-        let inside = Arc::new(AtomicUsize::new(0));
-        let stop_at = Instant::now() + Duration::from_secs(2);
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let (arbiter, inside) = (Arc::clone(&arbiter), Arc::clone(&inside));
-                thread::spawn(move || {
-                    let mut grants = 0u64;
-                    let mut conn = 1 + thread;
-                    let mut connection = arbiter.connect(ConnId(conn));
-                    for round in 0u64.. {
-                        if Instant::now() >= stop_at {
-                            break;
-                        }
-                        let grant = match lock(&connection, FOREVER) {
-                            Claim::Acquired(grant) => Some(grant),
-                            Claim::Queued(ticket) => {
-                                if round % 7 == 0 {
-                                    arbiter.hang_up(ConnId(conn));
-                                }
-                                let patience = Duration::from_micros(round * 13 % 60);
-                                match connection.wait(ticket, patience) {
-                                    Outcome::Granted(grant) => Some(grant),
-                                    Outcome::TimedOut | Outcome::Gone => None,
-                                    Outcome::Refused(refusal) => panic!("{refusal:?}"),
-                                }
-                            }
-                        };
-                        if let Some(grant) = grant {
-                            assert_eq!(
-                                inside.fetch_add(1, Ordering::SeqCst),
-                                0,
-                                "two holders at once"
-                            );
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            grants += 1;
-                            assert_eq!(connection.release("k", Kind::Lock, grant.token), Ok(()));
-                        }
-                        if round % 7 == 0 {
-                            drop(connection);
-                            conn += THREADS;
-                            connection = arbiter.connect(ConnId(conn));
-                        }
-                    }
-                    grants
-                })
-            })
-            .collect();
-        let grants: u64 = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no panic"))
-            .sum();
-        assert!(grants > 1000, "only {grants} grants");
-        let last = arbiter.connect(ConnId(1_000_000_000));
-        granted(&last, FOREVER);
     }
 }

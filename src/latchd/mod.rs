@@ -2,7 +2,7 @@
 
 mod memory;
 mod options;
-mod phases;
+mod requests;
 mod session;
 
 use std::fmt::Display;
@@ -222,9 +222,9 @@ fn serve(
     let watch = Arc::new(watch);
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
-        let (connections, rules) = (Arc::clone(connections), Arc::clone(session_rules));
+        let rules = Arc::clone(session_rules);
         Arc::new(Workers::new(move |admission: Admission| {
-            converse(&admission, &arbiter, &watch, &connections, &rules);
+            converse(&admission, &arbiter, &watch, &rules);
         }))
     };
     let reaper = Arc::clone(arbiter);
@@ -258,13 +258,12 @@ fn converse(
     admission: &Admission,
     arbiter: &Arc<Arbiter>,
     watch: &HangupWatch,
-    connections: &Connections,
     rules: &SessionRules,
 ) {
     let stream = admission.stream();
     let seat = arbiter.connect(ConnId(admission.id()));
     match watch.watch(stream, admission.id()) {
-        Ok(()) => session::serve(stream, seat, rules, connections, watch),
+        Ok(()) => session::serve(stream, seat, rules, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
     }
 }
@@ -331,10 +330,14 @@ fn wait_for_a_signal(
         }
         let Some(idle_exit) = idle_exit else { continue };
         let now = Instant::now();
-        let last_held = arbiter.last_held().unwrap_or(started);
-        let quiet_since = connections.empty_since().unwrap_or(now).max(last_held);
+        let last_held = arbiter.last_held();
+        let quiet_since = connections
+            .empty_since()
+            .unwrap_or(now)
+            .max(last_held.unwrap_or(started));
         let idle_for = now.saturating_duration_since(quiet_since);
-        if idle_for >= idle_exit && connections.close_if_empty(|| !arbiter.has_holders()) {
+        if idle_for >= idle_exit && connections.close_if_empty(|| arbiter.last_held() == last_held)
+        {
             return false;
         }
         // Whoever is here now keeps us for at least that long.

@@ -110,11 +110,6 @@ impl Connections {
         open.streams.is_empty().then_some(open.empty_since)
     }
 
-    /// How many connections are open.
-    pub fn count(&self) -> usize {
-        self.open.lock().streams.len()
-    }
-
     /// How many bytes connection `id` has sent that have not been read.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();

@@ -1,13 +1,14 @@
 //! Who has gone away: one thread watches every connection for the peer's hang-up, and for nothing
 //! else.
 //!
-//! A session that waits for a lock does not read, so it cannot see the end of the stream itself; nor
-//! can it see one that hides behind pipelined requests. Each socket is registered once, edge
+//! A session that waits for a lock does not read, so it cannot see the end of the stream itself;
+//! nor can it see one that hides behind pipelined requests. Each socket is registered once, edge
 //! triggered, so the watch costs a connection one system call in its life and delays no reply. A
 //! socket that is closed leaves the watch by itself.
 //!
-//! A peer that fills its window behind a wait cannot tell us any more that it leaves: the kernel has no
-//! room for that. So a session that waits for long has the watch heed what its peer sends, too.
+//! A peer that fills its window behind a wait cannot tell us any more that it leaves: the kernel
+//! has no room for that. So a session that waits for long has the watch heed what its peer sends,
+//! too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -65,14 +66,15 @@ impl HangupWatch {
         Ok(())
     }
 
-    /// Changes whether what arrives at a socket that is watched is heeded. What is there already counts.
+    /// Changes whether what arrives at a socket that is watched is heeded. What is there already
+    /// counts.
     pub fn set_input(&self, stream: &Stream, id: u64, input: Input) -> io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
         Ok(())
     }
 
-    /// Calls `report` with the number of each connection whose peer hangs up or sends what is heeded,
-    /// once or more often, until the watch itself fails.
+    /// Calls `report` with the number of each connection whose peer hangs up or sends what is
+    /// heeded, once or more often, until the watch itself fails.
     pub fn run(&self, mut report: impl FnMut(u64, Sign)) -> io::Error {
         let empty = Event {
             flags: EventFlags::empty(),
