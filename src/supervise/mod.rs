@@ -37,6 +37,8 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::sys::process;
+
 /// The argument by which a program knows that it is to be the [`stage`].
 const STAGE: &str = "--exec-stage";
 
@@ -105,7 +107,7 @@ impl SignalWatch {
         // What was blocked when we were started is not any more: the end of the command is a signal, too.
         // All threads to come inherit the mask, and the stage takes it off again.
         SigSet::from(NixSignal::SIGTTOU).thread_set_mask()?;
-        let ignored = ignored_signals();
+        let ignored = process::ignored_signals();
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
         // What we are to ignore (nohup, a shell's background), the command is to ignore as well. It
@@ -201,14 +203,6 @@ impl Killed {
     }
 }
 
-/// The signals that we ignored when we started: bit N - 1 stands for signal N. None if /proc cannot tell.
-fn ignored_signals() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
 /// Whether a shell with job control looks after us. If not, nobody would continue us after Ctrl-Z: the
 /// system itself discards that signal then, and so do we.
 fn somebody_can_continue_us() -> bool {
@@ -223,7 +217,7 @@ fn somebody_can_continue_us() -> bool {
         if unistd::getpgid(Some(its)) != Ok(ours.1) {
             return true;
         }
-        ancestor = stat_of(number).and_then(|stat| Pid::from_raw(stat.parent));
+        ancestor = process::stat(number.unsigned_abs()).and_then(|stat| Pid::from_raw(stat.parent));
     }
     false
 }
@@ -231,24 +225,6 @@ fn somebody_can_continue_us() -> bool {
 /// Our process group; `None` if it is not of our namespace, where it has no number.
 fn our_group() -> Option<Pid> {
     Pid::from_raw(unistd::getpgrp().as_raw())
-}
-
-/// What /proc says of a process.
-struct Stat {
-    state: char,
-    parent: i32,
-    group: i32,
-}
-
-fn stat_of(pid: i32) -> Option<Stat> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name stands in parentheses and may have any of these, too.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some(Stat {
-        state: fields.next()?.chars().next()?,
-        parent: fields.next()?.parse().ok()?,
-        group: fields.next()?.parse().ok()?,
-    })
 }
 
 /// What to run, and how.
@@ -702,12 +678,11 @@ impl Group<'_> {
 /// Whether a process of the group is more than a zombie, or one that is ours to wait for. If /proc cannot
 /// tell, one is.
 fn has_living(group: Pid) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else {
+    let Some(processes) = process::all() else {
         return true;
     };
     processes
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(stat_of)
+        .filter_map(process::stat)
         .filter(|stat| stat.group == group.as_raw_nonzero().get())
         .any(|stat| {
             let is_dead = matches!(stat.state, 'Z' | 'X');

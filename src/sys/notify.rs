@@ -1,4 +1,4 @@
-//! Telling systemd how we are: sd_notify(3), without its library.
+//! The state of this server, told to systemd: sd_notify(3), without its library.
 
 use std::env;
 use std::io;
@@ -6,11 +6,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `state` (lines of `NAME=value`) to whoever NOTIFY_SOCKET names, if it names anybody.
-///
-/// # Errors
-///
-/// If it cannot be sent.
+/// Sends `state` (lines of `NAME=value`) to the socket that NOTIFY_SOCKET names, if the variable is
+/// set.
 pub fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
         return Ok(());
