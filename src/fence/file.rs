@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use rustix::fs::{flock, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use crate::sys::directory::Directory;
+use crate::sys::directory::sync_name;
 use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 
@@ -135,7 +135,7 @@ pub fn open(
     let recovered = recover(&content)?;
     let is_torn = recovered.torn;
     let reserved = reserve_first(file, recovered, clock, range)?;
-    Directory::of(path)?.sync()?;
+    sync_name(path)?;
     if is_torn {
         // The range of a torn record was never used; that of a rotten one was. The clock decides.
         warn!(

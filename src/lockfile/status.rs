@@ -11,7 +11,7 @@ use rustix::fs::{flock, FlockOperation};
 use crate::sys::directory::{Directory, Entry};
 
 use super::error::SemaphoreResult;
-use super::files::{is_name_aside, read};
+use super::files::{read, STAGED_NAMES};
 use super::host::{find_here, here, Surroundings};
 use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
 use super::staleness::{judge, says_flock, Alive, Content, World};
@@ -252,7 +252,7 @@ impl Semaphore {
         }
         for entry in fs::read_dir(&self.place.directory)? {
             let name = entry?.file_name();
-            let is_orphan = if is_name_aside(&name) {
+            let is_orphan = if STAGED_NAMES.contains(&name) {
                 self.is_orphan_of_ours(&directory, &name)
             } else {
                 self.is_orphan_of_others(&directory, &name)
