@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::fence::mint::Salts;
+use crate::fence::source::Salts;
 use crate::table::{
     Ask, Caps, Claim, ConnId, Grant, Holdings, Key, KeySnapshot, Kind, Limit, LockTable, Progress,
     Refusal, Scope, Ticket,
@@ -529,7 +529,7 @@ impl Drop for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fence::mint::ClockFences;
+    use crate::fence::source::ClockFences;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 

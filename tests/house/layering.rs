@@ -47,9 +47,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// What the pure modules must not touch: clocks, threads, sockets, files, randomness, logs.
-const PURE: [&str; 9] = [
+const PURE: [&str; 10] = [
     "src/table",
     "src/token.rs",
+    "src/fence/file.rs",
     "src/protocol",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
@@ -73,7 +74,7 @@ const IMPURE: &[&str] = &[
     "crossbeam",
     "crate::manager",
     "crate::net",
-    "crate::fence::mint",
+    "crate::fence::source",
 ];
 
 pub fn root() -> &'static Path {

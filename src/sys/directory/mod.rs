@@ -220,9 +220,10 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Opens the regular file at `path` for reading and writing, and locks it until it is closed; `None`
-/// if another process keeps it locked. Makes an empty file if there is none; the umask applies to
-/// `mode`. A symbolic link is refused if `flags` have `NOFOLLOW`. Blocks for `patience` at most.
+/// Opens the regular file at `path` for reading and writing, and locks it until it is closed;
+/// `None` if another process keeps it locked. Makes an empty file if there is none; the umask
+/// applies to `mode`. A symbolic link is refused if `flags` have `NOFOLLOW`. Blocks for `patience`
+/// at most.
 pub fn open_exclusive(
     path: &Path,
     flags: OFlags,
