@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::fence::mint::Salts;
+use crate::fence::source::Salts;
 use crate::table::{Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope};
 use crate::token::FenceSource;
 use clock::Clock;

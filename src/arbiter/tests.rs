@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use super::*;
-use crate::fence::mint::ClockFences;
+use crate::fence::source::ClockFences;
 use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal, Usage};
 
 const FOREVER: Duration = Duration::from_secs(60);

@@ -4,14 +4,16 @@
 //! 0. A caller that is killed has written all of it or nothing. A lock on the file (flock) lets one
 //! caller in at a time.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
+
 use crate::cli::failure::{CommandResult, Failure};
-use crate::sys::directory::{lock_within, Directory};
+use crate::sys::directory::{open_exclusive, sync_name};
 use crate::text::reason;
 
 use super::{options, shown, token, FILE_ERROR, OUTDATED};
@@ -47,28 +49,12 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
 ///
 /// # Errors
 ///
-/// If the file cannot be read or written, holds something else, or stays locked. Then nothing is
-/// certain.
+/// If the file cannot be read or written, holds something else, or stays locked. The verdict is
+/// unknown then.
 fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(file)?;
-    if !opened.metadata()?.is_file() {
-        // A device would not keep the fence, and a pipe would block.
-        let reason = "it is not a regular file";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
-    }
-    match lock_within(&opened, LOCK_PATIENCE) {
-        Ok(true) => {}
-        Ok(false) => return Err(io::Error::other("another process keeps it locked")),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            return Err(io::Error::other("its file system has no locks"));
-        }
-        Err(error) => return Err(error),
-    }
+    // A device would forget the fence, and a pipe would block: both are refused.
+    let opened = open_exclusive(file, OFlags::empty(), 0o666, LOCK_PATIENCE)?
+        .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
         return Ok(Verdict::Outdated);
@@ -76,11 +62,10 @@ fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
     }
-    // Sync also a fence that was there before: a killed caller may have written it without a sync.
+    // Also a fence that is in the file already: a caller may have been killed before it synced it.
     opened.sync_all()?;
     if highest.is_none() {
-        // The path may be a symbolic link to a file in another directory.
-        Directory::of(&fs::canonicalize(file)?)?.sync()?;
+        sync_name(file)?;
     }
     Ok(Verdict::Current)
 }

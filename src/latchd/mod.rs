@@ -24,8 +24,8 @@ use signal_hook::iterator::Signals;
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
-use crate::fence::file::{self, Reserver};
-use crate::fence::mint::{fence_of_clock, ClockFences, Salts};
+use crate::fence::allocator::{self, Reserver};
+use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
@@ -204,7 +204,7 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
     let Some(path) = fence_file else {
         return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
-    let opened = file::open(path, clock, file::RANGE);
+    let opened = allocator::open(path, clock, allocator::RANGE);
     let (fences, reserver) =
         opened.map_err(|why| format!("cannot use the fence file {}: {why}", shown(path)))?;
     Ok((Box::new(fences), Some(reserver)))

@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::arbiter::Rules;
-    use crate::fence::mint::{ClockFences, Salts};
+    use crate::fence::source::{ClockFences, Salts};
     use crate::protocol::request::parse;
     use crate::table::{Caps, Grant, Holdings, Refusal, Usage};
 

@@ -45,8 +45,8 @@ use options::{Flags, Options, Source};
 use peer::{NotLocal, Peer};
 use places::Places;
 use reply::TURNED_AWAY;
-use session::SessionRules;
-use uucp::files::LockFiles;
+use session::ConversationRules;
+use uucp::files::SerialLockFiles;
 use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
@@ -196,7 +196,7 @@ fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
 }
 
 fn locks(options: &Options, holders: Option<Holders>) -> Locks {
-    let files = LockFiles::new(options.lock_dir.clone(), options.search_dirs.clone());
+    let files = SerialLockFiles::new(options.lock_dir.clone(), options.search_dirs.clone());
     let rules = LockRules {
         peer_rule: options.peer_rule,
         require_live_pid: options.require_live_pid,
@@ -206,8 +206,8 @@ fn locks(options: &Options, holders: Option<Holders>) -> Locks {
     Locks::new(files, rules, holders)
 }
 
-fn session_rules(options: &Options) -> SessionRules {
-    SessionRules {
+fn session_rules(options: &Options) -> ConversationRules {
+    ConversationRules {
         hostname: hostname(),
         idle_timeout: options.idle_timeout,
     }
@@ -293,7 +293,7 @@ fn converse(
     admission: Admission,
     places: &Arc<Places>,
     locks: &Locks,
-    rules: &SessionRules,
+    rules: &ConversationRules,
     stop: BorrowedFd<'_>,
 ) {
     let admission = Arc::new(admission);

@@ -1,26 +1,27 @@
-//! The steps of [`takeover`](super::takeover) on a real file system, each with its fallback.
+//! The steps of [`takeover`](super::takeover) on a real file system, each with a fallback where
+//! the file system or the kernel cannot do it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::sys::directory::{lock_within, Directory, Entry, FileId};
+use crate::sys::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
 
 use super::record::{LIVE_LINE, MAX_LEN};
 use super::staleness::{Content, Flock};
 use super::takeover::{After, Files, Found};
 
-/// How long a removal waits for a file that another process has locked.
+/// How long this process waits for a file that another process has locked.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What the names of temporary files begin and end with, around 16 hex digits.
-pub(super) const TEMPORARY_PREFIX: &str = ".sema-";
-pub(super) const TEMPORARY_SUFFIX: &str = "~";
+/// What files are called that are to become locks (sema-lockfile(5), FILES).
+pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
+    prefix: ".sema-",
+    suffix: "~",
+};
 
 /// Whether to wait after a grant for implementations that judge, remove and create in separate
 /// steps.
@@ -28,9 +29,9 @@ pub(super) const TEMPORARY_SUFFIX: &str = "~";
 pub enum Settle {
     /// Never.
     Never,
-    /// After a takeover, for this long.
+    /// After a takeover, for so long.
     AfterTakeover(Duration),
-    /// After every grant, for this long: where implementations that create by renaming take part.
+    /// After every grant, for so long: where implementations that create by renaming take part.
     Always(Duration),
 }
 
@@ -41,28 +42,28 @@ impl Default for Settle {
     }
 }
 
-/// Features that a file system, or a process on it, can lack.
+/// What a file system may lack. The tests lack it on purpose.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
-    /// Includes the right of this process to rewrite the file that it finds.
+    /// Or what this process may not do with the file that it finds.
     pub(super) rewriting: bool,
     pub(super) locks: bool,
 }
 
-/// How lock files are created and rewritten.
+/// How lock files are made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockFileOptions {
     /// Permissions, before the umask.
     pub(super) mode: u32,
-    /// Whether a file is synced to the disk before it has a name.
+    /// Whether a file is on the disk before it has a name.
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
     pub(super) missing: MissingFeatures,
 }
 
-/// One lock in its directory.
+/// The names of one lock, in its directory.
 #[derive(Debug)]
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
@@ -83,17 +84,17 @@ impl<'a> LockFiles<'a> {
         }
     }
 
-    /// Locks the file and writes the record. Where files cannot be locked, it leaves out the line
-    /// that says so.
+    /// Locks the file and writes the record. Where files cannot be locked, the record does not say
+    /// that the file is locked.
     ///
-    /// A process that looks at a file with a name can have it locked for a moment. This call waits
-    /// for that: a record that claims a lock on the file without having one would give the lock
-    /// away.
+    /// If the file has a name already, another process may lock it for a moment to look at it. This
+    /// process waits for that: a record that says that its file is locked, when it is not, would
+    /// give the lock away.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or an error of the
-    /// system.
+    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or any other error
+    /// of the system.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let record = match self.lock_patiently(file)? {
             Flock::Ours => record,
@@ -111,62 +112,37 @@ impl<'a> LockFiles<'a> {
         Ok(())
     }
 
-    /// Completes a file without a name, then links it.
-    fn create_unnamed(&self, record: &[u8]) -> io::Result<Option<File>> {
-        if self.options.missing.unnamed_files || self.options.missing.links {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let file = self.directory.create_unnamed(self.options.mode)?;
-        self.fill(&file, record)?;
-        named(self.directory.link_file(&file, self.name), file)
-    }
-
-    /// Completes a file under a temporary name, then links it.
-    fn create_elsewhere(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let elsewhere = temporary_name()?;
-        let file = self.directory.create(&elsewhere, self.options.mode)?;
-        let filled = self.fill(&file, record);
-        let linked = filled
-            .and_then(|()| self.link_file(&file, Path::new(&elsewhere), Path::new(self.name)));
-        let _ = self.directory.remove(&elsewhere);
-        named(linked, file)
-    }
-
-    /// Gives the open file, which has the name `from`, one more name.
-    fn link_file(&self, file: &File, from: &Path, to: &Path) -> io::Result<()> {
-        let linked = self.link(from, to);
-        // On NFS the link can exist although the reply reports an error.
-        if linked.is_err() && self.directory.identity(to)? == Some(FileId::of(file)?) {
-            return Ok(());
-        }
-        linked
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        if self.options.missing.links {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        self.directory.link(from, to)
-    }
-
-    /// Creates a file that gets its record after its name. Until the timeout, no process takes the
-    /// empty file for a stale lock.
-    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let file = match self.directory.create(self.name, self.options.mode) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-            Err(error) => return Err(error),
+    /// A file that is complete when its name appears.
+    fn create_staged(&self, record: &[u8]) -> io::Result<File> {
+        let complete = |staged: StagedFile<'_>| {
+            self.fill(staged.file(), record)?;
+            if self.options.missing.links {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            staged.link(self.name)?;
+            Ok(staged.into_file())
         };
+        let mode = self.options.mode;
+        if self.options.missing.unnamed_files {
+            return StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete);
+        }
+        StagedFile::make(self.directory, &STAGED_NAMES, mode, complete)
+    }
+
+    /// A file that is not complete yet when its name appears: no process takes an empty file for a
+    /// stale one before the timeout is over.
+    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
+        let file = self.directory.create(self.name, self.options.mode)?;
         let filled = self.fill(&file, record);
-        // If this process was paused for long, another may have taken the empty file for a stale
-        // lock.
+        // If this process was asleep for very long, another one may have taken the empty file for a
+        // stale one.
         let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
         match filled {
             Ok(()) => Ok(is_there.then_some(file)),
-            // That process has the file locked, and decides over the name.
+            // That process has the file locked, and decides what becomes of the name.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => {
-                // Leave nothing that looks like a lock.
+                // Half a lock file must not stay.
                 if is_there {
                     let _ = self.directory.remove(self.name);
                 }
@@ -180,14 +156,14 @@ impl Files for LockFiles<'_> {
     type File = File;
 
     fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let mut made = self.create_unnamed(record);
-        if is_unsupported(&made) {
-            made = self.create_elsewhere(record);
-        }
+        let mut made = self.create_staged(record).map(Some);
         if is_unsupported(&made) {
             made = self.create_in_place(record);
         }
-        made
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            other => other,
+        }
     }
 
     fn open(&self) -> io::Result<Found<File>> {
@@ -207,8 +183,8 @@ impl Files for LockFiles<'_> {
         }
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
-        // If it is another file by now, the taker judges the one that it found, and sees that it
-        // has lost its name.
+        // If the name is another file's by now, the file that was found is judged as it is, and
+        // found to have lost its name.
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
@@ -244,7 +220,7 @@ impl Files for LockFiles<'_> {
         }
         let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
         if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {
-            // Leave nothing that looks like a lock.
+            // Half a lock file must not stay.
             let _ = self.directory.remove(self.name);
         }
         rewritten
@@ -278,7 +254,7 @@ impl LockFiles<'_> {
     }
 }
 
-/// Reads a lock file, up to one byte more than a record can have.
+/// Reads a lock file: one byte more than the longest record at most.
 pub(super) fn read(file: &File) -> io::Result<Content> {
     const CHUNK: usize = 1024;
     let mut bytes = Vec::new();
@@ -304,40 +280,11 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     })
 }
 
-/// A file without a name, or with one for a moment only; the umask applies to `mode`.
+/// A file for this process alone; the umask applies to `mode`.
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
-    match directory.create_unnamed(mode) {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            let name = temporary_name()?;
-            let file = directory.create(&name, mode)?;
-            let _ = directory.remove(&name);
-            Ok(file)
-        }
-        other => other,
-    }
-}
-
-/// Whether this is a name of a temporary file of ours.
-pub(super) fn is_temporary_name(name: &OsStr) -> bool {
-    let digits = name
-        .as_bytes()
-        .strip_prefix(TEMPORARY_PREFIX.as_bytes())
-        .and_then(|rest| rest.strip_suffix(TEMPORARY_SUFFIX.as_bytes()));
-    digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
-}
-
-/// A random name.
-pub(super) fn temporary_name() -> io::Result<String> {
-    let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(format!("{TEMPORARY_PREFIX}{random:016x}{TEMPORARY_SUFFIX}"))
-}
-
-fn named(linked: io::Result<()>, file: File) -> io::Result<Option<File>> {
-    match linked {
-        Ok(()) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(error),
-    }
+    StagedFile::make(directory, &STAGED_NAMES, mode, |staged| {
+        Ok(staged.into_file())
+    })
 }
 
 fn is_unsupported<T>(result: &io::Result<T>) -> bool {
@@ -347,6 +294,7 @@ fn is_unsupported<T>(result: &io::Result<T>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
     use std::sync::mpsc;
 
     use rustix::fs::{flock, FlockOperation};
@@ -371,7 +319,7 @@ mod tests {
         );
     }
 
-    /// The file, locked by a process that looks at it.
+    /// Another process's lock on the file while it looks at it.
     fn locked(path: &Path) -> File {
         let file = File::open(path).expect("a file");
         flock(&file, FlockOperation::NonBlockingLockExclusive).expect("a lock");
@@ -412,21 +360,6 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_was_made_counts_whatever_the_reply() {
-        with_files(|path, files| {
-            let elsewhere = Path::new("elsewhere");
-            let ours = files.directory.create(elsewhere, 0o644).expect("a file");
-            // As by a request whose reply was lost and that the client has sent again.
-            fs::hard_link(path.with_file_name(elsewhere), path).expect("a link");
-            files.link_file(&ours, elsewhere, path).expect("our link");
-            fs::remove_file(path).expect("our link");
-            fs::write(path, "").expect("another file");
-            let error = files.link_file(&ours, elsewhere, path).expect_err("taken");
-            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-        });
-    }
-
-    #[test]
     fn no_more_than_a_record_is_read() {
         with_files(|path, _| {
             for len in [
@@ -446,23 +379,5 @@ mod tests {
                 assert!(read.bytes == bytes[..len.min(MAX_LEN + 1)], "{len}");
             }
         });
-    }
-
-    #[test]
-    fn names_aside_are_known_and_others_are_not() {
-        assert!(is_temporary_name(OsStr::new(
-            &temporary_name().expect("a name")
-        )));
-        for name in [
-            ".sema-0123456789abcdef",
-            ".sema-0123456789abcde~",
-            ".sema-0123456789abcdef0~",
-            ".sema-0123456789abcdeg~",
-            "sema-0123456789abcdef~",
-            ".sema-~",
-            "",
-        ] {
-            assert!(!is_temporary_name(OsStr::new(name)), "{name}");
-        }
     }
 }

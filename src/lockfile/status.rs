@@ -13,7 +13,7 @@ use crate::sys::directory::{Directory, Entry};
 use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{is_temporary_name, read};
+use super::files::{read, STAGED_NAMES};
 use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
@@ -322,7 +322,7 @@ impl Semaphore {
         }
         for entry in fs::read_dir(&self.lock_path.directory)? {
             let name = entry?.file_name();
-            let is_orphan = if is_temporary_name(&name) {
+            let is_orphan = if STAGED_NAMES.contains(&name) {
                 self.is_orphan_of_ours(&directory, &name)
             } else {
                 self.is_orphan_of_others(&directory, &name)

@@ -13,10 +13,11 @@ mod shim;
 mod signals;
 mod terminal;
 
-use std::fs;
 use std::io;
 
 use rustix::process::{getpid, set_child_subreaper, Pid};
+
+use crate::sys::process;
 
 pub use event::Event;
 use group::Group;
@@ -71,32 +72,13 @@ fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) 
     }
 }
 
-/// A process, as /proc shows it.
-struct Stat {
-    state: char,
-    parent: i32,
-    group: i32,
-}
-
-fn stat_of(pid: i32) -> Option<Stat> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses, and can itself contain blanks and parentheses.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some(Stat {
-        state: fields.next()?.chars().next()?,
-        parent: fields.next()?.parse().ok()?,
-        group: fields.next()?.parse().ok()?,
-    })
-}
-
 /// Whether the group has a process that runs, or a zombie that is our child. True without /proc.
 fn has_living(group: Pid) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else {
+    let Some(processes) = process::all() else {
         return true;
     };
     processes
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(stat_of)
+        .filter_map(process::stat)
         .filter(|stat| stat.group == group.as_raw_nonzero().get())
         .any(|stat| {
             let is_dead = matches!(stat.state, 'Z' | 'X');

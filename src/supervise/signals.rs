@@ -1,6 +1,5 @@
 //! The signals that a supervising program catches, and the end by one of them.
 
-use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -19,7 +18,9 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::{stat_of, Event};
+use crate::sys::process;
+
+use super::Event;
 
 /// The signals that are passed on to the command, and that end a wait for the lock.
 pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
@@ -39,7 +40,7 @@ impl SignalWatch {
         // us. Everything else is unblocked, because the end of the command is a signal, too. Later
         // threads inherit the mask, and the exec shim clears it.
         SigSet::from(NixSignal::SIGTTOU).thread_set_mask()?;
-        let ignored = ignored_signals();
+        let ignored = process::ignored_signals();
         let mut caught = PASSED_ON.to_vec();
         caught.push(SIGTSTP);
         // A signal that is ignored at the start (by nohup, or by a shell for a background job)
@@ -145,15 +146,6 @@ impl Killed {
     }
 }
 
-/// The signals that this program ignored when it started: bit N - 1 is signal N. Without /proc,
-/// none.
-fn ignored_signals() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
 /// Whether a shell with job control runs this program: an ancestor in our session, but in another
 /// process group. Without one, a stopped program would stay stopped. The kernel discards SIGTSTP
 /// for such a process group, and so do we.
@@ -169,7 +161,7 @@ pub(super) fn has_job_control() -> bool {
         if unistd::getpgid(Some(its)) != Ok(ours.1) {
             return true;
         }
-        ancestor = stat_of(number).and_then(|stat| Pid::from_raw(stat.parent));
+        ancestor = process::stat(number.unsigned_abs()).and_then(|stat| Pid::from_raw(stat.parent));
     }
     false
 }

@@ -50,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &[
     "src/table",
     "src/token.rs",
+    "src/fence/file.rs",
     "src/protocol",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
@@ -74,7 +75,7 @@ const IMPURE: &[&str] = &[
     "crossbeam",
     "crate::arbiter",
     "crate::net",
-    "crate::fence::mint",
+    "crate::fence::source",
 ];
 
 pub fn root() -> &'static Path {
