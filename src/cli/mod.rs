@@ -1,3 +1,6 @@
 //! What the programs' command lines have in common.
 
 pub mod arguments;
+pub mod output;
+pub mod secret;
+pub mod values;

@@ -7,8 +7,7 @@ mod stats;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -18,6 +17,7 @@ use crossbeam_channel::bounded;
 use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
+use crate::cli::{output, secret, values};
 use crate::client::{
     check_key, Client, Connection, Error, Guard, Lock, Loss, Patience, Settings, Terms, Token,
 };
@@ -34,9 +34,6 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long the server may take to hear that a command under a lock has ended.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// More than any token with white space around it.
-const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 // Exit status, as latch(1) has it; the numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
@@ -103,16 +100,15 @@ fn fail(failure: Failure) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// Where nobody can hear that, the exit status still says it.
 fn complain(message: impl Display) {
-    let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+    output::complain(PROGRAM, message);
 }
 
-/// Prints, and says nothing if nobody reads it any more.
+/// Prints. A reader that has left, as `head` does, is no failure.
 fn print(text: &str) -> Outcome {
-    match try_print(text) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(&error)),
-        _ => Ok(0),
+    match output::print_if_read(text) {
+        Err(error) => Err(unprintable(&error)),
+        Ok(()) => Ok(0),
     }
 }
 
@@ -121,12 +117,6 @@ fn unprintable(error: &io::Error) -> Failure {
         FILE_ERROR,
         format_args!("standard output: {}", reason(error)),
     )
-}
-
-fn try_print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
 }
 
 fn carry_out(command: &Command, words: &[OsString]) -> Outcome {
@@ -343,7 +333,7 @@ fn acquire(options: &options::Acquire) -> Outcome {
     };
     let (mut connection, _) = connect(&client, key, options.lease, options.limit)?;
     match connection.renew(key, terms, grant.token) {
-        Ok(_) => match try_print(&format!("{}\n", grant.token)) {
+        Ok(_) => match output::print(&format!("{}\n", grant.token)) {
             Ok(()) => Ok(0),
             Err(error) => {
                 // Nobody could give it back but we.
@@ -411,7 +401,7 @@ fn stats(options: &options::Stats) -> Outcome {
         if watch && !as_json && on_terminal {
             text.insert_str(0, "\u{1b}[H\u{1b}[2J");
         }
-        let printed = try_print(&text);
+        let printed = output::print(&text);
         let is_over = !watch || failures.len() == client.servers().len();
         let status = report(failures);
         match printed {
@@ -525,7 +515,7 @@ fn client(reach: Reach<'_>) -> Result<Client, Failure> {
     };
     let auth_token = file.map(|file| read_token(&file)).transpose()?;
     if reach.connect_timeout == 0 {
-        let message = "--connect-timeout: at least 1 second is wanted, not 0";
+        let message = values::invalid("0", "--connect-timeout", "expected at least 1");
         return Err(Failure::usage(message));
     }
     let timeout = Duration::from_secs(reach.connect_timeout);
@@ -550,21 +540,8 @@ fn variable(name: &str) -> Result<Option<String>, Failure> {
 }
 
 fn read_token(file: &str) -> Result<String, Failure> {
-    let mut content = String::new();
-    let read = File::open(file).and_then(|opened| {
-        opened
-            .take(MAX_TOKEN_FILE_LEN + 1)
-            .read_to_string(&mut content)
-    });
-    let why = match read {
-        Ok(len) if len as u64 <= MAX_TOKEN_FILE_LEN => return Ok(content.trim().to_owned()),
-        Ok(_) => "it is too long for a token".to_owned(),
-        Err(error) => reason(&error),
-    };
-    Err(Failure::new(
-        FILE_ERROR,
-        format_args!("{}: {why}", shown(file)),
-    ))
+    secret::read(Path::new(file))
+        .map_err(|why| Failure::new(FILE_ERROR, format_args!("{}: {why}", shown(file))))
 }
 
 fn lock_of<'a>(
@@ -616,14 +593,9 @@ fn token(text: &str) -> Result<Token, Failure> {
 }
 
 fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
-    match given.map(str::to_ascii_lowercase).as_deref() {
-        None | Some("0" | "no" | "false") => Ok(false),
-        Some("1" | "yes" | "true") => Ok(true),
-        Some(other) => Err(Failure::usage(format_args!(
-            "{option}: yes or no is wanted, not {}",
-            shown(other)
-        ))),
-    }
+    let Some(given) = given else { return Ok(false) };
+    values::yes_or_no(given)
+        .map_err(|reason| Failure::usage(values::invalid(given, option, &reason)))
 }
 
 /// The key and its server, for a message about both.
