@@ -38,8 +38,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters and bytes that
-/// are not UTF-8 as `\xNN`.
+/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters and bytes
+/// that are not UTF-8 as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 

@@ -92,8 +92,8 @@ impl Row {
 
 /// The variables that options may come from.
 pub struct Variables<'a> {
-    /// What the variables' names begin with, without the underscore. The first prefix with a value for
-    /// an option wins; the command line wins over all of them.
+    /// What the variables' names begin with, without the underscore. The first prefix with a value
+    /// for an option wins; the command line wins over all of them.
     pub prefixes: &'a [&'a str],
     /// Pairs of options of which one, where it is given, overrules also the other.
     pub rivals: &'a [[&'a str; 2]],
@@ -333,7 +333,8 @@ fn split_value(argument: &str) -> Option<(&str, &str)> {
     argument.split_once('=')
 }
 
-/// Shortens argh's message to one line. Its first line says what is wrong, and a list may follow it.
+/// Shortens argh's message to one line. Its first line says what is wrong, and a list may follow
+/// it.
 fn one_line(message: &str) -> String {
     let mut lines = message
         .lines()

@@ -28,8 +28,8 @@ pub fn read(path: &Path) -> Result<String, String> {
     check(&content)
 }
 
-/// Checks a secret and removes the white space around it. An empty secret would let every client in,
-/// and one with a line end could never be presented.
+/// Checks a secret and removes the white space around it. An empty secret would let every client
+/// in, and one with a line end could never be presented.
 ///
 /// # Errors
 ///

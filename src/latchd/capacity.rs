@@ -53,7 +53,8 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
 ];
 
 /// The cap on connections: `wanted`, or what the machine allows, and in any case what the address
-/// space allows. Raises the limit of descriptors. A secret makes the lines longer that clients send.
+/// space allows. Raises the limit of descriptors. A secret makes the lines longer that clients
+/// send.
 pub(super) fn max_connections(wanted: Option<usize>, secret_len: usize) -> usize {
     let allowed = connection_capacity();
     let max_connections = wanted
@@ -92,8 +93,8 @@ fn connection_capacity() -> usize {
     as_count(for_connections.min(for_threads)).min(address_space_capacity())
 }
 
-/// How many connections a limited address space allows. If stacks took all of it, the next allocation
-/// would end the process.
+/// How many connections a limited address space allows. If stacks took all of it, the next
+/// allocation would end the process.
 fn address_space_capacity() -> usize {
     let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
     as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION))
@@ -115,7 +116,8 @@ fn as_count(count: u64) -> usize {
 }
 
 /// Starts the program again with a single malloc arena where the address space is limited: the C
-/// library would give each of many threads an arena of 64 MB. Returns if that is not needed, or fails.
+/// library would give each of many threads an arena of 64 MB. Returns if that is not needed, or
+/// fails.
 pub(super) fn reexec_with_single_arena() {
     const ARENAS: &str = "MALLOC_ARENA_MAX";
     if getrlimit(Resource::As).current.is_none() || env::var_os(ARENAS).is_some() {
@@ -132,9 +134,9 @@ pub(super) fn reexec_with_single_arena() {
     }
 }
 
-/// The least memory limit in bytes of the cgroups of a process and of those above them. `of_process`
-/// is its /proc/self/cgroup. In a container, the path that it names may be missing; the container's
-/// own group is then the root.
+/// The least memory limit in bytes of the cgroups of a process and of those above them.
+/// `of_process` is its /proc/self/cgroup. In a container, the path that it names may be missing;
+/// the container's own group is then the root.
 fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in of_process.lines() {

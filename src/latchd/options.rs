@@ -1,7 +1,8 @@
 //! The options of `latchd`: each in one row, with its type, its default and its variables.
 //!
-//! An option on the command line comes first, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that a
-//! host can move over from dflockd), then the default. A value that is overruled is not looked at.
+//! An option on the command line comes first, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that
+//! a host can move over from dflockd), then the default. A value that is overruled is not looked
+//! at.
 
 use std::ffi::OsString;
 use std::fs;
@@ -118,7 +119,7 @@ arguments::options! {
         /// serve the listening socket on descriptor 0 (inetd wait, s6)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
-        /// leave when nobody has been connected and nothing held for so long, in seconds; 0: never (0)
+        /// exit after so many seconds without a connection or a held slot; 0: never (0)
         #[argh(option, arg_name = "seconds", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
         // This build has no TLS. To ignore these would lose the encryption unnoticed.
@@ -189,8 +190,8 @@ pub(super) enum Auth {
 }
 
 impl Options {
-    /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names sockets
-    /// for this process.
+    /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names
+    /// sockets for this process.
     ///
     /// # Errors
     ///
@@ -225,8 +226,8 @@ impl Options {
         Err(format!("{origin}: {why}"))
     }
 
-    /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets must
-    /// not be ignored.
+    /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets
+    /// must not be ignored.
     fn sockets(&self, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
         let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
         let binding = binding.iter().find_map(|option| origins.get(option));
@@ -312,8 +313,8 @@ fn cap(text: &str) -> Result<Unless<usize>, String> {
     Ok(Some(cap).filter(|cap| *cap > 0))
 }
 
-/// An address. To resolve a name would need the host's resolver, which a small host may not have and
-/// a static build cannot use.
+/// An address. To resolve a name would need the host's resolver, which a small host may not have
+/// and a static build cannot use.
 fn ip_address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(LOCALHOST);
@@ -343,8 +344,8 @@ fn mode(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected an octal mode, 0-0777".into())
 }
 
-/// A group's number. A name is looked up in the host's own list, since a static build cannot use the
-/// C library for that.
+/// A group's number. A name is looked up in the host's own list, since a static build cannot use
+/// the C library for that.
 fn group(text: &str) -> Result<u32, String> {
     let found = text.parse().ok().or_else(|| {
         let groups = fs::read_to_string("/etc/group").ok()?;

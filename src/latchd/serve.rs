@@ -17,8 +17,8 @@ use crate::text::reason;
 use super::options::{Options, Sockets};
 use super::session::{self, SessionRules};
 
-/// A waiter with so many unread bytes behind its request has filled its window, and cannot signal its
-/// end any more. This is half of the smallest window that Linux offers by default.
+/// A waiter with so many unread bytes behind its request has filled its window, and cannot signal
+/// its end any more. This is half of the smallest window that Linux offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
 /// The listening sockets that the options ask for.

@@ -56,8 +56,8 @@ pub(super) fn run(
     say_farewell(signals, connections)
 }
 
-/// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits in
-/// the backlog for the next server, if the socket is inherited.
+/// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits
+/// in the backlog for the next server, if the socket is inherited.
 fn say_farewell(signals: &Receiver<i32>, connections: &Arc<Connections>) -> ExitCode {
     connections.close();
     connections.shut_down_all(Shutdown::Read);

@@ -55,7 +55,8 @@ const RESERVED_DESCRIPTORS: usize = 64;
 /// Connections that may be open beside the cap, until the server knows whether they get a place.
 const MAX_NEWCOMERS: usize = 16;
 
-/// Runs the server: reads the arguments, serves, and returns the exit status (lfpd(8), EXIT STATUS).
+/// Runs the server: reads the arguments, serves, and returns the exit status (lfpd(8), EXIT
+/// STATUS).
 pub fn main() -> ExitCode {
     let options = match options::read(std::env::args_os().skip(1)) {
         Parsed::Run(options) => options,
@@ -283,8 +284,8 @@ fn converse(
     session::serve(&wire, peer, Some(&place), locks, rules);
 }
 
-/// Raises the limit of descriptors as far as the server needs, and returns how many processes it can
-/// watch: each takes a descriptor, and they get at least a quarter of all.
+/// Raises the limit of descriptors as far as the server needs, and returns how many processes it
+/// can watch: each takes a descriptor, and they get at least a quarter of all.
 fn allow_descriptors(max_connections: usize) -> usize {
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
     let wanted = others.saturating_add(MAX_HOLDERS) as u64;

@@ -44,7 +44,7 @@ arguments::options! {
         /// where else lock files are respected, with colons between (the usual places)
         #[argh(option, arg_name = "paths", default = "SEARCH_DIRS.into()")]
         search_dirs: String,
-        /// what to do about those who ask for the process of another user: enforce, log or off (enforce)
+        /// what to do if a client names another user's process: enforce, log or off (enforce)
         #[argh(option, arg_name = "rule", default = "PeerRule::Enforce", from_str_fn(peer_rule))]
         peer_uid: PeerRule,
         /// refuse locks for processes that are not there

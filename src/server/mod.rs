@@ -35,8 +35,8 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Says in one line why `program` does not serve, unless a client would read it, and returns the exit
-/// status.
+/// Says in one line why `program` does not serve, unless a client would read it, and returns the
+/// exit status.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     if !inherited::stderr_is_a_peers() {
         output::complain(program, reason);
@@ -71,8 +71,8 @@ pub struct EndSignals {
     pub stop: Arc<OwnedFd>,
 }
 
-/// Catches signals from now on. Those that must not end a server are caught and ignored. Rust ignores
-/// SIGPIPE in every program.
+/// Catches signals from now on. Those that must not end a server are caught and ignored. Rust
+/// ignores SIGPIPE in every program.
 pub fn watch_signals() -> Result<EndSignals, String> {
     let no_signals = |error: io::Error| format!("cannot catch signals: {}", reason(&error));
     let caught = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ];
