@@ -2,3 +2,6 @@
 
 pub mod arguments;
 pub mod failure;
+pub mod output;
+pub mod secret;
+pub mod values;

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::output;
 use crate::client::{Error, Patience, Terms};
 
 use super::servers::{ask, client, client_within, connect, place_of, terms_of};
-use super::{
-    busy, failure, options, print, report, shown, token, try_print, unprintable, BUSY, LOST,
-};
+use super::{busy, failure, options, print, report, shown, token, unprintable, BUSY, LOST};
 
 /// Waits until the lock is granted, and releases it at once.
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
@@ -44,7 +43,7 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     };
     let (mut connection, _) = connect(&client, key, options.lease, options.limit)?;
     match connection.renew(key, terms, grant.token) {
-        Ok(_) => match try_print(&format!("{}\n", grant.token)) {
+        Ok(_) => match output::print(&format!("{}\n", grant.token)) {
             Ok(()) => Ok(0),
             Err(error) => {
                 // No other process has the token to release the lock with.

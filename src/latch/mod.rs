@@ -10,13 +10,14 @@ mod stats;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::{output, values};
 use crate::client::{Error, Token};
 use crate::supervise;
 use crate::text::{reason, Escaped};
@@ -68,15 +69,14 @@ fn explain(failure: &Failure) {
 
 /// Prints a line on stderr. If that fails, the exit status still tells of the failure.
 fn complain(message: impl Display) {
-    let _ = writeln!(io::stderr(), "{PROGRAM}: {message}");
+    output::complain(PROGRAM, message);
 }
 
 /// Prints on stdout. A closed pipe is no failure.
 fn print(text: &str) -> CommandResult {
-    match try_print(text) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(&error)),
-        _ => Ok(0),
-    }
+    output::print_if_read(text)
+        .map(|()| 0)
+        .map_err(|error| unprintable(&error))
 }
 
 fn usage(message: impl Display) -> Failure {
@@ -92,12 +92,6 @@ fn unprintable(error: &io::Error) -> Failure {
         FILE_ERROR,
         format_args!("standard output: {}", reason(error)),
     )
-}
-
-fn try_print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
 }
 
 fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
@@ -135,14 +129,8 @@ fn token(text: &str) -> Result<Token, Failure> {
 }
 
 fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
-    match given.map(str::to_ascii_lowercase).as_deref() {
-        None | Some("0" | "no" | "false") => Ok(false),
-        Some("1" | "yes" | "true") => Ok(true),
-        Some(other) => Err(usage(format_args!(
-            "invalid value '{}' for {option}: expected yes or no",
-            shown(other)
-        ))),
-    }
+    let Some(given) = given else { return Ok(false) };
+    values::yes_or_no(given).map_err(|reason| usage(values::invalid(given, option, &reason)))
 }
 
 fn busy(place: &str) -> String {

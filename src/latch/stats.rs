@@ -8,11 +8,12 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::output;
 use crate::client::{Client, Error};
 use crate::text::{escaped_json, Escaped};
 
 use super::servers::client;
-use super::{boolean, failure, options, report, shown, try_print, unprintable};
+use super::{boolean, failure, options, report, shown, unprintable};
 
 /// How often `stats --watch` asks the servers.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
@@ -42,7 +43,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
         if watch && !as_json && on_terminal {
             text.insert_str(0, "\u{1b}[H\u{1b}[2J");
         }
-        let printed = try_print(&text);
+        let printed = output::print(&text);
         let is_over = !watch || failures.len() == client.servers().len();
         let status = report(failures);
         match printed {

@@ -202,8 +202,8 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Accepts from each listener on a thread of its own, and hands the connections to the workers. Does
-/// not block.
+/// Accepts from each listener on a thread of its own, and hands the connections to the workers.
+/// Does not block.
 ///
 /// # Errors
 ///

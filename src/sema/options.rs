@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
+use crate::cli::values::digits;
 use crate::lockfile::{check_path, SemaphoreConfig, Settle, StaleRule};
 use crate::text::Plain;
 
@@ -167,7 +168,7 @@ const OPTIONS: [OptionRow; 19] = [
         help: "use one of this many locks, PATH.0.lock and so on",
         commands: &[Try, Acquire, Release, Status, Wait, Run],
         set: |options, value| {
-            let count = number(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
+            let count = digits(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
             count.map(|count| options.slots = Some(count))
         },
     },
@@ -178,7 +179,7 @@ const OPTIONS: [OptionRow; 19] = [
         help: "the process that holds the lock (the parent of sema)",
         commands: &[Try, Acquire, Release],
         set: |options, value| {
-            let pid = number(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
+            let pid = digits(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
             pid.map(|pid| options.pid = Some(pid))
         },
     },
@@ -252,11 +253,7 @@ const OPTIONS: [OptionRow; 19] = [
         value: Some("status"),
         help: "exit status of run if the lock is not granted in time (1)",
         commands: &[Run],
-        set: |options, value| {
-            number(value)
-                .and_then(|status| u8::try_from(status).ok())
-                .map(|status| options.busy_status = status)
-        },
+        set: |options, value| digits(value).map(|status| options.busy_status = status),
     },
     OptionRow {
         name: "--on-lost",
@@ -496,12 +493,6 @@ fn duration(text: &str) -> Option<Duration> {
     let seconds = u64::try_from(total / 1_000_000_000).ok()?;
     let rest = u32::try_from(total % 1_000_000_000).ok()?;
     Some(Duration::new(seconds, rest))
-}
-
-/// Reads decimal digits. Rust's own parser would also take a sign.
-fn number(text: &str) -> Option<u32> {
-    let is_digits = text.bytes().all(|digit| digit.is_ascii_digit());
-    text.parse().ok().filter(|_| is_digits)
 }
 
 /// The usage that follows a message about the command line.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+pub(super) use crate::cli::output::print_if_read as print;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status};
 use crate::text::Plain;
 
@@ -204,18 +205,6 @@ fn alive(alive: Alive) -> &'static str {
         Alive::Yes => "yes",
         Alive::No => "no",
         Alive::Unknown => "unknown",
-    }
-}
-
-/// Prints on stdout. A closed pipe is no failure.
-pub(super) fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-        _ => Ok(()),
     }
 }
 

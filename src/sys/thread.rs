@@ -19,8 +19,9 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
 /// What a running thread needs beside its stack, in bytes: its signal stack and first allocations.
 const THREAD_EXTRA: u64 = 64 * 1024;
 
-/// The memory in bytes that a new thread must leave to the others, for a full table and for replies.
-/// Under a small limit it is only this share of the limit, so that a small process can serve at all.
+/// The memory in bytes that a new thread must leave to the others, for a full table and for
+/// replies. Under a small limit it is only this share of the limit, so that a small process can
+/// serve at all.
 const RESERVE: u64 = 32 * 1024 * 1024;
 const RESERVE_SHARE: u64 = 4;
 
@@ -39,8 +40,8 @@ static STARTING: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Errors
 ///
-/// If the system has no thread, or if this one would leave too little memory to the others: a thread
-/// without a signal stack ends the process, and so does a failed allocation.
+/// If the system has no thread, or if this one would leave too little memory to the others: a
+/// thread without a signal stack ends the process, and so does a failed allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let starting = Starting::new();
     if !has_room_for(starting.count) {
@@ -97,7 +98,8 @@ fn has_room_for(count: usize) -> bool {
     })
 }
 
-/// Tries an allocation. Without resource limits, a commit limit or 32-bit pointers still bound memory.
+/// Tries an allocation. Without resource limits, a commit limit or 32-bit pointers still bound
+/// memory.
 fn has_room_for_probe() -> bool {
     let mut probe = Vec::<u8>::new();
     let has_room = probe.try_reserve_exact(PROBE_LEN).is_ok();

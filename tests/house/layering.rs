@@ -27,7 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // shared by programs
     ("server", &["cli", "net", "sys", "text", "log"]),
-    ("cli", &["text"]),
+    ("cli", &["cli", "text"]),
     ("supervise", &["sys", "text"]),
     // services
     ("arbiter", &["table", "token", "fence"]),
