@@ -174,7 +174,8 @@ pub fn parse_rows<T: Rows>(
         let found = variables.find(prefix, T::ROWS, &origins);
         for (argument, variable) in found {
             origins.0.insert(argument.name.clone(), variable);
-            arguments.push(argument);
+            // In front: behind, it would be taken for the value of a last option without one.
+            arguments.insert(0, argument);
         }
     }
     (finish(program, &arguments, &origins), origins)

@@ -47,7 +47,7 @@ impl Semaphore {
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// For this process, which need not keep the file open.
+    /// // For this process, which need not keep the file open.
     /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
     /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
