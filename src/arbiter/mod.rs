@@ -18,6 +18,7 @@ mod seat;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::fence::source::Salts;
+use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope};
 use crate::token::FenceSource;
 use clock::Clock;
@@ -33,6 +35,13 @@ pub use seat::{Seat, WaitStage};
 /// Leases ended, or slots of a closed connection released, before other threads get their turn:
 /// about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
+
+/// Claims between two looks at the memory that is left, and the most bytes that each may take.
+const CLAIMS_AT_ONCE: usize = 256;
+const CLAIM_LEN: usize = 512;
+
+/// What a holder or a waiter takes, in bytes, of a map that doubles.
+const MAP_ENTRY_LEN: usize = 160;
 
 /// The settings of an arbiter.
 pub struct Rules {
@@ -53,6 +62,10 @@ pub struct Arbiter {
     reaper: Arc<Condvar>,
     /// Outside the mutex, so that the kernel's randomness never delays another connection.
     salts: Salts,
+    /// The claims that there is memory for before it is looked at again, and what is reserved for
+    /// them.
+    claims_left: AtomicUsize,
+    reserved: Mutex<Option<Reservation>>,
     holdings: Holdings,
     gc_interval: Duration,
     gc_max_idle: Duration,
@@ -90,6 +103,8 @@ impl Arbiter {
             clock,
             reaper: Arc::default(),
             salts,
+            claims_left: AtomicUsize::new(0),
+            reserved: Mutex::new(None),
             holdings: rules.holdings,
             gc_interval: rules.gc_interval,
             gc_max_idle: rules.gc_max_idle,
@@ -173,6 +188,31 @@ impl Arbiter {
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
         self.visit(Scope::Everything, |table, now| table.last_held(now))
+    }
+
+    /// Whether there is memory for one more claim. A failed allocation would end the process, and
+    /// all locks with it.
+    fn has_room(&self) -> bool {
+        let take = |left: usize| left.checked_sub(1);
+        let left = &self.claims_left;
+        if left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+        {
+            return true;
+        }
+        let mut reserved = self.reserved.lock();
+        let entry_count = self.state.lock().table.entry_count();
+        *reserved = None;
+        *reserved = memory::reserve(
+            CLAIMS_AT_ONCE * CLAIM_LEN + entry_count * MAP_ENTRY_LEN,
+            Purpose::Service,
+        );
+        let has_room = reserved.is_some();
+        if has_room {
+            left.store(CLAIMS_AT_ONCE - 1, Ordering::Relaxed);
+        }
+        has_room
     }
 
     fn visit<T>(&self, scope: Scope<'_>, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {

@@ -73,8 +73,9 @@ impl Seat {
         if wait_timeout.is_zero() {
             return self.try_acquire(ask);
         }
-        let Some(claimant) = self.claimant() else {
-            return Answer::Refused(Refusal::NoToken);
+        let claimant = match self.claimant() {
+            Ok(claimant) => claimant,
+            Err(refusal) => return Answer::Refused(refusal),
         };
         let mut state = self.arbiter.state.lock();
         let scope = Scope::Ask(self.conn, ask);
@@ -167,18 +168,22 @@ impl Seat {
         ask: &Ask<'_>,
         act: impl FnOnce(&mut LockTable, Claimant, Instant) -> Answer,
     ) -> Answer {
-        let Some(claimant) = self.claimant() else {
-            return Answer::Refused(Refusal::NoToken);
+        let claimant = match self.claimant() {
+            Ok(claimant) => claimant,
+            Err(refusal) => return Answer::Refused(refusal),
         };
         let scope = Scope::Ask(self.conn, ask);
         self.arbiter
             .visit(scope, |table, now| act(table, claimant, now))
     }
 
-    fn claimant(&self) -> Option<Claimant> {
-        Some(Claimant {
+    fn claimant(&self) -> Result<Claimant, Refusal> {
+        if !self.arbiter.has_room() {
+            return Err(Refusal::MaxLocks);
+        }
+        Ok(Claimant {
             conn: self.conn,
-            salt: self.arbiter.salts.next()?,
+            salt: self.arbiter.salts.next().ok_or(Refusal::NoToken)?,
         })
     }
 

@@ -93,10 +93,11 @@ fn connection_capacity() -> usize {
     as_count(for_connections.min(for_threads)).min(address_space_capacity())
 }
 
-/// How many connections a limited address space allows. If stacks took all of it, the next
+/// How many connections a limited address space or data segment allows. If stacks took all of it, the next
 /// allocation would end the process.
 fn address_space_capacity() -> usize {
-    let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+    let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
+    let address_space = limits.into_iter().flatten().min().unwrap_or(u64::MAX);
     as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION))
 }
 

@@ -19,6 +19,7 @@ use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
 use crate::protocol::stats;
+use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
 
 /// How long the close waits for a peer that has not given the right token.
@@ -30,6 +31,12 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 /// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
 /// time the whole write timeout applies.
 const FULL_OUT_LEN: usize = 16 * 1024;
+
+/// The room for replies in bytes: allocated with the session, so that it need not grow later.
+const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
+
+/// What the buffers of a session, or its pages of statistics, take at the most, in bytes.
+const BUFFERS_LEN: usize = 64 * 1024;
 
 /// Longer than any deadline.
 const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
@@ -69,12 +76,16 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+    let Some(reservation) = memory::reserve(BUFFERS_LEN, Purpose::Newcomer) else {
+        warn!("turned-away reason=no-memory");
+        return;
+    };
     let mut session = Session {
         stream,
         watch,
         rules,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
-        out: Vec::new(),
+        out: Vec::with_capacity(OUT_CAPACITY),
         authenticated: rules.auth_token.is_none(),
         requests: Requests::new(seat, rules.default_lease),
         malformed_count: 0,
@@ -82,6 +93,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         awaited: None,
         started: Instant::now(),
     };
+    drop(reservation);
     let ending = session.converse();
     let Session {
         requests,
@@ -191,6 +203,10 @@ impl Session<'_> {
     /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
     /// they take no more memory than any other reply.
     fn show_stats(&mut self) -> Result<(), Ending> {
+        // Made in pages, each of which takes this much at the most.
+        let Some(_reservation) = memory::reserve(BUFFERS_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
         let arbiter = self.requests.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
@@ -342,7 +358,7 @@ fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(),
     }
     let written = stream.write_within(out, rules.write_timeout);
     out.clear();
-    out.shrink_to(FULL_OUT_LEN);
+    out.shrink_to(OUT_CAPACITY);
     written.map_err(Ending::Broken)
 }
 

@@ -2,6 +2,8 @@
 
 use std::io::{self, Read};
 
+use crate::sys::memory::{self, Purpose};
+
 use super::stream::Stream;
 use super::telnet::{Endless, Telnet, INTERRUPT};
 
@@ -154,7 +156,7 @@ impl<const N: usize> LineReader<N> {
     ///
     /// Why nothing came.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
-        self.make_room();
+        self.make_room()?;
         let len = loop {
             match stream.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Err(ReadEnd::Eof),
@@ -203,14 +205,18 @@ impl<const N: usize> LineReader<N> {
         Ok(())
     }
 
-    fn make_room(&mut self) {
+    fn make_room(&mut self) -> Result<(), ReadEnd> {
         self.compact();
         if self.end == self.buffer.len() {
             // Only a line with a limit above the usual ones can fill the buffer.
             let longest = self.line_start() + self.line_limit() + 2;
             let len = (2 * self.buffer.len()).min(longest.max(self.buffer.len() + 1));
+            let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
+                return Err(ReadEnd::Broken(io::ErrorKind::OutOfMemory.into()));
+            };
             self.buffer.resize(len, 0);
         }
+        Ok(())
     }
 
     fn compact(&mut self) {

@@ -400,6 +400,11 @@ impl LockTable {
         }
     }
 
+    /// How many slots are held, and how many claims wait.
+    pub fn entry_count(&self) -> usize {
+        self.leases.len() + self.waiter_count
+    }
+
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
         self.leases.next().is_some()

@@ -30,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["cli", "text"]),
     ("supervise", &["sys", "text"]),
     // services
-    ("arbiter", &["table", "token", "fence"]),
+    ("arbiter", &["table", "token", "fence", "sys"]),
     ("fence", &["token", "sys", "text"]),
     ("client", &["client", "protocol", "token", "net", "text"]),
     ("lockfile", &["lockfile", "sys", "text"]),
