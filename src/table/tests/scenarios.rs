@@ -38,7 +38,7 @@ fn waiters_are_served_in_order_of_arrival() {
         assert_eq!(world.release("k", token), Ok(()));
         assert!(waiters[at + 1..]
             .iter()
-            .all(|later| world.collect(*later) == None));
+            .all(|later| world.collect(*later).is_none()));
         let next = world.collected(*waiter);
         assert!(next.fence > token.fence);
         token = next;
