@@ -29,6 +29,6 @@ complete -c latchd -l log-timestamps -x -d 'begin each log line with the time: a
 complete -c latchd -l debug -d 'log the life of connections'
 complete -c latchd -l fence-state-file -r -F -d 'reserve fences in this file, so that they rise across crashes and clock steps'
 complete -c latchd -l inetd -d 'serve the listening socket on descriptor 0 (inetd wait, s6)'
-complete -c latchd -l idle-exit -x -d 'leave when nobody has been connected and nothing held for so long, in seconds; 0: never (0)'
+complete -c latchd -l idle-exit -x -d 'exit after so many seconds without a connection or a held slot; 0: never (0)'
 complete -c latchd -s h -l help -d 'print this and exit'
 complete -c latchd -s V -l version -d 'print the version and exit'

@@ -1,20 +1,19 @@
-//! What a lock file costs, beside what the file costs anyway.
+//! The cost of a lock file, compared with the cost of the file alone.
 //!
-//! Measures acquire and release, with and without fsync, beside a bare `open(O_EXCL)`, `write` and
-//! `unlink`; how late the next waiter gets a lock that is released, beside a waiter that looks every
-//! 100 ms; and `sema try --no-sync` as a process, beside `flock -n`.
+//! Measures acquire and release, with and without fsync, against a bare `open(O_EXCL)`, `write` and
+//! `unlink`; the time from a release to the next grant, against a waiter that polls every 100 ms;
+//! and `sema try --no-sync` as a process, against `flock -n`.
 //!
-//! All figures of a row are taken in turns in one run, so that the *ratio* can be compared between
-//! machines. The others cannot.
+//! One run measures all figures of a row in turns, so that the *ratio* is comparable between
+//! machines. The other figures are not.
 //!
 //! ```text
 //! cargo build --release
 //! cargo run --release --example bench_lockfile -- [--quick] [DIRECTORY]
 //! ```
 //!
-//! The lock files stand in DIRECTORY (default /dev/shm, which is memory). `--quick` measures less, and less
-//! well. Exit status: 0, or 1 if
-//! something could not be measured.
+//! The lock files are in DIRECTORY (default /dev/shm, which is memory). `--quick` takes fewer
+//! measurements. Exit status: 0, or 1 if a measurement failed.
 
 use std::error::Error;
 use std::fs::{self, OpenOptions};
@@ -27,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
 
-/// How often each is measured.
+/// How often the program measures each figure.
 struct Plan {
     turns: usize,
     handovers: usize,
@@ -116,7 +115,7 @@ fn rates(plan: &Plan, directory: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// How often something can be done in a second.
+/// How often `act` succeeds in a second.
 fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let start = Instant::now();
     let mut count = 0_u32;
@@ -127,7 +126,7 @@ fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }
 
-/// From a release to the grant of the one who waits.
+/// The time from a release to the grant of the waiter.
 fn handovers(plan: &Plan, directory: &Path) -> Outcome<()> {
     let path = directory.join("handover.lock");
     let woken = handover(plan.handovers, &path, |path| {
@@ -164,7 +163,7 @@ fn handover(count: usize, path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| sender.send(wait(path)));
-            // Not in step with the one who polls.
+            // At varying times within the interval of the polling waiter.
             thread::sleep(Duration::from_millis(20 + (turn * 7 % 100) as u64));
             let released = Instant::now();
             drop(guard);

@@ -1,12 +1,12 @@
-//! A report that no two may write at the same time, kept apart by a lock file: without a server, and
-//! together with shell scripts that look at the same file.
+//! Only one process at a time writes a report. A lock file keeps the others out: without a server,
+//! and together with shell scripts that use the same file.
 //!
 //! ```text
 //! cargo run --example lockfile -- /tmp/report.lock
 //! ```
 //!
-//! Start it twice: the second waits, and says for whom. Exit status: 0, or 1 if the lock could not be had
-//! within ten seconds.
+//! Start it twice: the second waits, and says for which process. Exit status: 0, or 1 if the lock
+//! is not granted within ten seconds.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +48,8 @@ fn report(path: &str) -> Result<(), SemaphoreError> {
     let guard = semaphore.acquire_with_info(LockInfo::with_tag("weekly report"))?;
     println!("writing");
     for _ in 0..10 {
-        // A lock file can be taken away by anybody who may write to its directory. Whoever must not go on
-        // then looks before each step.
+        // Any process that may write to the directory can remove the lock file. So the holder
+        // checks before each step that it still has the lock.
         if is_lost.load(Ordering::SeqCst) {
             return Err(SemaphoreError::Lost);
         }

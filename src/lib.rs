@@ -61,7 +61,7 @@
 //!   bins        bin/latchd        bin/lfpd        bin/latch         bin/sema
 //!   programs    latchd/           lfpd/           latch/            sema/
 //!   shared      server/  cli/                     supervise/  cli/
-//!   services    manager  fence/                   client/           lockfile/
+//!   services    arbiter/ fence/                   client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
 //!   ground      net/   sys/   text   log
@@ -72,24 +72,27 @@
 //! # The route of an `l`
 //!
 //! `net::listener` accepts, `net::workers` lends a thread, and `latchd::session` reads three lines
-//! through `net::lines`. `protocol::request` makes a request of them. The session asks the `manager`,
-//! which locks its mutex, reads the clock and lets the `table` decide: granted, queued, or refused.
-//! If queued, the session sleeps on its connection's condvar; whoever frees the slot, be it a
-//! release, a disconnect or the reaper at the lease's end, has the table promote the first in line
-//! and wakes that connection. `protocol::reply` makes a line of the answer, written in one go.
+//! through `net::lines`. `protocol::request` makes a request of them. `latchd::requests` asks the
+//! connection's seat at the `arbiter`, which locks its mutex, reads the clock and lets the `table`
+//! decide: granted, queued, or refused. If the claim is queued, the session's thread sleeps on its
+//! seat's condvar. The thread that frees the slot (a release, a disconnect, or the reaper at the
+//! end of the lease) has the table promote the first in line, and wakes that seat.
+//! `protocol::reply` makes a line of the answer, and the session writes it.
 //!
 //! # Invariants
 //!
-//! - Truth is in the table, wake-ups are hints: whoever wakes looks again.
+//! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
 //! - A lock is a semaphore of one.
-//! - No slot is free while somebody waits; nobody overtakes.
-//! - Expired means dead, whether or not the reaper has been by.
+//! - No slot is free while a client waits, and no client overtakes another.
+//! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
 
 #![forbid(unsafe_code)]
 // The modules that the library shares with the programs have parts that only the programs use.
 #![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "programs")]
+mod arbiter;
 #[cfg(feature = "programs")]
 mod cli;
 pub mod client;
@@ -104,8 +107,6 @@ mod lfpd;
 pub mod lockfile;
 #[cfg(feature = "programs")]
 mod log;
-#[cfg(feature = "programs")]
-mod manager;
 mod net;
 mod protocol;
 #[cfg(feature = "programs")]

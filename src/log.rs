@@ -1,8 +1,7 @@
 //! The log: lines to stderr that never make a lock wait.
 //!
-//! A line goes into a bounded channel, and a thread of its own writes it. Where stderr is full and
-//! nobody reads it, lines are dropped and counted; the count is the first thing to be written when
-//! there is room again.
+//! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
+//! no reader, lines are dropped and counted; the count is written first when there is room again.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,13 +19,13 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 
-/// The lines that may wait for stderr.
+/// How many lines may wait for stderr.
 const QUEUE_LEN: usize = 1024;
 
-/// The least time between two lines about the same.
+/// The least time between two lines of one throttle.
 const THROTTLE: Duration = Duration::from_secs(1);
 
-/// The sources that are throttled each on its own.
+/// How many sources have a throttle of their own.
 const MAX_SOURCES: usize = 64;
 
 /// Whether lines begin with the time.
@@ -62,18 +61,18 @@ struct Queue {
 }
 
 impl Log {
-    /// A log that says nothing, for where standard error is a client's socket.
+    /// A log that says nothing, for a server whose stderr is a client's socket.
     pub fn silent() -> Log {
         Log {
             queue: Arc::default(),
         }
     }
 
-    /// Starts the log and its writer thread. To be called once in a process.
+    /// Starts the log and its writer thread. Call it once in a process.
     ///
     /// # Errors
     ///
-    /// If no thread can be had.
+    /// If the thread cannot be started.
     pub fn start(rules: LogRules) -> io::Result<Log> {
         let (sender, lines) = bounded(QUEUE_LEN);
         let queue = Arc::new(Queue::default());
@@ -114,8 +113,7 @@ impl Log {
     }
 }
 
-/// Lets one line through each second and counts the others, so that whoever causes them cannot flood
-/// the log.
+/// Lets one line through each second and counts the others, so that a peer cannot flood the log.
 #[derive(Debug, Default)]
 pub struct Throttle(Mutex<Throttled>);
 
@@ -126,7 +124,7 @@ struct Throttled {
 }
 
 impl Throttle {
-    /// Whether a line may be logged now; then, how many have been held back since the last one.
+    /// `Some` if a line may be logged now, with the number held back since the last line.
     pub fn admit(&self) -> Option<u64> {
         self.admit_at(Instant::now())
     }
@@ -151,8 +149,8 @@ impl Throttled {
     }
 }
 
-/// A [`Throttle`] for each source, so that none of them hides another. When very many are at it, the
-/// others share one.
+/// A [`Throttle`] for each source, so that none hides another. Beyond a number of active sources,
+/// the others share one.
 #[derive(Debug)]
 pub struct SourceThrottle<S>(Mutex<Sources<S>>);
 
@@ -163,7 +161,7 @@ struct Sources<S> {
 }
 
 impl<S: Eq + Hash> SourceThrottle<S> {
-    /// Whether a line about `source` may be logged now; then, how many have been held back.
+    /// `Some` if a line about `source` may be logged now, with the number held back.
     pub fn admit(&self, source: S) -> Option<u64> {
         self.admit_at(source, Instant::now())
     }
@@ -195,8 +193,7 @@ impl<S> Default for SourceThrottle<S> {
 }
 
 impl Queue {
-    /// The writer thread: until the process ends. What stderr does not take is lost, and that is
-    /// all that a log can do about it.
+    /// The writer thread, which runs until the process ends. Lines that stderr refuses are lost.
     fn write_all(&self, lines: &Receiver<Vec<u8>>) {
         for line in lines {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
@@ -215,7 +212,7 @@ impl Queue {
     }
 }
 
-/// Writes all of it, and waits for room also where somebody has made stderr non-blocking.
+/// Writes all of it. Waits for room even if another process has made stderr non-blocking.
 fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
     let stderr = io::stderr();
     while !bytes.is_empty() {
@@ -231,7 +228,7 @@ fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Where env_logger puts its lines: one write each.
+/// The target of env_logger, which writes each line with one call.
 struct LogLines {
     lines: Sender<Vec<u8>>,
     queue: Arc<Queue>,

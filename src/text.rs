@@ -1,13 +1,22 @@
-//! Text from elsewhere, made fit to show to a person.
+//! Untrusted text, escaped for messages and logs. Pure.
 
 use std::fmt;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-/// Shows bytes that somebody else chose: printable ASCII as it is, anything else as `\xNN`. A value
-/// that could be misread beside others (empty, or with a blank, a quote, a backslash or `=`) stands in
-/// double quotes, with its quotes and backslashes escaped.
+/// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value that could be
+/// misread beside others (empty, or with a blank, a quote, a backslash or `=`) is in double quotes,
+/// with its quotes and backslashes escaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
+
+impl<'a> Escaped<'a> {
+    /// Shows a path in one line.
+    pub fn path(path: &'a Path) -> Escaped<'a> {
+        Escaped(path.as_os_str().as_bytes())
+    }
+}
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,8 +38,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows bytes that somebody else chose, in a place of their own: UTF-8 as it is, but control
-/// characters, and what is not UTF-8, as `\xNN`.
+/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters and bytes
+/// that are not UTF-8 as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 
@@ -54,7 +63,7 @@ fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
-/// The same JSON in printable ASCII. Elsewhere than in a string, JSON has nothing else anyway but line ends.
+/// The same JSON in printable ASCII. Only strings and line ends can have anything else.
 pub fn escaped_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {

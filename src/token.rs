@@ -1,4 +1,4 @@
-//! Tokens: the credential of a holder, and the fence inside it.
+//! Tokens: the credential of a holder, and the fence inside it. Pure.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,16 +1,19 @@
-//! What the options of all programs have in common, and argh does not know: `--name=value`, `-h`,
-//! `-V`, boolean options with an optional value, and exit status 2.
+//! What the command lines of all programs have in common, and argh does not know: `--name=value`,
+//! `-h`, `-V`, boolean options with an optional value, exit status 2, and options from variables.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use argh::FromArgs;
 
-/// The last line of argh's help, and what stands there instead.
+use super::values;
+
+/// The last line of argh's help, and what replaces it.
 const ARGH_HELP: &str = "  --help, help      display usage information";
 const OUR_HELP: &str =
     "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
 
-/// What argh's usage has before the operands. It means nothing here, and [`parse`] refuses it.
+/// What argh's usage has before the operands. [`parse`] refuses it.
 const ARGH_DASHES: &str = " [--] ";
 
 /// What a command line asks for.
@@ -26,9 +29,116 @@ pub enum Parsed<T> {
 
 /// How a long option begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dashes {
+pub enum Dashes {
+    /// With two dashes.
     Two,
+    /// With one or two, as options of programs written in Go do.
     OneOrTwo,
+}
+
+/// One option, as [`options!`] writes it down.
+#[derive(Debug)]
+pub struct Row {
+    /// The name of the field: that of the option, with underscores for dashes.
+    pub field: &'static str,
+    /// The type of the field. A `bool` needs no value.
+    pub value_type: &'static str,
+    /// Its variables, without their prefix.
+    pub variables: &'static [&'static str],
+}
+
+/// Options that [`options!`] has made.
+pub trait Rows: FromArgs {
+    /// The options in the order of the help.
+    const ROWS: &'static [Row];
+}
+
+/// Makes a struct of options for argh: one row an option, with its help, its type, its default and,
+/// in brackets, its variables.
+macro_rules! options {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident {
+            $(
+                $(#[$attribute:meta])*
+                $field:ident: $type:ident $(<$inner:ident>)? $(= [$($variable:literal),*])?,
+            )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(argh::FromArgs, Debug)]
+        $vis struct $name {
+            $($(#[$attribute])* $vis $field: $type $(<$inner>)?,)*
+        }
+
+        impl $crate::cli::arguments::Rows for $name {
+            const ROWS: &'static [$crate::cli::arguments::Row] = &[
+                $($crate::cli::arguments::Row {
+                    field: stringify!($field),
+                    value_type: stringify!($type),
+                    variables: &[$($($variable),*)?],
+                },)*
+            ];
+        }
+    };
+}
+pub(crate) use options;
+
+impl Row {
+    fn option(&self) -> String {
+        format!("--{}", self.field.replace('_', "-"))
+    }
+}
+
+/// The variables that options may come from.
+pub struct Variables<'a> {
+    /// What the variables' names begin with, without the underscore. The first prefix with a value
+    /// for an option wins; the command line wins over all of them.
+    pub prefixes: &'a [&'a str],
+    /// Pairs of options of which one, where it is given, overrules also the other.
+    pub rivals: &'a [[&'a str; 2]],
+    /// The value of a variable. An empty one counts as unset.
+    pub lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Variables<'_> {
+    /// No variables at all.
+    pub const NONE: Variables<'static> = Variables {
+        prefixes: &[],
+        rivals: &[],
+        lookup: &|_| None,
+    };
+}
+
+/// Where the options that are set come from: the option itself, or the name of a variable.
+#[derive(Debug, Default)]
+pub struct Origins(HashMap<String, String>);
+
+impl Origins {
+    /// Where `option` comes from, if it is set.
+    pub fn get(&self, option: &str) -> Option<&str> {
+        self.0.get(option).map(String::as_str)
+    }
+
+    fn overrule(&self, option: &str, rivals: &[[&str; 2]]) -> bool {
+        self.0.contains_key(option)
+            || rivals
+                .iter()
+                .filter(|pair| pair.contains(&option))
+                .any(|pair| pair.iter().any(|rival| self.0.contains_key(*rival)))
+    }
+}
+
+/// An option with its value, or a word.
+struct Argument {
+    name: String,
+    value: Option<String>,
+}
+
+impl Argument {
+    fn word(name: String) -> Argument {
+        Argument { name, value: None }
+    }
 }
 
 /// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
@@ -38,67 +148,150 @@ pub fn parse<T: FromArgs>(
     booleans: &[&str],
     arguments: impl Iterator<Item = OsString>,
 ) -> Parsed<T> {
-    parse_dashed(program, booleans, arguments, Dashes::Two)
+    match read(program, booleans, arguments, Dashes::Two) {
+        Ok(arguments) => finish(program, &arguments, &Origins::default()),
+        Err(end) => end,
+    }
 }
 
-/// The same, and takes `-name` for `--name`, as programs written in Go do.
-pub fn parse_single_dashes<T: FromArgs>(
+/// Reads the command line of `program` and the variables; says where the options come from.
+pub fn parse_rows<T: Rows>(
     program: &str,
-    booleans: &[&str],
+    dashes: Dashes,
     arguments: impl Iterator<Item = OsString>,
-) -> Parsed<T> {
-    parse_dashed(program, booleans, arguments, Dashes::OneOrTwo)
+    variables: &Variables<'_>,
+) -> (Parsed<T>, Origins) {
+    let booleans = T::ROWS.iter().filter(|row| row.value_type == "bool");
+    let booleans: Vec<String> = booleans.map(Row::option).collect();
+    let booleans: Vec<&str> = booleans.iter().map(String::as_str).collect();
+    let mut arguments = match read(program, &booleans, arguments, dashes) {
+        Ok(arguments) => arguments,
+        Err(end) => return (end, Origins::default()),
+    };
+    let names = arguments.iter().map(|argument| argument.name.clone());
+    let mut origins = Origins(names.map(|name| (name.clone(), name)).collect());
+    for prefix in variables.prefixes {
+        let found = variables.find(prefix, T::ROWS, &origins);
+        for (argument, variable) in found {
+            origins.0.insert(argument.name.clone(), variable);
+            // In front: behind, it would be taken for the value of a last option without one.
+            arguments.insert(0, argument);
+        }
+    }
+    (finish(program, &arguments, &origins), origins)
 }
 
-fn parse_dashed<T: FromArgs>(
+impl Variables<'_> {
+    /// The options that variables with this prefix set, each with its variable.
+    fn find(&self, prefix: &str, rows: &[Row], origins: &Origins) -> Vec<(Argument, String)> {
+        let wanted = rows
+            .iter()
+            .filter(|row| !origins.overrule(&row.option(), self.rivals));
+        let found = wanted.filter_map(|row| {
+            row.variables.iter().find_map(|variable| {
+                let variable = format!("{prefix}_{variable}");
+                let value = (self.lookup)(&variable).filter(|value| !value.is_empty())?;
+                let argument = Argument {
+                    name: row.option(),
+                    value: Some(value),
+                };
+                Some((argument, variable))
+            })
+        });
+        found.collect()
+    }
+}
+
+/// Splits the command line into options and words.
+///
+/// # Errors
+///
+/// What to do instead of running.
+fn read<T: FromArgs>(
     program: &str,
     booleans: &[&str],
     arguments: impl Iterator<Item = OsString>,
     dashes: Dashes,
-) -> Parsed<T> {
-    let mut normal = Vec::new();
+) -> Result<Vec<Argument>, Parsed<T>> {
+    let mut read: Vec<Argument> = Vec::new();
     let mut arguments = arguments.map(OsString::into_string);
     while let Some(argument) = arguments.next() {
         let Ok(mut argument) = argument else {
-            return Parsed::Usage("an argument is not UTF-8".into());
+            return Err(Parsed::Usage("an argument is not UTF-8".into()));
         };
         if dashes == Dashes::OneOrTwo && is_long_with_one_dash(&argument) {
             argument.insert(0, '-');
         }
         match argument.as_str() {
-            "-h" | "--help" => return help::<T>(program, booleans, normal.first()),
-            "-V" | "--version" => {
-                return Parsed::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
+            "-h" | "--help" => {
+                let first = read.first().map(|argument| argument.name.as_str());
+                return Err(help::<T>(program, booleans, first));
             }
-            // argh would take this for --help.
-            "help" => return Parsed::Usage("Unrecognized argument: help".into()),
+            "-V" | "--version" => {
+                let version = format!("{program} {}\n", env!("CARGO_PKG_VERSION"));
+                return Err(Parsed::Print(version));
+            }
+            // argh would read `help` as --help, and skip `--`.
+            "help" | "--" => {
+                return Err(Parsed::Usage(format!("Unrecognized argument: {argument}")))
+            }
             _ => {}
         }
-        if let Some((name, value)) = split_value(&argument) {
-            normal.extend([name.to_owned(), value.to_owned()]);
+        read.push(if let Some((name, value)) = split_value(&argument) {
+            Argument {
+                name: name.to_owned(),
+                value: Some(value.to_owned()),
+            }
         } else if booleans.contains(&argument.as_str()) {
-            normal.extend([argument, "true".to_owned()]);
-        } else if argument == "--" {
-            return Parsed::Usage("Unrecognized argument: --".into());
+            Argument {
+                name: argument,
+                value: Some("true".to_owned()),
+            }
         } else if argument.starts_with("--") {
-            // Its value, whatever that looks like.
-            match arguments.next() {
-                Some(Ok(value)) => normal.extend([argument, value]),
-                Some(Err(_)) => {
-                    return Parsed::Usage(format!("{argument}: the value is not UTF-8"))
-                }
-                None => normal.push(argument),
+            // The next argument is the value, whatever it looks like.
+            let value = arguments
+                .next()
+                .transpose()
+                .map_err(|_| Parsed::Usage(format!("{argument}: the value is not UTF-8")))?;
+            Argument {
+                name: argument,
+                value,
             }
         } else {
-            normal.push(argument);
-        }
+            Argument::word(argument)
+        });
     }
-    let normal: Vec<&str> = normal.iter().map(String::as_str).collect();
-    match T::from_args(&[program], &normal) {
+    Ok(read)
+}
+
+/// Has argh make sense of the arguments.
+fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
+    let words: Vec<&str> = arguments
+        .iter()
+        .flat_map(|argument| [Some(argument.name.as_str()), argument.value.as_deref()])
+        .flatten()
+        .collect();
+    match T::from_args(&[program], &words) {
         Ok(options) => Parsed::Run(options),
         Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
-        Err(exit) => Parsed::Usage(one_line(&exit.output)),
+        Err(exit) => Parsed::Usage(
+            bad_value(&exit.output, arguments, origins).unwrap_or_else(|| one_line(&exit.output)),
+        ),
     }
+}
+
+/// argh's message about a value, in our form; `None` if it is about something else.
+fn bad_value(message: &str, arguments: &[Argument], origins: &Origins) -> Option<String> {
+    arguments.iter().find_map(|Argument { name, value }| {
+        let value = value.as_deref()?;
+        let about = format!("Error parsing option '{name}' with value '{value}': ");
+        let reason = message.strip_prefix(&about)?.trim_end();
+        Some(match reason {
+            // The value is not to blame, and may be secret.
+            "duplicate values provided" => format!("{name}: it is given more than once"),
+            _ => values::invalid(value, origins.get(name).unwrap_or(name), reason),
+        })
+    })
 }
 
 /// The first variable with one of these prefixes whose value is not UTF-8.
@@ -110,12 +303,10 @@ pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
     })
 }
 
-/// argh's own text, with what [`parse`] adds to argh.
-fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&String>) -> Parsed<T> {
-    // A word without dashes is a command of its own, which has its own help.
-    let command = first
-        .map(String::as_str)
-        .filter(|word| !word.starts_with('-'));
+/// argh's own text, and the options that [`parse`] adds to it.
+fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&str>) -> Parsed<T> {
+    // A word without dashes is a command, which has its own help.
+    let command = first.filter(|word| !word.starts_with('-'));
     let arguments: Vec<&str> = command.into_iter().chain(["--help"]).collect();
     let text = match T::from_args(&[program], &arguments) {
         Err(exit) => exit.output,
@@ -143,7 +334,8 @@ fn split_value(argument: &str) -> Option<(&str, &str)> {
     argument.split_once('=')
 }
 
-/// argh's messages run over several lines; the first says what is wrong, and may have a list after it.
+/// Shortens argh's message to one line. Its first line says what is wrong, and a list may follow
+/// it.
 fn one_line(message: &str) -> String {
     let mut lines = message
         .lines()
@@ -151,7 +343,7 @@ fn one_line(message: &str) -> String {
         .filter(|line| !line.is_empty());
     let mut line = lines.next().unwrap_or("bad usage").to_owned();
     if line.ends_with(':') {
-        // argh's own command is none of ours.
+        // The list has a command of argh's own.
         for word in lines.filter(|word| *word != "help") {
             line += " ";
             line += word;
@@ -195,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_stands_in_the_next_argument_or_behind_an_equals_sign() {
+    fn a_value_is_the_next_argument_or_follows_an_equals_sign() {
         assert_eq!(read(&["--text", "a"]), run(Some("a"), None));
         assert_eq!(read(&["--text=a=b"]), run(Some("a=b"), None));
         assert_eq!(read(&["--text="]), run(Some(""), None));
@@ -206,7 +398,11 @@ mod tests {
     #[test]
     fn a_single_dash_will_do_where_it_is_allowed() {
         let lenient = |arguments: &[&str]| {
-            parse_single_dashes("prog", &["--debug"], arguments.iter().map(OsString::from))
+            let arguments = arguments.iter().map(OsString::from);
+            match super::read("prog", &["--debug"], arguments, Dashes::OneOrTwo) {
+                Ok(arguments) => finish("prog", &arguments, &Origins::default()),
+                Err(end) => end,
+            }
         };
         for text in [&["-text", "a"], &["--text", "a"]] {
             assert_eq!(lenient(text), run(Some("a"), None));

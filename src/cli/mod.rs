@@ -1,3 +1,7 @@
 //! What the programs' command lines have in common.
 
 pub mod arguments;
+pub mod failure;
+pub mod output;
+pub mod secret;
+pub mod values;

@@ -19,6 +19,9 @@ use crate::token::Token;
 /// The longest reply that is read, in bytes. Only `stats` comes near it.
 const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
+/// The longest time for one read, after which the deadline is looked at again.
+const LONGEST_READ: Duration = Duration::from_secs(3600);
+
 /// What a client asks for: a lock, or a slot of a semaphore.
 ///
 /// ```
@@ -182,6 +185,18 @@ impl Connection {
     ///
     /// The server's refusal, or what can go wrong with a reply.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
+        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        self.acquire_by(key, slot, wait, deadline)
+    }
+
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    pub(crate) fn acquire_by(
+        &mut self,
+        key: &str,
+        slot: Slot,
+        wait: Wait,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Acquire {
             key,
@@ -190,7 +205,8 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        self.granted(&request, wait)
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        self.granted(&request, left)
     }
 
     /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
@@ -228,7 +244,7 @@ impl Connection {
             kind: slot.kind(),
             wait_timeout: wait.timeout(),
         };
-        self.granted(&request, wait)
+        self.granted(&request, wait.reply_within(self.reply_timeout))
     }
 
     /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
@@ -303,14 +319,14 @@ impl Connection {
         self.expect_ok(&Request::Ping, self.reply_timeout)
     }
 
-    /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). Blocks for at
-    /// most the reply timeout.
+    /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
+    /// long, so the reply timeout counts from the last part of it that has arrived.
     ///
     /// # Errors
     ///
     /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        match self.exchange(&Request::Stats, Some(self.reply_timeout))? {
+        match self.exchange_long(&Request::Stats)? {
             Reply::Stats(json) => Ok(json),
             other => Err(self.refusal(&other)),
         }
@@ -323,8 +339,12 @@ impl Connection {
         }
     }
 
-    fn granted(&mut self, request: &Request<'_>, wait: Wait) -> Result<Option<Grant>, Error> {
-        match self.exchange(request, wait.reply_within(self.reply_timeout))? {
+    fn granted(
+        &mut self,
+        request: &Request<'_>,
+        within: Option<Duration>,
+    ) -> Result<Option<Grant>, Error> {
+        match self.exchange(request, within)? {
             Reply::Granted(grant) => Ok(Some(grant)),
             Reply::Timeout => Ok(None),
             other => Err(self.refusal(&other)),
@@ -340,6 +360,13 @@ impl Connection {
     ) -> Result<Reply, Error> {
         let sent = self.send(request, within);
         let reply = sent.and_then(|()| self.receive(within));
+        self.unless_closed(reply)
+    }
+
+    /// As [`Connection::exchange`], for a reply that may be long.
+    fn exchange_long(&mut self, request: &Request<'_>) -> Result<Reply, Error> {
+        let sent = self.send(request, Some(self.reply_timeout));
+        let reply = sent.and_then(|()| self.receive_long());
         self.unless_closed(reply)
     }
 
@@ -382,7 +409,27 @@ impl Connection {
                 return Err(self.no_reply());
             }
             // Without a deadline the keepalive is what notices that the server has vanished.
-            self.read_within(left.unwrap_or(Duration::from_secs(3600)))?;
+            self.read_within(left.unwrap_or(LONGEST_READ))?;
+        }
+    }
+
+    /// Reads a reply for as long as parts of it arrive within the reply timeout.
+    fn receive_long(&mut self) -> Result<Reply, Error> {
+        let mut progressed_at = Instant::now();
+        let mut seen = 0;
+        loop {
+            if let Some(reply) = self.take_reply(seen)? {
+                return Ok(reply);
+            }
+            if self.buffer.len() > seen {
+                progressed_at = Instant::now();
+            }
+            seen = self.buffer.len();
+            let left = self.reply_timeout.saturating_sub(progressed_at.elapsed());
+            if left.is_zero() {
+                return Err(self.no_reply());
+            }
+            self.read_within(left.min(LONGEST_READ))?;
         }
     }
 
@@ -567,12 +614,20 @@ impl Slot {
 }
 
 impl Wait {
-    /// What is left of the wait after `elapsed`.
+    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still has
+    /// half of one for its answer.
     pub(crate) fn after(self, elapsed: Duration) -> Wait {
+        let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
-            Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(elapsed)),
+            Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(Duration::from_secs(elapsed))),
             other => other,
         }
+    }
+
+    /// When the reply to a request is overdue that began at `began`.
+    pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
+        let within = self.reply_within(reply_timeout)?;
+        began.checked_add(within)
     }
 
     /// The wait timeout that is sent: the protocol's longest if the wait is longer.

@@ -161,7 +161,26 @@ impl Client {
     ///
     /// As [`Connection::open`].
     pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
-        Connection::open(server, &self.settings)
+        self.connect_by(server, None)
+    }
+
+    /// Connects as [`Client::connect`] does, and gives up at `deadline` if that is sooner.
+    pub(crate) fn connect_by(
+        &self,
+        server: &Address,
+        deadline: Option<Instant>,
+    ) -> Result<Connection, Error> {
+        let mut settings = self.settings.clone();
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            settings.connect_timeout = settings.connect_timeout.min(left);
+        }
+        Connection::open(server, &settings)
+    }
+
+    /// When an answer to `wait` is overdue that was asked for at `began`, connecting included.
+    pub(crate) fn deadline_of(&self, wait: Wait, began: Instant) -> Option<Instant> {
+        wait.deadline(began, self.settings.reply_timeout)
     }
 
     /// A lock: one holder at a time. Does not connect; `key` is checked when the lock is asked for.
@@ -240,9 +259,8 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Blocks for at most `time`, in whole seconds (rounded up), and for as long as a reply takes;
-    /// `None` if there was no grant by then. Connecting is part of `time`, but ends at its own
-    /// timeout only.
+    /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
+    /// included; `None` if no slot was free all that time.
     ///
     /// # Errors
     ///
@@ -251,8 +269,8 @@ impl<'a> Lock<'a> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant, and blocks for no longer than connecting and a reply take; `None`
-    /// if no slot is free.
+    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included;
+    /// `None` if no slot is free.
     ///
     /// # Errors
     ///
@@ -268,7 +286,7 @@ impl<'a> Lock<'a> {
     ///
     /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<QueuePlace, Error> {
-        let mut connection = self.connect()?;
+        let mut connection = self.connect(None)?;
         let enqueued = connection.enqueue(self.key, self.slot)?;
         Ok(QueuePlace {
             connection,
@@ -278,23 +296,26 @@ impl<'a> Lock<'a> {
         })
     }
 
-    fn connect(&self) -> Result<Connection, Error> {
+    fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
         check_key(self.key)?;
         self.slot.check()?;
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }
-        let mut connection = self.client.connect(self.client.server_of(self.key))?;
+        let mut connection = self
+            .client
+            .connect_by(self.client.server_of(self.key), deadline)?;
         connection.set_cancelled_by(self.cancelled_by.cloned());
         Ok(connection)
     }
 
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
         let began = Instant::now();
-        let mut connection = self.connect()?;
+        let deadline = self.client.deadline_of(wait, began);
+        let mut connection = self.connect(deadline)?;
         let wait = wait.after(began.elapsed());
         let asked_at = Moment::now();
-        let Some(grant) = connection.acquire(self.key, self.slot, wait)? else {
+        let Some(grant) = connection.acquire_by(self.key, self.slot, wait, deadline)? else {
             return Ok(None);
         };
         take_charge(connection, self.key, self.slot, grant, asked_at).map(Some)

@@ -1,4 +1,5 @@
 //! Where tokens come from: fences that rise, and salts that no client can guess.
 
-pub mod file;
-pub mod mint;
+pub mod allocator;
+mod file;
+pub mod source;

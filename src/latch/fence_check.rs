@@ -1,58 +1,60 @@
-//! The other half of fencing, for the shell: a file that remembers the highest fence which a resource
-//! has seen.
+//! `latch fence-check`: compares a token's fence with the highest that a resource has seen.
 //!
-//! The file holds the fence as 16 hex digits and a line feed, written in one call to where it always
-//! stands: a caller that is killed has written all of it or nothing. Callers take turns by flock.
+//! A file holds the highest fence as 16 hex digits and a line feed, written in one call at offset
+//! 0. A caller that is killed has written all of it or nothing. A lock on the file (flock) lets one
+//! caller in at a time.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::sys::directory::{lock_within, Directory};
+use rustix::fs::OFlags;
+
+use crate::cli::failure::{CommandResult, Failure};
+use crate::sys::directory::{open_exclusive, sync_name};
+use crate::text::reason;
+
+use super::{options, shown, token, FILE_ERROR, OUTDATED};
 
 const RECORD_LEN: usize = 17;
 
 /// How long other callers may keep the file locked. Each of them needs one write to the disk.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a fence is to a resource.
+/// How a fence compares with the highest that a resource has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// As high as any before, or higher; remembered now.
+enum Verdict {
+    /// It is as high, or higher. The file has it now.
     Current,
-    /// Lower than one before: somebody else has held the lock since.
+    /// It is lower: another holder has had the lock since.
     Outdated,
 }
 
-/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is higher.
-/// Blocks while another caller does the same, for at most five seconds.
+pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
+    let token = token(&options.token)?;
+    match check(Path::new(&options.file), token.fence()) {
+        Ok(Verdict::Current) => Ok(0),
+        Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
+        Err(error) => Err(Failure::new(
+            FILE_ERROR,
+            format_args!("{}: {}", shown(&options.file), reason(&error)),
+        )),
+    }
+}
+
+/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is
+/// higher. Blocks while another caller does the same, for at most five seconds.
 ///
 /// # Errors
 ///
-/// If the file cannot be read or written, holds something else, or stays locked. Then nothing is
-/// certain.
-pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(file)?;
-    if !opened.metadata()?.is_file() {
-        // A device would forget the fence, and a pipe would keep us waiting.
-        let reason = "it is not a regular file";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
-    }
-    match lock_within(&opened, LOCK_PATIENCE) {
-        Ok(true) => {}
-        Ok(false) => return Err(io::Error::other("another process keeps it locked")),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            return Err(io::Error::other("its file system has no locks"));
-        }
-        Err(error) => return Err(error),
-    }
+/// If the file cannot be read or written, holds something else, or stays locked. The verdict is
+/// unknown then.
+fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
+    // A device would forget the fence, and a pipe would block: both are refused.
+    let opened = open_exclusive(file, OFlags::empty(), 0o666, LOCK_PATIENCE)?
+        .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
         return Ok(Verdict::Outdated);
@@ -60,11 +62,10 @@ pub(super) fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
     }
-    // Also what is there already: a caller that was killed may have written it and no more.
+    // Also a fence that is in the file already: a caller may have been killed before it synced it.
     opened.sync_all()?;
     if highest.is_none() {
-        // A link may name a file in another directory.
-        Directory::of(&fs::canonicalize(file)?)?.sync()?;
+        sync_name(file)?;
     }
     Ok(Verdict::Current)
 }

@@ -9,12 +9,12 @@ pub(super) const BOOLEANS: [&str; 3] = ["--busy-ok", "--json", "--watch"];
 #[derive(FromArgs, Debug)]
 pub(super) struct Flags {
     #[argh(subcommand)]
-    pub(super) command: Command,
+    pub(super) command: SubCommand,
 }
 
 #[derive(FromArgs, Debug)]
 #[argh(subcommand)]
-pub(super) enum Command {
+pub(super) enum SubCommand {
     Run(Run),
     Wait(Wait),
     Acquire(Acquire),
@@ -25,7 +25,7 @@ pub(super) enum Command {
     FenceCheck(FenceCheck),
 }
 
-/// Declares a command with the options that all commands have which talk to a server.
+/// Declares a sub-command that asks a server: its own options, and those of all such sub-commands.
 macro_rules! command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
         #[derive(FromArgs, Debug)]
@@ -35,10 +35,10 @@ macro_rules! command {
             /// server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             pub(super) server: Vec<String>,
-            /// a file with the token that the server wants
+            /// a file with the auth token of the server
             #[argh(option, arg_name = "path")]
             pub(super) auth_token_file: Option<String>,
-            /// how long connecting, and an answer that is due, may take, in seconds (5)
+            /// how long connecting, or a reply, may take, in seconds (5)
             #[argh(option, arg_name = "seconds", default = "5")]
             pub(super) connect_timeout: u64,
         }
@@ -55,7 +55,7 @@ macro_rules! command {
     };
 }
 
-/// How to reach the servers, as far as the command line says.
+/// The options that say how to reach the servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach<'a> {
     pub(super) servers: &'a [String],
@@ -70,38 +70,38 @@ command! {
         /// the key to hold
         #[argh(positional)]
         pub(super) key: String,
-        /// for how long to wait for the lock, in seconds; 0 tries once (for ever)
+        /// how long to wait for the lock, in seconds; 0 tries once (for ever)
         #[argh(option, arg_name = "seconds")]
         pub(super) timeout: Option<u64>,
         /// length of the lease, in seconds (the server's default)
         #[argh(option, arg_name = "seconds")]
         pub(super) lease: Option<u64>,
-        /// take one of so many slots of a semaphore
+        /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
         /// how long the command may take to end once the lock is lost, in seconds (10)
         #[argh(option, arg_name = "seconds", default = "10")]
         pub(super) kill_after: u64,
-        /// exit status if somebody else has the lock (75)
+        /// exit status if another client holds the lock (75)
         #[argh(option, short = 'E', arg_name = "status", default = "75")]
         pub(super) busy_status: u8,
-        /// exit with 0 if somebody else has the lock
+        /// exit with 0 if another client holds the lock
         #[argh(option, arg_name = "bool")]
         pub(super) busy_ok: Option<String>,
     }
 }
 
 command! {
-    /// Wait until the lock could be had, without keeping it
+    /// Wait until the lock is granted, and release it at once
     #[argh(subcommand, name = "wait")]
     Wait {
         /// the key to wait for
         #[argh(positional)]
         pub(super) key: String,
-        /// for how long to wait, in seconds; 0 tries once (for ever)
+        /// how long to wait, in seconds; 0 tries once (for ever)
         #[argh(option, arg_name = "seconds")]
         pub(super) timeout: Option<u64>,
-        /// wait for one of so many slots of a semaphore
+        /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
     }
@@ -114,20 +114,20 @@ command! {
         /// the key to hold
         #[argh(positional)]
         pub(super) key: String,
-        /// for how long to wait for the lock, in seconds; 0 tries once (for ever)
+        /// how long to wait for the lock, in seconds; 0 tries once (for ever)
         #[argh(option, arg_name = "seconds")]
         pub(super) timeout: Option<u64>,
         /// length of the lease, in seconds (the server's default)
         #[argh(option, arg_name = "seconds")]
         pub(super) lease: Option<u64>,
-        /// take one of so many slots of a semaphore
+        /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
     }
 }
 
 command! {
-    /// Start the lease of a lock anew, and print its length
+    /// Renew the lease of a lock, and print its length
     #[argh(subcommand, name = "renew")]
     Renew {
         /// the key that is held
@@ -139,14 +139,14 @@ command! {
         /// length of the lease, in seconds (the server's default)
         #[argh(option, arg_name = "seconds")]
         pub(super) lease: Option<u64>,
-        /// the key is a semaphore with so many slots
+        /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
     }
 }
 
 command! {
-    /// Give a lock back
+    /// Release a lock
     #[argh(subcommand, name = "release")]
     Release {
         /// the key that is held
@@ -155,27 +155,27 @@ command! {
         /// the token of the grant
         #[argh(positional)]
         pub(super) token: String,
-        /// the key is a semaphore with so many slots
+        /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
     }
 }
 
 command! {
-    /// Show who holds and who waits
+    /// Show the holders and the waiters
     #[argh(subcommand, name = "stats")]
     Stats {
-        /// print the server's JSON as it is
+        /// print the server's JSON unchanged
         #[argh(option, arg_name = "bool")]
         pub(super) json: Option<String>,
-        /// show it again every two seconds
+        /// print again every two seconds
         #[argh(option, arg_name = "bool")]
         pub(super) watch: Option<String>,
     }
 }
 
 command! {
-    /// Ask whether the servers are there
+    /// Check that every server answers
     #[argh(subcommand, name = "ping")]
     Ping {}
 }
@@ -184,7 +184,7 @@ command! {
 #[derive(FromArgs, Debug)]
 #[argh(subcommand, name = "fence-check")]
 pub(super) struct FenceCheck {
-    /// where the highest fence is remembered; made if it is not there
+    /// the file with the highest fence; created if it does not exist
     #[argh(positional)]
     pub(super) file: String,
     /// the token to check

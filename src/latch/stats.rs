@@ -1,13 +1,96 @@
-//! The statistics of a server as a table for a person.
+//! `latch stats`: the statistics of the servers, as a table or as JSON.
 
 use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::text::Escaped;
+use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::output;
+use crate::client::{Client, Error};
+use crate::text::{escaped_json, Escaped};
 
-/// Makes a table of the JSON that a server answers to `stats`; `None` if it is not that.
-pub(super) fn render(json: &str) -> Option<String> {
+use super::servers::client;
+use super::{boolean, failure, options, report, shown, unprintable};
+
+/// How often `stats --watch` asks the servers.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The form in which statistics are printed.
+#[derive(Clone, Copy)]
+enum Form {
+    /// The JSON of the server, unchanged.
+    Json,
+    /// The JSON, escaped for a terminal.
+    EscapedJson,
+    Table,
+}
+
+pub(super) fn show(options: &options::Stats) -> CommandResult {
+    let as_json = boolean("--json", options.json.as_deref())?;
+    let watch = boolean("--watch", options.watch.as_deref())?;
+    let client = client(options.reach())?;
+    let on_terminal = io::stdout().is_terminal();
+    let form = match (as_json, on_terminal) {
+        (false, _) => Form::Table,
+        (true, false) => Form::Json,
+        (true, true) => Form::EscapedJson,
+    };
+    loop {
+        let (mut text, failures) = statistics(&client, form);
+        if watch && !as_json && on_terminal {
+            text.insert_str(0, "\u{1b}[H\u{1b}[2J");
+        }
+        let printed = output::print(&text);
+        let is_over = !watch || failures.len() == client.servers().len();
+        let status = report(failures);
+        match printed {
+            // The reader of a watch has gone.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
+            Err(error) => return Err(unprintable(&error)),
+            Ok(()) if is_over => return Ok(status),
+            Ok(()) => thread::sleep(WATCH_INTERVAL),
+        }
+    }
+}
+
+/// The statistics of all servers as text, and the failures of the servers that gave none.
+fn statistics(client: &Client, form: Form) -> (String, Vec<Failure>) {
+    let (mut text, mut failures) = (String::new(), Vec::new());
+    let has_names = client.servers().len() > 1;
+    for server in client.servers() {
+        let shown_as = |json: String| match form {
+            Form::Json => Ok(json + "\n"),
+            Form::EscapedJson => Ok(escaped_json(&json) + "\n"),
+            Form::Table => render(&json).ok_or_else(|| Error::bad_reply(server, &json)),
+        };
+        let answer = client
+            .connect(server)
+            .and_then(|mut connection| connection.stats())
+            .and_then(shown_as);
+        if matches!(form, Form::Table) && has_names {
+            text += &format!("{server}\n");
+        }
+        match answer {
+            Ok(answer) => text += &answer,
+            Err(error) => {
+                failures.push(failure(shown(&server.to_string()), &error));
+                match form {
+                    Form::Table if has_names => text += "no statistics\n",
+                    Form::Table => {}
+                    // Each server has a line, so that the lines can be matched to the servers.
+                    Form::Json | Form::EscapedJson => text += "null\n",
+                }
+            }
+        }
+    }
+    (text, failures)
+}
+
+/// Makes a table of a server's answer to `stats`. `None` if the answer is something else.
+fn render(json: &str) -> Option<String> {
     let stats: Value = serde_json::from_str(json).ok()?;
     let mut rows = vec![["KEY", "HOLDER", "LEASE LEFT", "WAITERS"].map(str::to_owned)];
     for lock in stats.get("locks")?.as_array()? {
@@ -44,7 +127,7 @@ pub(super) fn render(json: &str) -> Option<String> {
     Some(table)
 }
 
-/// A key as it may be shown on a terminal.
+/// The key of an entry, escaped for a terminal.
 fn key_of(entry: &Value) -> Option<String> {
     Some(Escaped(entry.get("key")?.as_str()?.as_bytes()).to_string())
 }
@@ -54,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_a_line_for_each_key_and_nothing_that_moves_the_cursor() {
+    fn a_table_has_a_line_per_key_and_no_control_characters() {
         let json = concat!(
             r#"{"connections":3,"locks":[{"key":"a\u001b[2J","owner_conn_id":7,"#,
             r#""lease_expires_in_s":18.500,"waiters":2}],"semaphores":[{"key":"pool","limit":5,"#,
@@ -79,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_statistics_is_no_table() {
+    fn other_json_makes_no_table() {
         for json in [
             "",
             "{}",

@@ -1,7 +1,7 @@
-//! One connection's conversation: read a request, ask the manager, write the reply, in order.
+//! One connection's conversation: reads requests, has them carried out, writes replies, in order.
 //!
 //! The session's thread is the only one that writes to its socket. It may block in three places: in
-//! a read, in a write, and in [`Connection::wait`]; each is bounded, and no other client notices.
+//! a read, in a write, and in [`Requests::carry_out`]; each is bounded, and delays no other client.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -10,54 +10,56 @@ use std::time::{Duration, Instant};
 use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
+use super::requests::{Peer, Requests};
+use crate::arbiter::{Seat, WaitStage};
 use crate::log::SourceThrottle;
-use crate::manager::{Connection, Outcome};
-use crate::net::connections::Connections;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
-use crate::table::{Claim, Kind, Progress, Refusal, Ticket};
-use crate::text::Escaped;
-use crate::token::Token;
-
-use super::phases::{Phase, Phases};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
 use crate::protocol::stats;
+use crate::sys::memory::{self, Purpose};
+use crate::text::Escaped;
 
-/// How long a peer that has not given the right token is kept waiting for the close.
+/// How long the close waits for a peer that has not given the right token.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
-/// For how long we listen to what a peer still sends before we close on it.
+/// How long a lingering close reads what the peer still sends.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
 
-/// Replies are written when no request is left in the buffer, or when there are this many bytes, each
-/// time with a whole write timeout.
+/// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
+/// time the whole write timeout applies.
 const FULL_OUT_LEN: usize = 16 * 1024;
+
+/// The room for replies in bytes: allocated with the session, so that it need not grow later.
+const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
+
+/// What the buffers of a session, or its pages of statistics, take at the most, in bytes.
+const BUFFERS_LEN: usize = 64 * 1024;
 
 /// Longer than any deadline.
 const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
 
-/// Dead phase-one entries that are kept beside those that are alive.
-const MAX_DEAD: usize = 64;
-
-/// What all sessions are told.
+/// The settings of all sessions.
 #[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
     pub default_lease: Duration,
-    /// For how long a line may take, and how long a connection may idle that has nothing to lose.
+    /// How long a line may take, and how long a connection may idle that holds, waits for and has
+    /// enqueued nothing.
     pub read_timeout: Duration,
-    /// For how long a reply may take, or each piece of a long one; `None` is for ever.
+    /// How long a reply may take, or each piece of a long one; `None` is for ever.
     pub write_timeout: Option<Duration>,
-    /// What `auth` must present before anything else.
+    /// The token that `auth` must give before any other request.
     pub auth_token: Option<Box<[u8]>>,
-    /// Keeps guessers from flooding the log.
+    /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
 
 /// Why a conversation is over.
-enum Ending {
+#[derive(Debug)]
+pub(super) enum Ending {
     /// The peer has closed its side between two requests, or within one.
     PeerClosed,
     /// The connection is broken, or the peer does not read.
@@ -69,44 +71,41 @@ enum Ending {
     AuthFailed,
 }
 
-/// Serves a connection until it ends. What it holds then does what the manager's rules say.
-pub fn serve(
-    stream: &Stream,
-    connection: Connection,
-    rules: &SessionRules,
-    connections: &Connections,
-    watch: &HangupWatch,
-) {
-    let conn = connection.id();
+/// Serves a connection until it ends.
+pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
+    let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+    let Some(reservation) = memory::reserve(BUFFERS_LEN, Purpose::Newcomer) else {
+        warn!("turned-away reason=no-memory");
+        return;
+    };
     let mut session = Session {
         stream,
         watch,
         rules,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
-        out: Vec::new(),
+        out: Vec::with_capacity(OUT_CAPACITY),
         authenticated: rules.auth_token.is_none(),
-        claims: Claims {
-            connection,
-            rules,
-            connections,
-            phases: Phases::default(),
-            sweep_at: MAX_DEAD,
-            refused_count: 0,
-        },
+        requests: Requests::new(seat, rules.default_lease),
+        malformed_count: 0,
         socket_timeout: Duration::ZERO,
         awaited: None,
         started: Instant::now(),
     };
+    drop(reservation);
     let ending = session.converse();
-    let Session { claims, out, .. } = session;
-    let refused_count = claims.refused_count;
-    // Whatever there is to say to this peer, the next waiter shall not wait for it.
-    drop(claims);
-    part(stream, &ending, out, rules);
+    let Session {
+        requests,
+        out,
+        malformed_count,
+        ..
+    } = session;
+    // The slots pass on before the close, which may take a while.
+    drop(requests);
+    lingering_close(stream, &ending, out, rules);
     debug!(
-        "closed conn={conn} reason={} refused={refused_count}",
+        "closed conn={conn} reason={} refused={malformed_count}",
         ending.reason()
     );
 }
@@ -118,11 +117,12 @@ struct Session<'a> {
     reader: LineReader<3>,
     out: Vec<u8>,
     authenticated: bool,
-    claims: Claims<'a>,
+    requests: Requests,
+    malformed_count: u32,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
-    /// What is being received, if anything, and when it must be there: a line by its number, or the
-    /// beginning of a frame. Telnet commands are neither, and so move no deadline.
+    /// The line that is being received, by its number, and its deadline; no number at the beginning
+    /// of a frame. Telnet commands are no part of a line, and so move no deadline.
     awaited: Option<(Option<u32>, Instant)>,
     started: Instant,
 }
@@ -136,78 +136,82 @@ impl Session<'_> {
                 Buffered::Incomplete => self.flush().and_then(|()| self.read()),
             };
             if let Err(ending) = went_on {
-                return self.veil(ending);
+                return self.mask_reason(ending);
             }
         }
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
-        let frame = self.reader.frame();
         if !self.authenticated {
-            self.authenticated = self.rules.accepts(frame);
+            self.authenticated = self.rules.accepts(self.reader.frame());
             if !self.authenticated {
                 return Err(Ending::AuthFailed);
             }
             self.reader.advance();
             return self.reply(&Reply::Ok);
         }
-        let mut step = self.claims.execute(frame, self.out.is_empty());
-        if matches!(step, Step::FlushFirst) {
-            // A peer that does not read its replies must not hold a place in a queue meanwhile.
-            self.flush()?;
-            step = self.claims.execute(self.reader.frame(), true);
+        let request = match parse(self.reader.frame()) {
+            Ok(request) => request,
+            Err(error) => return self.refuse_malformed(error),
+        };
+        if request == Request::Stats {
+            self.finish_frame();
+            return self.show_stats();
         }
-        self.reader.advance();
-        self.awaited = None;
-        match step {
-            Step::Reply(reply) => self.reply(&reply),
-            Step::Wait(ticket, wait_timeout) => self.wait(ticket, wait_timeout),
-            Step::Stats => self.show_stats(),
-            Step::FlushFirst => unreachable!("there was nothing left to flush"),
+        let mut waiter = Waiter {
+            stream: self.stream,
+            watch: self.watch,
+            rules: self.rules,
+            id: self.requests.conn().0,
+            out: &mut self.out,
+            reached: None,
+        };
+        let carried_out = self.requests.carry_out(&request, &mut waiter);
+        let has_waited = waiter.end_wait();
+        self.finish_frame();
+        if !has_waited {
+            return self.reply(&carried_out?);
         }
-    }
-
-    fn wait(&mut self, ticket: Ticket, wait_timeout: Duration) -> Result<(), Ending> {
-        // Whoever blocks must not sit on the replies to earlier requests.
-        self.flush()?;
-        let outcome = self.wait_and_watch(ticket, wait_timeout);
-        // A Ctrl-C in telnet while we waited: it discards our reply unless it is answered first.
+        // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
+        // first.
         let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
-        match outcome {
-            Outcome::Gone => return Err(Ending::HungUpWaiting),
-            outcome => self.reply(&reply_to(outcome))?,
-        }
+        self.reply(&carried_out?)?;
         received.map_err(Ending::from)
     }
 
-    /// A peer that fills its window behind the wait counts as gone; that it sends anything is looked at
-    /// only when the wait is long.
-    fn wait_and_watch(&self, ticket: Ticket, wait_timeout: Duration) -> Outcome {
-        let connection = &self.claims.connection;
-        let heed = |input| {
-            // Should this fail, a peer that floods us is seen to leave only later.
-            let _ = self.watch.set_input(self.stream, connection.id().0, input);
-        };
-        let mut is_long = false;
-        let outcome = connection.wait_and_tell(ticket, wait_timeout, || {
-            is_long = true;
-            heed(Input::Heeded);
-        });
-        if is_long {
-            heed(Input::Ignored);
-        }
-        outcome
+    fn finish_frame(&mut self) {
+        self.reader.advance();
+        self.awaited = None;
     }
 
-    /// Statistics can be large, and a peer need not read them: they are written as they are made, so
-    /// that they take no more memory than any other reply.
+    /// Answers a request that is none. The first of a connection is logged, the others are counted.
+    fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
+        if self.malformed_count == 0 {
+            let (reason, code) = error.describe();
+            debug!(
+                "refused conn={} reason={reason} code={code} command={}",
+                self.requests.conn(),
+                Escaped(self.reader.frame()[0])
+            );
+        }
+        self.malformed_count = self.malformed_count.saturating_add(1);
+        self.finish_frame();
+        self.reply(&Reply::Error)
+    }
+
+    /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
+    /// they take no more memory than any other reply.
     fn show_stats(&mut self) -> Result<(), Ending> {
-        let manager = self.claims.connection.manager();
+        // Made in pages, each of which takes this much at the most.
+        let Some(_reservation) = memory::reserve(BUFFERS_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        let arbiter = self.requests.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
-            self.claims.connections.count(),
-            |after| manager.snapshot(after, stats::PAGE_LEN),
+            arbiter.seat_count(),
+            |after| arbiter.snapshot(after, stats::PAGE_LEN),
             &mut self.out,
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
@@ -217,7 +221,7 @@ impl Session<'_> {
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            let conn = self.claims.connection.id();
+            let conn = self.requests.conn();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         reply.write(&mut self.out);
@@ -228,7 +232,7 @@ impl Session<'_> {
         flush(&mut self.out, self.stream, self.rules)
     }
 
-    /// Blocks until there is more to look at, or until it is time to look at the clock again.
+    /// Blocks until more has been read, or until it is time to look at the clock again.
     fn read(&mut self) -> Result<(), Ending> {
         let awaited = self.reader.line_in_progress();
         let now = Instant::now();
@@ -244,24 +248,30 @@ impl Session<'_> {
             return self.stay_idle(awaited);
         }
         let read = match self.read_for(left) {
-            Err(ReadEnd::Timeout) => Ok(()), // and found out of time when it comes back here
+            Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
             read => read.map_err(Ending::from),
         };
         self.reader.take_answers(&mut self.out);
         read
     }
 
-    /// Time is over: a connection between two requests may stay if it has something to lose.
+    /// Decides what follows when the read timeout is over. A connection that holds, waits for or
+    /// has enqueued a key may idle between two requests as long as it likes: an unexpected `error`
+    /// would be taken for the answer to its next request.
     fn stay_idle(&mut self, awaited: Option<u32>) -> Result<(), Ending> {
         if awaited.is_some() || !self.authenticated {
             return Err(Ending::ReadTimeout);
         }
-        let more = self.claims.idle_time_left().ok_or(Ending::ReadTimeout)?;
-        self.awaited = Some((None, Instant::now() + more));
+        let idle_since = self.requests.idle_since().ok_or(Ending::ReadTimeout)?;
+        let closes_at = idle_since + self.rules.read_timeout;
+        if closes_at <= Instant::now() {
+            return Err(Ending::ReadTimeout);
+        }
+        self.awaited = Some((None, closes_at));
         Ok(())
     }
 
-    /// When `auth` must have come: three lines, each with its own deadline, cannot take longer.
+    /// The deadline of `auth`: its three lines, each with its own deadline, cannot take longer.
     fn latest_auth(&self) -> Instant {
         let patience = if self.authenticated {
             FAR_AWAY
@@ -281,12 +291,57 @@ impl Session<'_> {
         self.reader.read(self.stream)
     }
 
-    /// Whoever has not said who he is learns nothing else about what he did wrong.
-    fn veil(&self, ending: Ending) -> Ending {
+    /// A peer that has not authenticated learns no other reason.
+    fn mask_reason(&self, ending: Ending) -> Ending {
         match ending {
             Ending::ReadTimeout | Ending::LineTooLong if !self.authenticated => Ending::AuthFailed,
             ending => ending,
         }
+    }
+}
+
+/// The peer of a request that may wait.
+struct Waiter<'a> {
+    stream: &'a Stream,
+    watch: &'a HangupWatch,
+    rules: &'a SessionRules,
+    id: u64,
+    out: &'a mut Vec<u8>,
+    /// How far the wait has come.
+    reached: Option<WaitStage>,
+}
+
+impl Peer for Waiter<'_> {
+    fn has_unsent_replies(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    fn flush(&mut self) -> Result<(), Ending> {
+        flush(self.out, self.stream, self.rules)
+    }
+
+    fn note(&mut self, stage: WaitStage) {
+        self.reached = Some(stage);
+        if stage == WaitStage::IsLong {
+            self.heed(Input::Heeded);
+        }
+    }
+}
+
+impl Waiter<'_> {
+    /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
+    /// peer sends only while the wait is long.
+    fn heed(&self, input: Input) {
+        // If this fails, a peer that floods the connection is seen to leave only later.
+        let _ = self.watch.set_input(self.stream, self.id, input);
+    }
+
+    /// Whether the request has waited.
+    fn end_wait(self) -> bool {
+        if self.reached == Some(WaitStage::IsLong) {
+            self.heed(Input::Ignored);
+        }
+        self.reached.is_some()
     }
 }
 
@@ -303,12 +358,13 @@ fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(),
     }
     let written = stream.write_within(out, rules.write_timeout);
     out.clear();
-    out.shrink_to(FULL_OUT_LEN);
+    out.shrink_to(OUT_CAPACITY);
     written.map_err(Ending::Broken)
 }
 
-/// Says what there is to say, and sees to it that the peer can read it.
-fn part(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
+/// Sends the last reply, and closes so that the peer can read it: a close with unread input would
+/// reset the connection.
+fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
         Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
@@ -357,8 +413,8 @@ impl From<ReadEnd> for Ending {
 }
 
 impl SessionRules {
-    /// Whether the frame is `auth` with the right token. The comparison takes the same time wherever
-    /// a wrong token differs, and whatever else is wrong with the frame.
+    /// Whether the frame is `auth` with the right token. The comparison takes the same time
+    /// wherever a wrong token differs, and whatever else is wrong with the frame.
     fn accepts(&self, frame: Frame<'_>) -> bool {
         let [command, key, given] = frame;
         let token = self.auth_token.as_deref().unwrap_or_default();
@@ -368,237 +424,5 @@ impl SessionRules {
         };
         let is_right = bool::from(token.ct_eq(given));
         is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
-    }
-}
-
-fn reply_to(outcome: Outcome) -> Reply {
-    match outcome {
-        Outcome::Granted(grant) => Reply::Granted(grant),
-        Outcome::Refused(refusal) => Reply::Refused(refusal),
-        Outcome::TimedOut => Reply::Timeout,
-        Outcome::Gone => Reply::Error,
-    }
-}
-
-/// What to do about a request.
-enum Step {
-    Reply(Reply),
-    Wait(Ticket, Duration),
-    Stats,
-    /// To write what is due first, and then to carry out the request again.
-    FlushFirst,
-}
-
-/// The requests of one connection, carried out.
-struct Claims<'a> {
-    connection: Connection,
-    rules: &'a SessionRules,
-    connections: &'a Connections,
-    phases: Phases,
-    /// With so many phase-one entries, the dead ones are swept.
-    sweep_at: usize,
-    /// How many requests were none.
-    refused_count: u32,
-}
-
-impl Claims<'_> {
-    /// Carries out a request as far as that is possible without blocking. Takes a place in a queue
-    /// only if it `may_wait`.
-    fn execute(&mut self, frame: Frame<'_>, may_wait: bool) -> Step {
-        let request = match parse(frame) {
-            Ok(request) => request,
-            Err(error) => {
-                self.note_refusal(error, frame[0]);
-                return Step::Reply(Reply::Error);
-            }
-        };
-        if let Request::Acquire { key, .. } | Request::Enqueue { key, .. } = request {
-            let conn = self.connection.id();
-            trace!("asked key={} conn={conn}", Escaped(key.as_bytes()));
-        }
-        match request {
-            Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            } => {
-                let lease = lease.unwrap_or(self.rules.default_lease);
-                if wait_timeout.is_zero() || !may_wait {
-                    let tried = self.connection.try_acquire(key, kind, limit, lease);
-                    return match tried {
-                        Ok(Some(grant)) => Step::Reply(Reply::Granted(grant)),
-                        Ok(None) if wait_timeout.is_zero() => Step::Reply(Reply::Timeout),
-                        Ok(None) => Step::FlushFirst,
-                        Err(refusal) => Step::Reply(Reply::Refused(refusal)),
-                    };
-                }
-                match self.connection.enqueue(key, kind, limit, lease) {
-                    Ok(Claim::Acquired(grant)) => Step::Reply(Reply::Granted(grant)),
-                    Ok(Claim::Queued(ticket)) => Step::Wait(ticket, wait_timeout),
-                    Err(refusal) => Step::Reply(Reply::Refused(refusal)),
-                }
-            }
-            Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            } => {
-                let lease = lease.unwrap_or(self.rules.default_lease);
-                if !self.make_way(key, kind) {
-                    return Step::Reply(if self.connection.manager().is_draining() {
-                        Reply::Refused(Refusal::Draining)
-                    } else {
-                        Reply::AlreadyEnqueued
-                    });
-                }
-                Step::Reply(match self.connection.enqueue(key, kind, limit, lease) {
-                    Ok(Claim::Acquired(grant)) => {
-                        self.phases.insert(kind, key, Phase::Acquired(grant));
-                        Reply::Acquired(grant)
-                    }
-                    Ok(Claim::Queued(ticket)) => {
-                        self.phases.insert(kind, key, Phase::Queued(ticket));
-                        Reply::Queued
-                    }
-                    Err(refusal) => Reply::Refused(refusal),
-                })
-            }
-            Request::Wait {
-                key,
-                kind,
-                wait_timeout,
-            } => match self.phases.remove(kind, key) {
-                None => Step::Reply(Reply::NotEnqueued),
-                Some(Phase::Acquired(grant)) => {
-                    let renewed = self.connection.renew(key, kind, grant.token, grant.lease);
-                    Step::Reply(match renewed {
-                        Ok(()) => Reply::Granted(grant),
-                        Err(_) => Reply::Refused(Refusal::LeaseExpired),
-                    })
-                }
-                Some(Phase::Queued(ticket)) => match self.connection.collect(ticket) {
-                    Progress::Granted(grant) => Step::Reply(Reply::Granted(grant)),
-                    Progress::Refused(refusal) => Step::Reply(Reply::Refused(refusal)),
-                    // Its turn has come, and it keeps its place; but who knows for how long the mint
-                    // has no token.
-                    Progress::Waiting if self.connection.is_owed(ticket) => {
-                        self.phases.insert(kind, key, Phase::Queued(ticket));
-                        Step::Reply(Reply::Refused(Refusal::NoToken))
-                    }
-                    Progress::Waiting if wait_timeout.is_zero() => {
-                        Step::Reply(reply_to(self.connection.wait(ticket, wait_timeout)))
-                    }
-                    Progress::Waiting => Step::Wait(ticket, wait_timeout),
-                },
-            },
-            Request::Release { key, kind, token } => {
-                Step::Reply(match self.connection.release(key, kind, token) {
-                    Ok(()) => {
-                        self.end_phase(key, kind, token);
-                        Reply::Ok
-                    }
-                    Err(refusal) => Reply::Refused(refusal),
-                })
-            }
-            Request::Renew {
-                key,
-                kind,
-                token,
-                lease,
-            } => {
-                let lease = lease.unwrap_or(self.rules.default_lease);
-                Step::Reply(match self.connection.renew(key, kind, token, lease) {
-                    Ok(()) => Reply::Renewed(lease),
-                    Err(refusal) => Reply::Refused(refusal),
-                })
-            }
-            Request::Ping => Step::Reply(Reply::Ok),
-            Request::Stats => Step::Stats,
-            // Either none is due here, or it has been given.
-            Request::Auth(_) => Step::Reply(Reply::Error),
-        }
-    }
-
-    /// Makes sure that a key has no phase-one entry, by dropping one whose token is dead; `false` if
-    /// there is one that is alive.
-    fn make_way(&mut self, key: &str, kind: Kind) -> bool {
-        if let Some(phase) = self.phases.get(kind, key) {
-            if !is_dead(&self.connection, key, kind, phase) {
-                return false;
-            }
-            self.phases.remove(kind, key);
-            bury(&self.connection, phase);
-        }
-        self.forget_the_dead();
-        true
-    }
-
-    /// Dead entries wait for a `w` that may never come. Those that are alive are in the table, which
-    /// has its caps; sweeping when there may be as many dead ones keeps both memory and cost low.
-    fn forget_the_dead(&mut self) {
-        if self.phases.len() < self.sweep_at {
-            return;
-        }
-        let connection = &self.connection;
-        self.phases.retain(|kind, key, phase| {
-            let is_alive = !is_dead(connection, key, kind, phase);
-            if !is_alive {
-                bury(connection, phase);
-            }
-            is_alive
-        });
-        self.sweep_at = 2 * self.phases.len() + MAX_DEAD;
-    }
-
-    /// A release over the connection that enqueued ends the phase, too: many clients never send `w`.
-    fn end_phase(&mut self, key: &str, kind: Kind, token: Token) {
-        if let Some(Phase::Acquired(grant)) = self.phases.get(kind, key) {
-            if grant.token == token {
-                self.phases.remove(kind, key);
-            }
-        }
-    }
-
-    /// For how long the connection may still idle; `None` if its time is over. Whoever holds, waits
-    /// or has enqueued may idle for as long as it likes: an `error` out of the blue would be taken
-    /// for the answer to its next request.
-    fn idle_time_left(&self) -> Option<Duration> {
-        if self.phases.len() > 0 {
-            return Some(self.rules.read_timeout);
-        }
-        let closes_at = self.connection.last_busy()? + self.rules.read_timeout;
-        let left = closes_at.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
-    }
-
-    /// The first bad request of a connection is logged, the others are counted.
-    fn note_refusal(&mut self, error: ProtocolError, command: &[u8]) {
-        if self.refused_count == 0 {
-            let (reason, code) = error.describe();
-            debug!(
-                "refused conn={} reason={reason} code={code} command={}",
-                self.connection.id(),
-                Escaped(command)
-            );
-        }
-        self.refused_count = self.refused_count.saturating_add(1);
-    }
-}
-
-/// Whether an entry's token has died: its lease is over, or it was released elsewhere.
-fn is_dead(connection: &Connection, key: &str, kind: Kind, phase: Phase) -> bool {
-    match phase {
-        Phase::Acquired(grant) => !connection.is_held(key, kind, grant.token),
-        Phase::Queued(ticket) => connection.has_lapsed(ticket),
-    }
-}
-
-/// Spends the ticket of an entry that is dropped.
-fn bury(connection: &Connection, phase: Phase) {
-    if let Phase::Queued(ticket) = phase {
-        connection.cancel(ticket);
     }
 }

@@ -1,9 +1,9 @@
-//! What a line asks for. Pure.
+//! A line of a request, as a typed command. Pure.
 
 /// The longest path of a device, in bytes.
 const MAX_DEVICE_LEN: usize = 255;
 
-/// What the first lines of those begin with who take us for a web server.
+/// First words of an HTTP request sent here by mistake.
 const HTTP_METHODS: [&[u8]; 10] = [
     b"GET ",
     b"POST ",
@@ -18,14 +18,14 @@ const HTTP_METHODS: [&[u8]; 10] = [
 ];
 const HTTP_HOST: &[u8] = b"host:";
 
-/// What the first bytes of those are who want to speak TLS.
+/// First bytes of a TLS handshake: the type and the major version of a record.
 const TLS_RECORD: &[u8] = &[0x16, 0x03];
 
-/// A command that is understood.
+/// A command of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
-    Lock(Request<'a>),
-    Unlock(Request<'a>),
+    Lock(LockTarget<'a>),
+    Unlock(LockTarget<'a>),
     Noop,
     Help,
     Stat,
@@ -34,14 +34,14 @@ pub enum Command<'a> {
 
 /// Which device, and for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct LockTarget<'a> {
     /// A path, as it was sent.
     pub device: &'a [u8],
-    /// `None`: a number that no process can have.
+    /// `None` is a number that no process can have.
     pub pid: Option<u32>,
 }
 
-/// Makes sense of a line; `None` if there is none in it.
+/// The command in a line; `None` if the line is not one.
 pub fn parse(line: &[u8]) -> Option<Command<'_>> {
     let mut words = line
         .split(|byte| is_blank(*byte))
@@ -57,17 +57,19 @@ pub fn parse(line: &[u8]) -> Option<Command<'_>> {
         [None, ..] if is("NOOP") => Some(Command::Noop),
         [None, ..] if is("HELP") => Some(Command::Help),
         [None, ..] if is("STAT") => Some(Command::Stat),
-        [Some(device), Some(pid), None] if is("LOCK") => request(device, pid).map(Command::Lock),
+        [Some(device), Some(pid), None] if is("LOCK") => {
+            lock_target(device, pid).map(Command::Lock)
+        }
         [Some(device), Some(pid), None] if is("UNLOCK") => {
-            request(device, pid).map(Command::Unlock)
+            lock_target(device, pid).map(Command::Unlock)
         }
         _ => None,
     }
 }
 
-/// Whether somebody speaks to us who means a web server. A web page can make a browser send a line that
-/// is a command of ours, but never as the first one.
-pub fn is_of_another_protocol(line: &[u8]) -> bool {
+/// Whether a line belongs to HTTP or TLS. A web page can make a browser send a line that is a
+/// command of ours, but never as the first one.
+pub fn is_other_protocol(line: &[u8]) -> bool {
     let last_word = line.rsplit(|byte| is_blank(*byte)).next();
     let version = last_word.unwrap_or_default();
     let names_version = version.len() > 5 && version[..5].eq_ignore_ascii_case(b"HTTP/");
@@ -80,14 +82,14 @@ pub fn is_of_another_protocol(line: &[u8]) -> bool {
         || line.starts_with(TLS_RECORD)
 }
 
-fn request<'a>(device: &'a [u8], pid: &[u8]) -> Option<Request<'a>> {
-    // 0xFE and 0xFF are what telnet makes of bytes that it cannot send as they are.
+fn lock_target<'a>(device: &'a [u8], pid: &[u8]) -> Option<LockTarget<'a>> {
+    // 0xFE and 0xFF are telnet commands, never part of a path.
     let is_path = |byte: &u8| matches!(*byte, 0x21..=0x7E | 0x80..=0xFD);
     let is_device = device.len() <= MAX_DEVICE_LEN && device.iter().all(is_path);
     if !is_device {
         return None;
     }
-    Some(Request {
+    Some(LockTarget {
         device,
         pid: process_id(pid)?,
     })
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     fn lock(device: &str, pid: u32) -> Option<Command<'_>> {
-        Some(Command::Lock(Request {
+        Some(Command::Lock(LockTarget {
             device: device.as_bytes(),
             pid: Some(pid),
         }))
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_superfluous_words_make_no_sense() {
+    fn missing_and_superfluous_words_are_refused() {
         for line in [
             "",
             " ",
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn web_browsers_are_recognised_and_commands_are_not_taken_for_them() {
+    fn http_and_tls_are_recognised_and_told_from_commands() {
         for line in [
             "GET /",
             "POST / HTTP/1.1",
@@ -228,10 +230,10 @@ mod tests {
             "Host: localhost:50001",
             "\x16\x03\x01",
         ] {
-            assert!(is_of_another_protocol(line.as_bytes()), "{line}");
+            assert!(is_other_protocol(line.as_bytes()), "{line}");
         }
         for line in ["lock /dev/x 7", "get", "", "quit", "HTTP/", "stat", "host"] {
-            assert!(!is_of_another_protocol(line.as_bytes()), "{line}");
+            assert!(!is_other_protocol(line.as_bytes()), "{line}");
         }
     }
 
@@ -247,7 +249,7 @@ mod tests {
                     matches!(parsed, None | Some(Command::Lock(_))),
                     "{near:?}: {parsed:?}"
                 );
-                let _ = is_of_another_protocol(&near);
+                let _ = is_other_protocol(&near);
             }
         }
     }

@@ -11,21 +11,21 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::Timespec;
 
-use crate::lfpd::uucp::files::OwnLock;
+use crate::lfpd::uucp::files::DeviceLock;
 use crate::sys::directory::FileId;
 use crate::sys::process;
 
 use super::places::share_of;
 
-/// How many processes are watched, and how many locks. Those beyond stay where they are when their
-/// holder ends: stale, and free for the next one.
+/// How many processes are watched, and how many locks. When the holder of a further lock ends, the
+/// lock stays: stale, and free for the next process.
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
 
-/// How often we look where the kernel does not tell.
+/// The interval between two looks, where the kernel cannot wake us.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Ends fetched at a time.
+/// The longest list of ends that is fetched in one system call.
 const BATCH_LEN: usize = 32;
 
 /// Watches for the ends of processes: one thread for all of them.
@@ -33,37 +33,37 @@ const BATCH_LEN: usize = 32;
 pub struct Holders {
     watch: Watch,
     max_holders: usize,
-    holders: Mutex<HashMap<u32, Holder>>,
+    holders: Mutex<HashMap<u32, WatchedProcess>>,
 }
 
 #[derive(Debug)]
 enum Watch {
     /// The kernel wakes us.
     Epoll(OwnedFd),
-    /// It cannot (before 5.3), so we look.
+    /// It cannot (before 5.3), so this thread looks at intervals.
     Polling,
 }
 
 #[derive(Debug)]
-struct Holder {
+struct WatchedProcess {
     /// Whose process it is.
     user: Option<u32>,
     end: End,
-    locks: Vec<OwnLock>,
+    locks: Vec<DeviceLock>,
 }
 
-/// How the end of a process is told. To be had before a lock is made for it: if it ends in between, that
-/// is noticed, too.
+/// How the end of a process shows. It is taken before a lock is made for the process, so that an
+/// end in between is noticed, too.
 #[derive(Debug)]
 pub enum End {
-    /// Readable when it has come.
+    /// Readable once the process has ended.
     Descriptor(OwnedFd),
-    /// The process with this number is another one, or none, if it began at another time.
+    /// The process has ended if none has its number, or one that began at another time.
     Start(Option<u64>),
 }
 
 impl Holders {
-    /// Watches nobody yet, and never more than `max_holders`.
+    /// Watches no process yet, and never more than `max_holders`.
     pub fn new(max_holders: usize) -> io::Result<Holders> {
         let can_tell = match process::end_of(std::process::id()) {
             Err(error) => error.kind() != io::ErrorKind::Unsupported,
@@ -89,11 +89,11 @@ impl Holders {
         }
     }
 
-    /// Remembers `lock` for the time when its holder ends. Returns locks of an earlier process with the
-    /// same number, of whose end we have not heard in time: they are to be removed. Beyond the caps, and
-    /// beyond the share of the `user` whose process it is, the lock is not watched.
+    /// Remembers `lock` for the time when its holder ends. Returns the locks of an earlier process
+    /// with the same number, if its end has not been noticed yet: the caller removes them. Beyond
+    /// the caps, and beyond the share of the `user` whose process it is, the lock is not watched.
     #[must_use]
-    pub fn add(&self, user: Option<u32>, pid: u32, end: End, lock: OwnLock) -> Vec<OwnLock> {
+    pub fn add(&self, user: Option<u32>, pid: u32, end: End, lock: DeviceLock) -> Vec<DeviceLock> {
         let mut holders = self.holders.lock();
         if self.is_full(&holders, user, pid) {
             debug!("unwatched pid={pid} reason=too-many");
@@ -116,11 +116,11 @@ impl Holders {
             }
         }
         let locks = vec![lock];
-        holders.insert(pid, Holder { user, end, locks });
+        holders.insert(pid, WatchedProcess { user, end, locks });
         left_over
     }
 
-    fn is_full(&self, holders: &HashMap<u32, Holder>, user: Option<u32>, pid: u32) -> bool {
+    fn is_full(&self, holders: &HashMap<u32, WatchedProcess>, user: Option<u32>, pid: u32) -> bool {
         let is_new = !holders.contains_key(&pid);
         let (mut lock_count, mut own_lock_count, mut own_count) = (0, 0, 0);
         for holder in holders.values() {
@@ -136,7 +136,7 @@ impl Holders {
             || (is_new && own_count >= share_of(self.max_holders))
     }
 
-    /// Forgets the locks that have been given back.
+    /// Forgets locks that have been released.
     pub fn forget(&self, ids: &[FileId]) {
         self.holders.lock().retain(|_, holder| {
             holder.locks.retain(|lock| !ids.contains(&lock.id));
@@ -144,9 +144,9 @@ impl Holders {
         });
     }
 
-    /// Calls `remove` with each lock whose holder has ended, and again after a while if it says that it
-    /// could not do it; does not return.
-    pub fn run(&self, remove: impl Fn(&OwnLock) -> bool) -> ! {
+    /// Calls `remove` with each lock whose holder has ended, and again after a second if it returns
+    /// false. Does not return.
+    pub fn run(&self, remove: impl Fn(&DeviceLock) -> bool) -> ! {
         let mut locks = Vec::new();
         loop {
             let patience = (!locks.is_empty()).then_some(POLL_INTERVAL);
@@ -154,13 +154,13 @@ impl Holders {
                 let holder = self.take_if_over(pid);
                 locks.extend(holder.into_iter().flat_map(|holder| holder.locks));
             }
-            // Whatever keeps us from one keeps us from all.
+            // What prevents one removal prevents all.
             let done = locks.iter().take_while(|lock| remove(lock)).count();
             locks.drain(..done);
         }
     }
 
-    /// Blocks until somebody has ended, or may have, or for as long as `patience`.
+    /// Blocks until a process has ended, or may have, but no longer than `patience`.
     fn wait(&self, patience: Option<Duration>) -> Vec<u32> {
         let Watch::Epoll(epoll) = &self.watch else {
             thread::sleep(POLL_INTERVAL);
@@ -189,7 +189,7 @@ impl Holders {
         }
     }
 
-    fn take_if_over(&self, pid: u32) -> Option<Holder> {
+    fn take_if_over(&self, pid: u32) -> Option<WatchedProcess> {
         let mut holders = self.holders.lock();
         let is_over = holders
             .get(&pid)
@@ -214,7 +214,7 @@ fn is_over(pid: u32, end: &End) -> bool {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::device::Device;
-    use crate::lfpd::uucp::files::{LockFiles, Outcome};
+    use crate::lfpd::uucp::files::SerialLockFiles;
     use crate::lfpd::uucp::mark::LockedFor;
     use crate::lfpd::uucp::names::DevicePath;
     use std::path::Path;
@@ -226,20 +226,17 @@ mod tests {
         Command::new("sleep").arg("600").spawn().expect("sleep")
     }
 
-    fn lock(files: &LockFiles, name: &str, pid: u32) -> OwnLock {
+    fn lock(files: &SerialLockFiles, name: &str, pid: u32) -> DeviceLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
         let locked = files.lock(&device, pid, LockedFor::AnyProcess, None);
-        match locked.expect("usable") {
-            Outcome::Locked(lock) => lock,
-            Outcome::Busy => panic!("{name} is busy"),
-        }
+        locked.expect("usable").expect("a free device")
     }
 
     fn check(holders: Holders) {
         const LIMIT: Duration = Duration::from_secs(10);
         let directory = tempfile::tempdir().expect("a directory");
-        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
         let holders = Arc::new(holders);
         let (mut first, mut second) = (sleeper(), sleeper());
         let add = |name: &str, pid: u32| {
@@ -255,7 +252,7 @@ mod tests {
         let (sender, ended) = mpsc::channel();
         let watch = Arc::clone(&holders);
         let is_first = AtomicBool::new(true);
-        let remove = move |lock: &OwnLock| {
+        let remove = move |lock: &DeviceLock| {
             let _ = sender.send(lock.clone());
             // The first time it cannot be done.
             !is_first.swap(false, Ordering::Relaxed)
@@ -272,12 +269,12 @@ mod tests {
     }
 
     #[test]
-    fn the_locks_of_a_process_that_ends_are_handed_over_and_no_others() {
+    fn only_the_locks_of_a_process_that_ends_are_handed_over() {
         check(Holders::new(MAX_HOLDERS).expect("a watch"));
     }
 
     #[test]
-    fn where_the_kernel_does_not_tell_it_is_noticed_too() {
+    fn without_pidfds_an_end_is_noticed_by_polling() {
         check(Holders {
             watch: Watch::Polling,
             max_holders: MAX_HOLDERS,
@@ -288,7 +285,7 @@ mod tests {
     #[test]
     fn one_user_cannot_take_all_watches() {
         let directory = tempfile::tempdir().expect("a directory");
-        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
         let holders = Holders::new(32).expect("a watch");
         let mut sleepers: Vec<Child> = (0..10).map(|_| sleeper()).collect();
         let (greedy, other) = (Some(1), Some(2));
@@ -326,7 +323,7 @@ mod tests {
     #[test]
     fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
-        let files = LockFiles::new(directory.path().to_owned(), Vec::new());
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
         let holders = Holders::new(MAX_HOLDERS).expect("a watch");
         let mut child = sleeper();
         let pid = child.id();

@@ -1,5 +1,5 @@
-//! What is done about a request to lock or unlock: who may ask, what the device is, what its lock files
-//! say.
+//! What a request to lock or unlock comes to: whether the peer may ask, which device it means, and
+//! what the device's lock files say.
 
 use std::fmt;
 use std::io;
@@ -10,23 +10,23 @@ use log::{debug, warn};
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::device::{Device, NotADevice};
-use crate::lfpd::uucp::files::{LockFiles, Outcome, OwnLock};
+use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
 use crate::text::{reason, Escaped};
 
-use super::command::Request;
+use super::command::LockTarget;
 use super::holders::Holders;
 use super::peer::{Peer, PeerRule, Standing};
-use super::reply::Reply;
+use super::reply::LfpReply;
 
-/// Who may lock, and for whom.
+/// Who may lock, and for which process.
 #[derive(Debug)]
 pub struct LockRules {
-    /// What is done about those who ask for somebody else's process.
+    /// What a peer gets that asks for another user's process.
     pub peer_rule: PeerRule,
-    /// Whether a lock for a process that is not there is refused.
+    /// Whether a lock for a process that does not exist is refused.
     pub require_live_pid: bool,
     /// Whether lock files are given to the user whose process holds them.
     pub chown: bool,
@@ -37,24 +37,24 @@ pub struct LockRules {
 /// The lock files, and the rules for them.
 #[derive(Debug)]
 pub struct Locks {
-    files: LockFiles,
+    files: SerialLockFiles,
     rules: LockRules,
-    /// If we are there to see holders end.
+    /// Absent in a server for one connection, which does not outlive the holders.
     holders: Option<Holders>,
     failures: Throttle,
     foreigners: Throttle,
     dead_pids: Throttle,
 }
 
-/// Whom a lock is for.
-struct Holder {
+/// The process that a lock is for.
+struct LockingProcess {
     is_alive: bool,
     user: Option<u32>,
 }
 
 impl Locks {
-    /// The locks in `files`. With `holders`, those of processes that end are removed by [`Locks::reap`].
-    pub fn new(files: LockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
+    /// The locks in `files`. With `holders`, [`Locks::reap`] removes those of processes that end.
+    pub fn new(files: SerialLockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
         Locks {
             files,
             rules,
@@ -65,10 +65,10 @@ impl Locks {
         }
     }
 
-    /// Locks a device, if `peer` may have that. Blocks for two seconds at most.
-    pub fn lock(&self, peer: Peer, request: &Request<'_>) -> Reply<'static> {
-        let Some((path, pid)) = target(request) else {
-            return Reply::Denied;
+    /// Locks a device, if `peer` may do that. Blocks for two seconds at most.
+    pub fn lock(&self, peer: Peer, target: &LockTarget<'_>) -> LfpReply<'static> {
+        let Some((path, pid)) = checked(target) else {
+            return LfpReply::Denied;
         };
         // Before anything is looked at: the process may end meanwhile.
         let end = self
@@ -76,79 +76,79 @@ impl Locks {
             .as_ref()
             .and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();
-        let Some(holder) = self.holder(peer, request, pid) else {
-            return Reply::Denied;
+        let Some(process) = self.locking_process(peer, target, pid) else {
+            return LfpReply::Denied;
         };
-        if !holder.is_alive && self.rules.require_live_pid {
-            return Reply::Denied;
+        if !process.is_alive && self.rules.require_live_pid {
+            return LfpReply::Denied;
         }
         let device = match Device::look_up(&path, &self.rules.devices) {
             Ok(device) => device,
-            Err(NotADevice) => return Reply::Denied,
+            Err(NotADevice) => return LfpReply::Denied,
         };
-        let owner = holder.user.filter(|_| self.rules.chown && holder.is_alive);
-        let locked_for = match holder.is_alive {
-            true => LockedFor::process_of(holder.user, seen_at),
+        let owner = process
+            .user
+            .filter(|_| self.rules.chown && process.is_alive);
+        let locked_for = match process.is_alive {
+            true => LockedFor::process_of(process.user, seen_at),
             false => LockedFor::NoProcess,
         };
         match self.files.lock(&device, pid, locked_for, owner) {
-            Ok(Outcome::Busy) => Reply::Busy,
-            Ok(Outcome::Locked(lock)) => {
-                debug!("locked device={} pid={pid} {peer}", shown(request));
-                if !holder.is_alive {
-                    self.warn_of_dead(peer, request, pid);
+            Ok(None) => LfpReply::Busy,
+            Ok(Some(lock)) => {
+                debug!("locked device={} pid={pid} {peer}", shown(target));
+                if !process.is_alive {
+                    self.warn_of_dead(peer, target, pid);
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
-                    let left_over = holders.add(holder.user, pid, end, lock);
-                    for lock in left_over {
-                        let _ = self.remove(&lock);
+                    for left_over in holders.add(process.user, pid, end, lock) {
+                        let _ = self.remove(&left_over);
                     }
                 }
-                Reply::Okay
+                LfpReply::Okay
             }
-            Err(error) => self.failed("lock", request, &error),
+            Err(error) => self.failed("lock", target, &error),
         }
     }
 
-    /// Unlocks a device, if `peer` may have that. Blocks for two seconds at most.
-    pub fn unlock(&self, peer: Peer, request: &Request<'_>) -> Reply<'static> {
-        let Some((path, pid)) = target(request) else {
-            return Reply::Denied;
+    /// Unlocks a device, if `peer` may do that. Blocks for two seconds at most.
+    pub fn unlock(&self, peer: Peer, target: &LockTarget<'_>) -> LfpReply<'static> {
+        let Some((path, pid)) = checked(target) else {
+            return LfpReply::Denied;
         };
-        if self.holder(peer, request, pid).is_none() {
-            return Reply::Denied;
+        if self.locking_process(peer, target, pid).is_none() {
+            return LfpReply::Denied;
         }
         let device = Device::look_up_to_unlock(&path, &self.rules.devices);
         match self.files.unlock(&device, pid) {
-            Ok(removed) if removed.is_empty() => Reply::Busy,
+            Ok(removed) if removed.is_empty() => LfpReply::Busy,
             Ok(removed) => {
-                debug!("unlocked device={} pid={pid} {peer}", shown(request));
+                debug!("unlocked device={} pid={pid} {peer}", shown(target));
                 if let Some(holders) = &self.holders {
                     holders.forget(&removed);
                 }
-                Reply::Okay
+                LfpReply::Okay
             }
-            Err(error) => self.failed("unlock", request, &error),
+            Err(error) => self.failed("unlock", target, &error),
         }
     }
 
-    /// Removes the locks of processes that end; does not return, unless that is not wanted.
+    /// Removes the locks of processes that end. Returns only if this server does not watch holders.
     pub fn reap(&self) {
         let Some(holders) = &self.holders else { return };
         holders.run(|lock| self.remove(lock))
     }
 
-    /// Waits until nothing is half done, and lets nothing begin any more.
+    /// Waits until no step on a lock file is half done, and lets none begin any more.
     pub fn finish(&self) {
         self.files.finish();
     }
 
-    /// Removes a lock whose holder has ended. Returns whether that is settled: if not, it may be possible
-    /// later.
-    fn remove(&self, lock: &OwnLock) -> bool {
+    /// Removes a lock whose holder has ended. Returns false if another attempt may succeed later.
+    fn remove(&self, lock: &DeviceLock) -> bool {
         match self.files.remove(lock) {
             Ok(true) => debug!("reaped {lock}"),
             Ok(false) => {}
-            Err(error) if passes(&error) => {
+            Err(error) if is_temporary(&error) => {
                 debug!("not-reaped-yet {lock} error=\"{}\"", reason(&error));
                 return false;
             }
@@ -157,50 +157,57 @@ impl Locks {
         true
     }
 
-    /// For whom `peer` asks; `None` if it may not.
-    fn holder(&self, peer: Peer, request: &Request<'_>, pid: u32) -> Option<Holder> {
+    /// The process that `peer` asks for; `None` if it may not ask for that one.
+    fn locking_process(
+        &self,
+        peer: Peer,
+        target: &LockTarget<'_>,
+        pid: u32,
+    ) -> Option<LockingProcess> {
         let (user, is_alive) = match peer.standing(pid) {
             Standing::Own { user } => (user, true),
             Standing::Dead => (None, false),
             Standing::Foreign { user } => {
-                let verdict = match self.rules.peer_rule {
-                    PeerRule::Off => {
-                        return Some(Holder {
-                            is_alive: true,
-                            user,
-                        })
-                    }
-                    PeerRule::Log => "served",
-                    PeerRule::Enforce => "refused",
-                };
-                if let Some(held_back) = self.foreigners.admit() {
-                    let device = shown(request);
-                    warn!("not-their-process {verdict}=yes device={device} pid={pid} {peer} held_back={held_back}");
-                }
-                if self.rules.peer_rule == PeerRule::Enforce {
-                    return None;
-                }
+                self.admit_foreign(peer, target, pid)?;
                 (user, true)
             }
         };
-        Some(Holder { is_alive, user })
+        Some(LockingProcess { is_alive, user })
     }
 
-    fn warn_of_dead(&self, peer: Peer, request: &Request<'_>, pid: u32) {
+    /// `None` if a peer may not ask for another user's process.
+    fn admit_foreign(&self, peer: Peer, target: &LockTarget<'_>, pid: u32) -> Option<()> {
+        let verdict = match self.rules.peer_rule {
+            PeerRule::Off => return Some(()),
+            PeerRule::Log => "served",
+            PeerRule::Enforce => "refused",
+        };
+        if let Some(held_back) = self.foreigners.admit() {
+            let device = shown(target);
+            warn!(
+                "not-their-process {verdict}=yes device={device} pid={pid} {peer} \
+                 held_back={held_back}"
+            );
+        }
+        (self.rules.peer_rule == PeerRule::Log).then_some(())
+    }
+
+    fn warn_of_dead(&self, peer: Peer, target: &LockTarget<'_>, pid: u32) {
         if let Some(held_back) = self.dead_pids.admit() {
-            let device = shown(request);
+            let device = shown(target);
             warn!("locked-for-nobody device={device} pid={pid} {peer} held_back={held_back}");
         }
     }
 
-    fn failed(&self, verb: &str, request: &Request<'_>, error: &io::Error) -> Reply<'static> {
+    fn failed(&self, verb: &str, target: &LockTarget<'_>, error: &io::Error) -> LfpReply<'static> {
         if let Some(held_back) = self.failures.admit() {
-            let (device, reason) = (shown(request), reason(error));
+            let (device, reason) = (shown(target), reason(error));
             warn!(
-                "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\" held_back={held_back}"
+                "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\" \
+                 held_back={held_back}"
             );
         }
-        Reply::Denied
+        LfpReply::Denied
     }
 }
 
@@ -213,8 +220,9 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether it is the moment that is bad: others have the directory, or all descriptors.
-fn passes(error: &io::Error) -> bool {
+/// Whether the same call may succeed later: other threads have the directory, or all descriptors
+/// are in use.
+fn is_temporary(error: &io::Error) -> bool {
     let is_shortage = matches!(
         Errno::from_io_error(error),
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)
@@ -222,10 +230,10 @@ fn passes(error: &io::Error) -> bool {
     is_shortage || error.kind() == io::ErrorKind::WouldBlock
 }
 
-fn target(request: &Request<'_>) -> Option<(DevicePath, u32)> {
-    Some((DevicePath::parse(request.device)?, request.pid?))
+fn checked(target: &LockTarget<'_>) -> Option<(DevicePath, u32)> {
+    Some((DevicePath::parse(target.device)?, target.pid?))
 }
 
-fn shown<'a>(request: &Request<'a>) -> Escaped<'a> {
-    Escaped(request.device)
+fn shown<'a>(target: &LockTarget<'a>) -> Escaped<'a> {
+    Escaped(target.device)
 }

@@ -1,4 +1,4 @@
-//! The program `lfpd`: options, wiring, signals and exit codes. See lfpd(8).
+//! The program `lfpd`: see lfpd(8).
 
 mod command;
 mod holders;
@@ -12,93 +12,83 @@ mod sock_diag;
 mod uucp;
 mod wire;
 
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{unbounded, Receiver};
 use log::{info, warn};
 use rustix::net::sockopt;
-use rustix::process::{getrlimit, getuid, setrlimit, Resource, Rlimit};
+use rustix::process::getuid;
 use rustix::stdio;
 use rustix::system::uname;
-use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
-use signal_hook::iterator::Signals;
 
-use crate::cli::arguments::{self, Parsed};
+use crate::cli::arguments::Parsed;
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
 use crate::net::listener::{accept_from_all, Listener};
-use crate::net::workers::{spawn, Workers};
-use crate::server::{print, refuse, start_log, CANNOT_START, USAGE};
+use crate::net::workers::Workers;
+use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
 use crate::text::{reason, Escaped};
 use holders::{Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
-use options::{Flags, Options, Source};
+use options::{Options, Source};
 use peer::{NotLocal, Peer};
 use places::Places;
 use reply::TURNED_AWAY;
-use session::SessionRules;
-use uucp::files::LockFiles;
+use session::ConversationRules;
+use uucp::files::SerialLockFiles;
 use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
 
-/// For how long what has been received may take to be done at the end, and the last log lines to leave.
+/// At the end: how long received commands may take to be done, and the last log lines to leave.
 const FAREWELL: Duration = Duration::from_secs(4);
 const LAST_LINES: Duration = Duration::from_millis(300);
 
-/// Anybody may connect to the Unix socket: who may lock what is decided by the peer's user.
+/// Every user may connect to the Unix socket. What a client may lock depends on its user.
 const UNIX_MODE: u32 = 0o666;
 
-/// Descriptors that are neither for connections nor for processes that are watched.
+/// Descriptors that are neither for connections nor for watched processes.
 const RESERVED_DESCRIPTORS: usize = 64;
 
-/// Connections of which we do not know yet whether they get a place, beside those that have one.
+/// Connections that may be open beside the cap, until the server knows whether they get a place.
 const MAX_NEWCOMERS: usize = 16;
 
-/// Runs the server: reads the arguments, serves, and returns what the process shall exit with (lfpd(8),
-/// EXIT STATUS).
+/// Runs the server: reads the arguments, serves, and returns the exit status (lfpd(8), EXIT
+/// STATUS).
 pub fn main() -> ExitCode {
-    let arguments = options::with_the_usual_address(std::env::args_os().skip(1));
-    let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, arguments) {
-        Parsed::Run(flags) => flags,
-        Parsed::Print(text) => return print(&text),
+    let options = match options::read(std::env::args_os().skip(1)) {
+        Parsed::Run(options) => options,
+        Parsed::Print(text) => return server::print(&text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     let inherited = match inherited::any_from_environment() {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
-    let options = match Options::new(flags, !inherited.is_empty()) {
-        Ok(options) => options,
+    let source = match options.source(!inherited.is_empty()) {
+        Ok(source) => source,
         Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    if options.source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
+    if source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
         return refuse(
             PROGRAM,
             USAGE,
             "descriptor 0 is a terminal, not a socket: give --listen 127.0.0.1:50001, or --stdio",
         );
     }
-    match run(&options, inherited) {
+    match run(&options, source, inherited) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
 }
 
-/// Serves until told to stop, or until the one connection is over.
-fn run(options: &Options, inherited: Vec<Inherited>) -> Result<(), String> {
-    let log = start_log(options.log)?;
-    let signals =
-        watch_signals().map_err(|error| format!("cannot catch signals: {}", reason(&error)))?;
-    match connections_from(&options.source, inherited)? {
+/// Serves until it is told to stop, or until the one connection ends.
+fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(), String> {
+    let log = server::start_log(options.log())?;
+    let signals = server::watch_signals()?;
+    match connections_from(source, inherited)? {
         Connected::Once(peer) => {
             serve_one(options, stdio::stdin(), stdio::stdout(), peer, &signals)
         }
@@ -117,17 +107,17 @@ fn run(options: &Options, inherited: Vec<Inherited>) -> Result<(), String> {
     Ok(())
 }
 
-/// How often somebody connects.
+/// The connections to serve.
 enum Connected {
-    /// The connection is there, on descriptors 0 and 1.
+    /// One, on descriptors 0 and 1.
     Once(Result<Peer, NotLocal>),
-    /// The connection is there, on a descriptor of its own.
+    /// One, on a descriptor of its own.
     OnceBy(OwnedFd),
-    /// As often as these let somebody in.
+    /// All that these accept.
     Often(Vec<Listener>),
 }
 
-fn connections_from(source: &Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
+fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
     match source {
         Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::any_from_stdin() {
@@ -141,23 +131,20 @@ fn connections_from(source: &Source, inherited: Vec<Inherited>) -> Result<Connec
         Source::Stdio => {
             let stdin = stdio::stdin();
             let is_socket = sockopt::socket_type(stdin).is_ok();
-            // Whoever has started us on a pipe or a terminal answers for what comes from there.
-            let starter = || Ok(Peer(Some(getuid().as_raw())));
             Ok(Connected::Once(if is_socket {
                 peer_of(&stdin)
             } else {
-                starter()
+                // What comes from a pipe or a terminal counts as the starter's own.
+                Ok(Peer(Some(getuid().as_raw())))
             }))
         }
         Source::Bound { tcp, unix } => {
             let mut listeners = Vec::new();
-            for addr in tcp {
-                let listener = Listener::bind_tcp(*addr);
-                listeners.push(listener.map_err(|error| cannot_listen(addr, &error))?);
+            for address in tcp {
+                listeners.push(server::listen_tcp(address)?);
             }
             if let Some(path) = unix {
-                let listener = Listener::bind_unix(path, UNIX_MODE, None);
-                listeners.push(listener.map_err(|error| cannot_listen(&shown(path), &error))?);
+                listeners.push(server::listen_unix(&path, UNIX_MODE, None)?);
             }
             Ok(Connected::Often(listeners))
         }
@@ -181,23 +168,15 @@ fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
 }
 
 fn peer_of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
-    // Each reply is a write of its own, and is to leave at once. Unix sockets do that anyway.
+    // Each reply is one write, and leaves at once. Unix sockets do that anyway.
     let _ = sockopt::set_tcp_nodelay(socket, true);
     Peer::of(socket)
 }
 
-fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
-    let reason = match error.kind() {
-        io::ErrorKind::AddrInUse => "address already in use".into(),
-        _ => reason(error),
-    };
-    format!("cannot listen on {place}: {reason}")
-}
-
 fn locks(options: &Options, holders: Option<Holders>) -> Locks {
-    let files = LockFiles::new(options.lock_dir.clone(), options.search_dirs.clone());
+    let files = SerialLockFiles::new(options.lock_dir.clone(), options.search_dirs());
     let rules = LockRules {
-        peer_rule: options.peer_rule,
+        peer_rule: options.peer_uid,
         require_live_pid: options.require_live_pid,
         chown: options.chown,
         devices: "/dev".into(),
@@ -205,14 +184,14 @@ fn locks(options: &Options, holders: Option<Holders>) -> Locks {
     Locks::new(files, rules, holders)
 }
 
-fn session_rules(options: &Options) -> SessionRules {
-    SessionRules {
+fn session_rules(options: &Options) -> ConversationRules {
+    ConversationRules {
         hostname: hostname(),
         idle_timeout: options.idle_timeout,
     }
 }
 
-/// The name of this host, fit for the middle of a line.
+/// The name of this host, without bytes that are no part of a word.
 fn hostname() -> String {
     let name = uname();
     let name = name.nodename().to_bytes();
@@ -237,7 +216,7 @@ fn serve_one(
     session::serve(&wire, peer, None, &locks, &session_rules(options));
 }
 
-/// Serves whoever the listeners let in, each on a thread, until a signal.
+/// Serves each connection on a thread, until a signal.
 fn serve_all(
     options: &Options,
     listeners: Vec<Listener>,
@@ -248,7 +227,7 @@ fn serve_all(
         .map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
     let locks = Arc::new(locks(options, Some(holders)));
     let reaper = Arc::clone(&locks);
-    spawn("reaper", move || reaper.reap()).map_err(no_thread)?;
+    server::spawn("reaper", move || reaper.reap())?;
 
     let connections = Connections::new(options.max_connections.saturating_add(MAX_NEWCOMERS))
         .with_farewell(TURNED_AWAY);
@@ -263,21 +242,19 @@ fn serve_all(
     };
     info!("starting version={}", env!("CARGO_PKG_VERSION"));
     if let Err(error) = std::fs::metadata(&options.lock_dir) {
-        let (path, reason) = (shown(&options.lock_dir), reason(&error));
+        let (path, reason) = (Escaped::path(&options.lock_dir), reason(&error));
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
     let listeners: Arc<[Listener]> = listeners.into();
     for listener in listeners.iter() {
         info!("listening at={listener}");
     }
-    accept_from_all(&listeners, &connections, &workers).map_err(no_thread)?;
+    accept_from_all(&listeners, &connections, &workers).map_err(server::no_thread)?;
     if options.print_port {
-        let port = listeners.iter().find_map(Listener::port).unwrap_or(0);
-        let printed = writeln!(io::stdout(), "{port}").and_then(|()| io::stdout().flush());
-        printed.map_err(|error| format!("cannot print the port: {}", reason(&error)))?;
+        server::print_port(&listeners)?;
     }
 
-    // Fails only if nobody listens to signals any more, which is as good a reason to stop.
+    // This fails only if the thread for signals is gone, which is a reason to stop as well.
     let _ = signals.received.recv();
     info!("stopping");
     connections.close();
@@ -287,12 +264,12 @@ fn serve_all(
     Ok(())
 }
 
-/// One connection, from its admission to its end.
+/// Serves one connection, from its admission to its end.
 fn converse(
     admission: Admission,
     places: &Arc<Places>,
     locks: &Locks,
-    rules: &SessionRules,
+    rules: &ConversationRules,
     stop: BorrowedFd<'_>,
 ) {
     let admission = Arc::new(admission);
@@ -300,66 +277,20 @@ fn converse(
     let peer = Peer::of(&socket);
     let user = *peer.as_ref().unwrap_or(&Peer(None));
     let Some(place) = places.take(user, &admission) else {
-        // No lingering: a user who has its share could fill the room for newcomers with that.
+        // No lingering close: a user with too many connections could fill the room for newcomers.
         return admission.stream().send_once(TURNED_AWAY);
     };
     let wire = Wire::new(socket, socket, stop);
     session::serve(&wire, peer, Some(&place), locks, rules);
 }
 
-fn no_thread(error: io::Error) -> String {
-    format!("cannot start a thread: {}", reason(&error))
-}
-
-/// The signals that end us.
-struct EndSignals {
-    received: Receiver<i32>,
-    /// Readable once one has come.
-    stop: Arc<OwnedFd>,
-}
-
-/// Catches the signals that end us. Those that must not end us are caught and forgotten; SIGPIPE is
-/// ignored from the start in every Rust program.
-fn watch_signals() -> io::Result<EndSignals> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ])?;
-    let (sender, received) = unbounded();
-    let (alarm, stop) = UnixStream::pair()?;
-    spawn("signals", move || {
-        for signal in signals.forever() {
-            if matches!(signal, SIGTERM | SIGINT) {
-                let _ = alarm.shutdown(std::net::Shutdown::Both);
-                let _ = sender.send(signal);
-            }
-        }
-    })?;
-    Ok(EndSignals {
-        received,
-        stop: Arc::new(stop.into()),
-    })
-}
-
-/// Asks for as many descriptors as we may need, and returns how many processes may be watched with what
-/// we get: a descriptor each, and at least a quarter of all.
+/// Raises the limit of descriptors as far as the server needs, and returns how many processes it
+/// can watch: each takes a descriptor, and they get at least a quarter of all.
 fn allow_descriptors(max_connections: usize) -> usize {
-    let limit = getrlimit(Resource::Nofile);
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
     let wanted = others.saturating_add(MAX_HOLDERS) as u64;
-    let current = limit.current.unwrap_or(wanted);
-    let raised = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);
-    let raise = Rlimit {
-        current: Some(raised),
-        ..limit
-    };
-    let allowed = match setrlimit(Resource::Nofile, raise) {
-        Ok(()) => raised,
-        Err(_) => current,
-    };
+    let allowed = server::raise_descriptor_limit(wanted);
     let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
     let spare = allowed.saturating_sub(others).max(allowed / 4);
     spare.min(MAX_HOLDERS)
-}
-
-/// A path for a message: in one line, whatever is in it.
-fn shown(path: &Path) -> Escaped<'_> {
-    Escaped(path.as_os_str().as_bytes())
 }

@@ -1,17 +1,19 @@
-//! The options of `lfpd`: what the command line says, made into typed values.
+//! The options of `lfpd`: each in one row, with its type and its default.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use argh::FromArgs;
-
 use super::peer::PeerRule;
+use crate::cli::arguments::{self, Dashes, Parsed, Variables};
+use crate::cli::values;
 use crate::log::{LogRules, Timestamps};
-use crate::text::Escaped;
 
-/// Where lock files are looked for beside our own directory.
+/// Where lock files are made.
+const LOCK_DIR: &str = "/var/lock";
+
+/// Where lock files are looked for beside the lock directory.
 const SEARCH_DIRS: &str = "/etc/locks:/usr/spool/kermit:/usr/spool/locks:/usr/spool/uucp:\
     /usr/spool/uucp/LCK:/var/lock:/var/lock/modem:/var/spool/lock:/var/spool/locks:/var/spool/uucp:\
     /var/lock/lockdev";
@@ -19,62 +21,62 @@ const SEARCH_DIRS: &str = "/etc/locks:/usr/spool/kermit:/usr/spool/locks:/usr/sp
 /// Where clients of the protocol look for a server.
 const USUAL_ADDRESS: &str = "127.0.0.1:50001";
 
-/// The options that need no value.
-pub(super) const BOOLEANS: [&str; 6] = [
-    "--inetd",
-    "--stdio",
-    "--require-live-pid",
-    "--chown",
-    "--print-port",
-    "--debug",
-];
+const FIVE_MINUTES: Duration = Duration::from_secs(300);
 
-/// Lock files of serial devices for programs that cannot make them: the Lock File Protocol.
-#[derive(FromArgs, Debug, Default)]
-pub(super) struct Flags {
-    /// serve the socket on descriptor 0, be it connected or listening (without other options)
-    #[argh(option, arg_name = "bool")]
-    inetd: Option<String>,
-    /// serve standard input and output, whatever they are
-    #[argh(option, arg_name = "bool")]
-    stdio: Option<String>,
-    /// listen on an address of the loopback interface (127.0.0.1:50001); repeat for several
-    #[argh(option, arg_name = "address")]
-    listen: Vec<String>,
-    /// listen on a Unix socket
-    #[argh(option, arg_name = "path")]
-    unix: Option<String>,
-    /// where lock files are made (/var/lock)
-    #[argh(option, arg_name = "path")]
-    lock_dir: Option<String>,
-    /// where else lock files are respected, with colons between (the usual places)
-    #[argh(option, arg_name = "paths")]
-    search_dirs: Option<String>,
-    /// what to do about those who ask for the process of another user: enforce, log or off (enforce)
-    #[argh(option, arg_name = "rule")]
-    peer_uid: Option<String>,
-    /// refuse locks for processes that are not there
-    #[argh(option, arg_name = "bool")]
-    require_live_pid: Option<String>,
-    /// give lock files to the user whose process holds them
-    #[argh(option, arg_name = "bool")]
-    chown: Option<String>,
-    /// how long a command may take to arrive, in seconds (300)
-    #[argh(option, arg_name = "seconds")]
-    idle_timeout: Option<String>,
-    /// the most connections at once (256)
-    #[argh(option, arg_name = "count")]
-    max_connections: Option<String>,
-    /// print the bound port on stdout once listening
-    #[argh(option, arg_name = "bool")]
-    print_port: Option<String>,
-    /// log connections, locks and unlocks
-    #[argh(option, arg_name = "bool")]
-    debug: Option<String>,
+arguments::options! {
+    /// Lock files of serial devices for programs that cannot make them: the Lock File Protocol.
+    pub(super) struct Options {
+        /// serve the socket on descriptor 0, be it connected or listening (without other options)
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        inetd: bool,
+        /// serve standard input and output, whatever they are
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        stdio: bool,
+        /// listen on an address of the loopback interface (127.0.0.1:50001); repeat for several
+        #[argh(option, arg_name = "address", from_str_fn(loopback_address))]
+        listen: Vec<SocketAddr>,
+        /// listen on a Unix socket
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        unix: Option<PathBuf>,
+        /// where lock files are made (/var/lock)
+        #[argh(option, arg_name = "path", default = "LOCK_DIR.into()", from_str_fn(values::path))]
+        lock_dir: PathBuf,
+        /// where else lock files are respected, with colons between (the usual places)
+        #[argh(option, arg_name = "paths", default = "SEARCH_DIRS.into()")]
+        search_dirs: String,
+        /// what to do if a client names another user's process: enforce, log or off (enforce)
+        #[argh(option, arg_name = "rule", default = "PeerRule::Enforce", from_str_fn(peer_rule))]
+        peer_uid: PeerRule,
+        /// refuse locks for processes that are not there
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        require_live_pid: bool,
+        /// give lock files to the user whose process holds them
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        chown: bool,
+        /// how long a command may take to arrive, in seconds (300)
+        #[argh(option, arg_name = "seconds", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
+        idle_timeout: Duration,
+        /// the most connections at once (256)
+        #[argh(option, arg_name = "count", default = "256", from_str_fn(connection_count))]
+        max_connections: usize,
+        /// print the bound port on stdout once listening
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        print_port: bool,
+        /// log connections, locks and unlocks
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        debug: bool,
+    }
 }
 
-/// Gives `--listen` without an address the one where clients look.
-pub(super) fn with_the_usual_address(
+/// Reads the command line.
+pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
+    let arguments = with_the_usual_address(arguments);
+    let program = super::PROGRAM;
+    arguments::parse_rows(program, Dashes::Two, arguments, &Variables::NONE).0
+}
+
+/// Adds the usual address to a `--listen` that has none.
+fn with_the_usual_address(
     arguments: impl Iterator<Item = OsString>,
 ) -> impl Iterator<Item = OsString> {
     let mut arguments = arguments.peekable();
@@ -88,31 +90,16 @@ pub(super) fn with_the_usual_address(
     })
 }
 
-/// What lfpd has been told.
-#[derive(Debug)]
-pub(super) struct Options {
-    pub(super) source: Source,
-    pub(super) lock_dir: PathBuf,
-    pub(super) search_dirs: Vec<PathBuf>,
-    pub(super) peer_rule: PeerRule,
-    pub(super) require_live_pid: bool,
-    pub(super) chown: bool,
-    pub(super) idle_timeout: Duration,
-    pub(super) max_connections: usize,
-    pub(super) print_port: bool,
-    pub(super) log: LogRules,
-}
-
 /// Where connections come from.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// LISTEN_FDS names sockets that listen already.
+    /// LISTEN_FDS names the sockets.
     Environment,
-    /// Whatever socket is on descriptor 0.
+    /// The socket on descriptor 0, listening or connected.
     Inetd,
     /// Descriptors 0 and 1 are the connection.
     Stdio,
-    /// We bind these, at least one of them.
+    /// The server binds these, at least one of them.
     Bound {
         tcp: Vec<SocketAddr>,
         unix: Option<PathBuf>,
@@ -120,161 +107,102 @@ pub(super) enum Source {
 }
 
 impl Options {
-    /// Makes sense of the flags. `inherits` says that LISTEN_FDS names sockets for us.
+    /// Where connections come from. `inherits` says that LISTEN_FDS names sockets for this process.
     ///
     /// # Errors
     ///
-    /// One line that names the option and says what is wrong with it.
-    pub(super) fn new(flags: Flags, inherits: bool) -> Result<Options, String> {
-        let print_port = boolean("--print-port", flags.print_port)?;
-        let source = source(
-            boolean("--inetd", flags.inetd)?,
-            boolean("--stdio", flags.stdio)?,
-            &flags.listen,
-            flags.unix,
-            inherits,
-        )?;
-        let has_port = matches!(&source, Source::Bound { tcp, .. } if !tcp.is_empty());
-        if print_port && !has_port {
+    /// Which options do not go together.
+    pub(super) fn source(&self, inherits: bool) -> Result<Source, String> {
+        let binds = !self.listen.is_empty() || self.unix.is_some();
+        if self.print_port && self.listen.is_empty() {
             return Err("--print-port: there is no port without --listen".into());
         }
-        let search_dirs = flags.search_dirs.as_deref().unwrap_or(SEARCH_DIRS);
-        Ok(Options {
-            source,
-            lock_dir: path("--lock-dir", flags.lock_dir)?.unwrap_or_else(|| "/var/lock".into()),
-            search_dirs: search_dirs
-                .split(':')
-                .filter(|dir| !dir.is_empty())
-                .map(PathBuf::from)
-                .collect(),
-            peer_rule: peer_rule(flags.peer_uid)?,
-            require_live_pid: boolean("--require-live-pid", flags.require_live_pid)?,
-            chown: boolean("--chown", flags.chown)?,
-            idle_timeout: Duration::from_secs(
-                number("--idle-timeout", flags.idle_timeout, 300, 1_000_000)?.into(),
-            ),
-            max_connections: number("--max-connections", flags.max_connections, 256, 65_536)?
-                .try_into()
-                .unwrap_or(usize::MAX),
-            print_port,
-            log: LogRules {
-                debug: boolean("--debug", flags.debug)?,
-                timestamps: Timestamps::Auto,
-            },
-        })
-    }
-}
-
-fn source(
-    is_inetd: bool,
-    is_stdio: bool,
-    listen: &[String],
-    unix: Option<String>,
-    inherits: bool,
-) -> Result<Source, String> {
-    let binds = !listen.is_empty() || unix.is_some();
-    match (is_inetd, is_stdio, binds) {
-        (true, true, _) => return Err("--stdio: cannot be given together with --inetd".into()),
-        (true, _, true) => return Err("--inetd: cannot be given together with an address".into()),
-        (_, true, true) => return Err("--stdio: cannot be given together with an address".into()),
-        (_, true, false) => return Ok(Source::Stdio),
-        (_, false, true) if inherits => {
-            return Err("--listen, --unix: the sockets are inherited".into())
+        match (self.inetd, self.stdio, binds) {
+            (true, true, _) => Err("--stdio: cannot be given together with --inetd".into()),
+            (true, _, true) => Err("--inetd: cannot be given together with an address".into()),
+            (_, true, true) => Err("--stdio: cannot be given together with an address".into()),
+            (_, true, false) => Ok(Source::Stdio),
+            (_, false, true) if inherits => {
+                Err("--listen, --unix: the sockets are inherited".into())
+            }
+            (_, false, false) if inherits => Ok(Source::Environment),
+            (_, false, false) => Ok(Source::Inetd),
+            (false, false, true) => Ok(Source::Bound {
+                tcp: self.listen.clone(),
+                unix: self.unix.clone(),
+            }),
         }
-        (_, false, false) if inherits => return Ok(Source::Environment),
-        (_, false, false) => return Ok(Source::Inetd),
-        (false, false, true) => {}
     }
-    let tcp = listen.iter().map(|text| loopback_address(text));
-    Ok(Source::Bound {
-        tcp: tcp.collect::<Result<_, _>>()?,
-        unix: path("--unix", unix)?,
-    })
+
+    /// The directories in which the locks of other programs count.
+    pub(super) fn search_dirs(&self) -> Vec<PathBuf> {
+        let dirs = self.search_dirs.split(':').filter(|dir| !dir.is_empty());
+        dirs.map(PathBuf::from).collect()
+    }
+
+    /// What to log, and how.
+    pub(super) fn log(&self) -> LogRules {
+        LogRules {
+            debug: self.debug,
+            timestamps: Timestamps::Auto,
+        }
+    }
 }
 
-/// An address and a port, or a port alone. Whoever is not on this host must not be heard.
+/// An address and a port, or a port alone. Only this host may reach the server.
 fn loopback_address(text: &str) -> Result<SocketAddr, String> {
-    let on_localhost = |port: &str| {
-        let port = port
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then_some(port)?;
-        let port = port.parse().ok()?;
-        Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    let on_localhost = |port| {
+        Some(SocketAddr::from((
+            Ipv4Addr::LOCALHOST,
+            values::digits(port)?,
+        )))
     };
     let address = match text.strip_prefix("localhost:") {
         Some(port) => on_localhost(port),
         None => text.parse().ok().or_else(|| on_localhost(text)),
     };
-    let address = address.ok_or_else(|| bad("--listen", "ADDRESS:PORT or PORT", text))?;
-    let is_loopback = match address.ip() {
-        IpAddr::V4(ip) => ip.is_loopback(),
-        IpAddr::V6(ip) => ip.is_loopback(),
-    };
-    if !is_loopback {
-        return Err(bad(
-            "--listen",
-            "an address of the loopback interface",
-            text,
-        ));
-    }
-    Ok(address)
-}
-
-fn peer_rule(given: Option<String>) -> Result<PeerRule, String> {
-    match given.as_deref() {
-        None | Some("enforce") => Ok(PeerRule::Enforce),
-        Some("log") => Ok(PeerRule::Log),
-        Some("off") => Ok(PeerRule::Off),
-        Some(other) => Err(bad("--peer-uid", "enforce, log or off", other)),
+    let address = address.ok_or("expected ADDRESS:PORT or PORT")?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err("expected an address of the loopback interface".into()),
     }
 }
 
-fn path(option: &str, given: Option<String>) -> Result<Option<PathBuf>, String> {
-    match given {
-        Some(path) if path.is_empty() => Err(bad(option, "a path", &path)),
-        other => Ok(other.map(PathBuf::from)),
+fn peer_rule(text: &str) -> Result<PeerRule, String> {
+    match text {
+        "enforce" => Ok(PeerRule::Enforce),
+        "log" => Ok(PeerRule::Log),
+        "off" => Ok(PeerRule::Off),
+        _ => Err("expected enforce, log or off".into()),
     }
 }
 
-fn boolean(option: &str, given: Option<String>) -> Result<bool, String> {
-    let Some(value) = given else { return Ok(false) };
-    match value.to_ascii_lowercase().as_str() {
-        "1" | "yes" | "true" => Ok(true),
-        "0" | "no" | "false" => Ok(false),
-        _ => Err(bad(option, "yes or no", &value)),
-    }
+fn idle_timeout(text: &str) -> Result<Duration, String> {
+    values::number(text, 1..=1_000_000).map(Duration::from_secs)
 }
 
-/// A number from 1 to `max`.
-fn number(option: &str, given: Option<String>, default: u32, max: u32) -> Result<u32, String> {
-    let Some(value) = given else {
-        return Ok(default);
-    };
-    let is_plain = value.bytes().all(|byte| byte.is_ascii_digit());
-    let number = is_plain.then(|| value.parse().ok()).flatten();
-    number
-        .filter(|number| (1..=max).contains(number))
-        .ok_or_else(|| bad(option, &format!("a number from 1 to {max}"), &value))
-}
-
-fn bad(option: &str, wanted: &str, value: &str) -> String {
-    format!(
-        "{option}: {wanted} is wanted, not {}",
-        Escaped(value.as_bytes())
-    )
+fn connection_count(text: &str) -> Result<usize, String> {
+    values::count(text, 1..=65_536)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn options(arguments: &[&str]) -> Result<Options, String> {
+        match read(arguments.iter().map(OsString::from)) {
+            Parsed::Run(options) => Ok(options),
+            Parsed::Usage(reason) => Err(reason),
+            Parsed::Print(text) => panic!("{text}"),
+        }
+    }
+
+    fn source(arguments: &[&str], inherits: bool) -> Result<Source, String> {
+        options(arguments)?.source(inherits)
+    }
+
     fn bound(listen: &str) -> Result<String, String> {
-        let flags = Flags {
-            listen: vec![listen.into()],
-            ..Flags::default()
-        };
-        Options::new(flags, false).map(|options| match options.source {
+        source(&["--listen", listen], false).map(|source| match source {
             Source::Bound { tcp, unix: None } => tcp[0].to_string(),
             other => panic!("{other:?}"),
         })
@@ -282,15 +210,14 @@ mod tests {
 
     #[test]
     fn without_options_descriptor_0_decides() {
-        let options = Options::new(Flags::default(), false).expect("fine");
-        assert_eq!(options.source, Source::Inetd);
+        let options = options(&[]).expect("fine");
+        assert_eq!(options.source(false), Ok(Source::Inetd));
         assert_eq!(options.lock_dir, PathBuf::from("/var/lock"));
-        assert_eq!(options.search_dirs.len(), 11);
-        assert_eq!(options.peer_rule, PeerRule::Enforce);
+        assert_eq!(options.search_dirs().len(), 11);
+        assert_eq!(options.peer_uid, PeerRule::Enforce);
         assert_eq!(options.idle_timeout, Duration::from_secs(300));
         assert_eq!(options.max_connections, 256);
-        let options = Options::new(Flags::default(), true).expect("fine");
-        assert_eq!(options.source, Source::Environment);
+        assert_eq!(options.source(true), Ok(Source::Environment));
     }
 
     #[test]
@@ -322,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_address_the_one_of_the_clients_is_listened_on() {
+    fn listen_without_an_address_takes_the_usual_one() {
         let read = |arguments: &[&str]| -> Vec<OsString> {
             with_the_usual_address(arguments.iter().map(OsString::from)).collect()
         };
@@ -342,47 +269,27 @@ mod tests {
 
     #[test]
     fn there_is_one_source_of_connections() {
-        let yes = || Some("true".to_owned());
-        let flags = |inetd, stdio, listen: &[&str]| Flags {
-            inetd,
-            stdio,
-            listen: listen.iter().map(|text| text.to_string()).collect(),
-            ..Flags::default()
-        };
-        for flags in [
-            flags(yes(), yes(), &[]),
-            flags(yes(), None, &["50001"]),
-            flags(None, yes(), &["50001"]),
+        for arguments in [
+            &["--inetd", "--stdio"][..],
+            &["--inetd", "--listen=50001"],
+            &["--stdio", "--listen=50001"],
+            &["--print-port"],
         ] {
-            assert!(Options::new(flags, false).is_err());
+            assert!(source(arguments, false).is_err(), "{arguments:?}");
         }
-        assert!(Options::new(flags(None, None, &["50001"]), true).is_err());
-        let options = Options::new(flags(None, yes(), &[]), true).expect("fine");
-        assert_eq!(options.source, Source::Stdio);
-        let no_port = Flags {
-            print_port: yes(),
-            ..Flags::default()
-        };
-        assert!(Options::new(no_port, false).is_err());
+        assert!(source(&["--listen=50001"], true).is_err());
+        assert_eq!(source(&["--stdio"], true), Ok(Source::Stdio));
     }
 
     #[test]
     fn bad_values_are_named_with_their_option() {
-        let flags = Flags {
-            peer_uid: Some("maybe".into()),
-            ..Flags::default()
-        };
         assert_eq!(
-            Options::new(flags, false).expect_err("bad"),
-            "--peer-uid: enforce, log or off is wanted, not maybe"
+            options(&["--peer-uid", "maybe"]).expect_err("bad"),
+            "invalid value 'maybe' for --peer-uid: expected enforce, log or off"
         );
         for value in ["0", "-1", "", "1s", "99999999999"] {
-            let flags = Flags {
-                idle_timeout: Some(value.into()),
-                ..Flags::default()
-            };
-            let message = Options::new(flags, false).expect_err("bad");
-            assert!(message.starts_with("--idle-timeout: "), "{message}");
+            let message = options(&["--idle-timeout", value]).expect_err("bad");
+            assert!(message.contains(" for --idle-timeout: "), "{message}");
         }
     }
 }

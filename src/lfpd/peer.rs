@@ -1,4 +1,4 @@
-//! Who is at the other end, and for whom that user may ask.
+//! The user at the other end, and which processes that user may ask for.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -10,39 +10,39 @@ use crate::sys::process;
 
 use super::sock_diag::{plain, user_of};
 
-/// What is done about those who ask for somebody else's process.
+/// What a peer gets that asks for another user's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerRule {
-    /// They are refused.
+    /// A refusal.
     Enforce,
-    /// They are served, and logged.
+    /// The lock, and a line in the log.
     Log,
-    /// They are served.
+    /// The lock.
     Off,
 }
 
-/// The user at the other end, by number; `None` if that cannot be told any more.
+/// The user at the other end, by number; `None` if the kernel cannot tell any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub Option<u32>);
 
-/// What the peer may do about a process.
+/// How the peer relates to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The process is there, and the peer may speak for it: it is one of this user.
+    /// The process exists, and is the peer's: the peer may ask for it.
     Own { user: Option<u32> },
-    /// The process is there, and somebody else's.
+    /// The process exists, and is another user's.
     Foreign { user: Option<u32> },
     /// There is no such process.
     Dead,
 }
 
-/// The peer is on another host, or it is not to be told where.
+/// The peer is on another host, or its address is unknown.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotLocal;
 
 impl Peer {
-    /// Finds out who is at the other end of a connected socket. To be called before the peer has a reason
-    /// to close it: afterwards nobody knows.
+    /// Finds out the user at the other end of a connected socket. The caller asks before the peer
+    /// has a reason to close it: afterwards the kernel does not know.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Peer {
     pub fn of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
-            // It has hung up already. Its address is forgotten, but to which of ours it came is not.
+            // It has hung up already. The kernel has forgotten its address, but not ours.
             Err(Errno::NOTCONN | Errno::INVAL) => match getsockname(socket) {
                 Ok(own) if own.address_family() == AddressFamily::UNIX => Ok(Peer(None)),
                 Ok(own) if loopback(&own).is_some() => Ok(Peer(None)),
@@ -72,12 +72,12 @@ impl Peer {
         let theirs = address.as_ref().and_then(loopback).ok_or(NotLocal)?;
         let ours = getsockname(socket).ok().as_ref().and_then(loopback);
         let user = ours.and_then(|ours| user_of(theirs, ours));
-        // Had it hung up, another program might have its port by now: then we were told of that one.
+        // If it has hung up, another program may have its port, and the user is that program's.
         let is_still_there = getpeername(socket).is_ok();
         Ok(Peer(user.filter(|_| is_still_there)))
     }
 
-    /// How the peer stands to the process `pid`: root and those who run it may speak for it.
+    /// What the peer may do about the process `pid`: root may ask for each, a user for its own.
     pub fn standing(self, pid: u32) -> Standing {
         if !process::exists(pid) {
             return Standing::Dead;
@@ -91,14 +91,14 @@ impl Peer {
         };
         match is_own {
             true => Standing::Own { user },
-            // It may have ended just now, which is why its users are not known.
+            // Its users are unknown if it has ended just now.
             false if !process::exists(pid) => Standing::Dead,
             false => Standing::Foreign { user },
         }
     }
 }
 
-/// The address, if it is one of the loopback interface's own: not another one of this host.
+/// The address, if it is one of the loopback interface.
 fn loopback(address: &SocketAddrAny) -> Option<SocketAddr> {
     let address = plain(SocketAddr::try_from(address.clone()).ok()?);
     address.ip().is_loopback().then_some(address)
@@ -172,18 +172,18 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_has_hung_up_is_nobody() {
+    fn a_peer_that_has_hung_up_has_no_user() {
         let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
         drop(theirs);
-        assert!(becomes_nobody(&ours));
+        assert!(becomes_unknown(&ours));
         let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
         rustix::net::sockopt::set_socket_linger(&theirs, Some(Duration::ZERO)).expect("linger");
         drop(theirs);
-        assert!(becomes_nobody(&ours));
+        assert!(becomes_unknown(&ours));
     }
 
     /// A program that another test is starting has a copy of our descriptors until it executes.
-    fn becomes_nobody(ours: &TcpStream) -> bool {
+    fn becomes_unknown(ours: &TcpStream) -> bool {
         let over = Instant::now() + Duration::from_secs(10);
         while Instant::now() < over {
             if Peer::of(ours) == Ok(Peer(None)) {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_and_strangers_speak_for_no_process() {
+    fn unknown_and_other_users_may_ask_for_no_process() {
         let pid = std::process::id();
         assert!(matches!(Peer(None).standing(pid), Standing::Foreign { .. }));
         let stranger = Peer(Some(own_user() + 12_345));

@@ -1,4 +1,4 @@
-//! Whose connections there are: one user must not shut out the others.
+//! The connections of each user: one user must not shut out the others.
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -13,14 +13,14 @@ use crate::net::connections::Admission;
 
 use super::peer::Peer;
 
-/// One user gets at least this many, however few there are.
+/// The smallest share of one user.
 const MIN_SHARE: usize = 8;
 
-/// A connection over which no command has come for so long may be closed in favour of a new one. A
+/// A connection on which no command has arrived for so long may be closed in favour of a new one. A
 /// client that has just been greeted needs a moment for its command.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// How many of `count` one user may have: a quarter.
+/// The share of one user in `count` places: a quarter.
 pub fn share_of(count: usize) -> usize {
     (count / 4).max(MIN_SHARE)
 }
@@ -48,7 +48,7 @@ struct Occupant {
 
 /// A connection's place; dropping it frees the place.
 #[derive(Debug)]
-pub struct Place {
+pub struct OccupiedPlace {
     places: Arc<Places>,
     id: u64,
 }
@@ -63,12 +63,16 @@ impl Places {
         }
     }
 
-    /// Gives a place to a connection of `peer`. If that user has its share, or all places are taken, the
-    /// connection that has been idle for longest is closed in its favour: one of this user, or any.
+    /// Gives a place to a connection of `peer`. If that user has its share, or all places are
+    /// taken, it closes the connection that has been idle for longest, of this user or of any.
     /// `None` if none has been idle for long.
-    pub fn take(self: &Arc<Places>, peer: Peer, admission: &Arc<Admission>) -> Option<Place> {
+    pub fn take(
+        self: &Arc<Places>,
+        peer: Peer,
+        admission: &Arc<Admission>,
+    ) -> Option<OccupiedPlace> {
         let mut taken = self.taken.lock();
-        // A peer that has hung up is no user, and does not stay.
+        // The user of a peer that has hung up is unknown; its connection ends soon.
         let is_over_share = peer.0.is_some() && taken.count_of(peer) >= share_of(self.max_places);
         let has_room = (!is_over_share || taken.close_idle(|occupant| occupant.peer == peer))
             && (taken.occupants.len() < self.max_places || taken.close_idle(|_| true));
@@ -86,7 +90,7 @@ impl Places {
             admission: Arc::clone(admission),
         };
         taken.occupants.insert(id, occupant);
-        Some(Place {
+        Some(OccupiedPlace {
             places: Arc::clone(self),
             id,
         })
@@ -99,8 +103,8 @@ impl Taken {
         occupants.filter(|occupant| occupant.peer == peer).count()
     }
 
-    /// Closes the connection that has been idle for longest among the `eligible`, if one has been for
-    /// long enough. Its place is free at once.
+    /// Closes the connection that has been idle for longest among the `eligible`, if that is long
+    /// enough. Its place is free at once.
     fn close_idle(&mut self, eligible: impl Fn(&Occupant) -> bool) -> bool {
         let candidates = self.occupants.iter();
         let idlest = candidates
@@ -116,8 +120,8 @@ impl Taken {
     }
 }
 
-impl Place {
-    /// A command has come.
+impl OccupiedPlace {
+    /// Notes that a command has arrived.
     pub fn touch(&self) {
         if let Some(occupant) = self.places.taken.lock().occupants.get_mut(&self.id) {
             occupant.active_at = Instant::now();
@@ -125,7 +129,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for OccupiedPlace {
     fn drop(&mut self) {
         self.places.taken.lock().occupants.remove(&self.id);
     }

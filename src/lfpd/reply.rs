@@ -1,11 +1,11 @@
-//! The replies, to the byte. Pure.
+//! The replies and the greeting, byte by byte. Pure.
 
-/// How much of what was not understood is repeated.
+/// The longest part of an unknown command that is repeated, in bytes.
 const MAX_ECHO_LEN: usize = 64;
 
-/// An answer to a command.
+/// The answer to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply<'a> {
+pub enum LfpReply<'a> {
     /// 200
     Okay,
     /// 202
@@ -20,14 +20,14 @@ pub enum Reply<'a> {
     Goodbye,
 }
 
-impl Reply<'_> {
+impl LfpReply<'_> {
     /// Appends the reply as one line to `out`.
     pub fn append_to(self, out: &mut Vec<u8>, hostname: &str) {
         match self {
-            Reply::Okay => out.extend(b"200 Command okay."),
-            Reply::NotImplemented => out.extend(b"202 Command not implemented"),
-            Reply::Busy => out.extend(b"450 : File busy"),
-            Reply::NotUnderstood(line) => {
+            LfpReply::Okay => out.extend(b"200 Command okay."),
+            LfpReply::NotImplemented => out.extend(b"202 Command not implemented"),
+            LfpReply::Busy => out.extend(b"450 : File busy"),
+            LfpReply::NotUnderstood(line) => {
                 out.extend(b"500 '");
                 out.extend(line.iter().take(MAX_ECHO_LEN).map(|byte| match byte {
                     b'\'' => b'?',
@@ -36,8 +36,8 @@ impl Reply<'_> {
                 }));
                 out.extend(b"': command not understood");
             }
-            Reply::Denied => out.extend(b"550 : Permission denied."),
-            Reply::Goodbye => {
+            LfpReply::Denied => out.extend(b"550 : Permission denied."),
+            LfpReply::Goodbye => {
                 out.extend(b"221 Thank you for using the Lock File service on ");
                 out.extend(hostname.as_bytes());
             }
@@ -46,10 +46,10 @@ impl Reply<'_> {
     }
 }
 
-/// What a peer is refused with before it has said anything.
+/// The only line for a peer that is refused before its first command.
 pub const TURNED_AWAY: &[u8] = b"550 : Permission denied.\r\n";
 
-/// Appends the first line that a peer gets to `out`.
+/// Appends the greeting, the first line of a conversation, to `out`.
 pub fn append_greeting(out: &mut Vec<u8>, hostname: &str) {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
     let greeting = format!("220 {hostname} Lock File Server (Version lfpd-{VERSION}) ready\r\n");
@@ -60,7 +60,7 @@ pub fn append_greeting(out: &mut Vec<u8>, hostname: &str) {
 mod tests {
     use super::*;
 
-    fn text(reply: Reply) -> String {
+    fn text(reply: LfpReply) -> String {
         let mut out = Vec::new();
         reply.append_to(&mut out, "servertrent");
         String::from_utf8(out).expect("ASCII")
@@ -69,26 +69,26 @@ mod tests {
     #[test]
     fn every_reply_is_to_the_byte() {
         for (reply, expected) in [
-            (Reply::Okay, "200 Command okay.\r\n"),
-            (Reply::NotImplemented, "202 Command not implemented\r\n"),
-            (Reply::Busy, "450 : File busy\r\n"),
+            (LfpReply::Okay, "200 Command okay.\r\n"),
+            (LfpReply::NotImplemented, "202 Command not implemented\r\n"),
+            (LfpReply::Busy, "450 : File busy\r\n"),
             (
-                Reply::NotUnderstood(b"lokc x"),
+                LfpReply::NotUnderstood(b"lokc x"),
                 "500 'lokc x': command not understood\r\n",
             ),
             (
-                Reply::NotUnderstood(b""),
+                LfpReply::NotUnderstood(b""),
                 "500 '': command not understood\r\n",
             ),
-            (Reply::Denied, "550 : Permission denied.\r\n"),
+            (LfpReply::Denied, "550 : Permission denied.\r\n"),
             (
-                Reply::Goodbye,
+                LfpReply::Goodbye,
                 "221 Thank you for using the Lock File service on servertrent\r\n",
             ),
         ] {
             assert_eq!(text(reply), expected);
         }
-        assert_eq!(text(Reply::Denied).as_bytes(), TURNED_AWAY);
+        assert_eq!(text(LfpReply::Denied).as_bytes(), TURNED_AWAY);
         let mut greeting = Vec::new();
         append_greeting(&mut greeting, "servertrent");
         let expected = format!(
@@ -102,7 +102,7 @@ mod tests {
     fn what_is_repeated_is_short_and_printable() {
         let every: Vec<u8> = (0..=255).collect();
         for line in [&every[..], &[b'\''; 300], &[0xFF; 64], &[b'x'; 65]] {
-            let reply = text(Reply::NotUnderstood(line));
+            let reply = text(LfpReply::NotUnderstood(line));
             let echo = reply
                 .strip_prefix("500 '")
                 .and_then(|rest| rest.strip_suffix("': command not understood\r\n"))

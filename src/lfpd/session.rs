@@ -1,9 +1,9 @@
 //! One connection's conversation: greet, read a command, do it, write the reply, in order.
 //!
-//! The client that the protocol was made for takes the first bytes that it gets for the greeting and the
-//! next ones for the reply, whatever they are: so each goes out in one write. When it unlocks, it even
-//! takes the greeting for the reply. So we look whether it has sent its command already, and if so,
-//! carry it out before we greet: when the greeting arrives, the lock file is gone.
+//! RXTX, the client that the protocol was made for, takes the first bytes that it reads for the
+//! greeting and the next ones for the reply, whatever they are: so each goes out in one write. When
+//! it unlocks, it even takes the greeting for the reply. So a command that has arrived already is
+//! carried out before the greeting: when the greeting arrives, the lock file is gone.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,31 +12,31 @@ use log::debug;
 
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 
-use super::command::{is_of_another_protocol, parse, Command};
+use super::command::{is_other_protocol, parse, Command};
 use super::locks::Locks;
 use super::peer::{NotLocal, Peer};
-use super::places::Place;
-use super::reply::{append_greeting, Reply, TURNED_AWAY};
+use super::places::OccupiedPlace;
+use super::reply::{append_greeting, LfpReply, TURNED_AWAY};
 use super::wire::{Until, Wire};
 
-/// For how long we look for a command before we greet.
+/// How long a new connection is read before it is greeted.
 const EARLY_LOOK: Duration = Duration::from_millis(2);
 
 /// The longest line, without its LF.
 const MAX_LINE_LEN: usize = 1023;
 
-/// After so many lines that make no sense, we hang up.
+/// How many lines that are not commands end a conversation.
 const MAX_BAD_COMMANDS: u32 = 10;
 
-/// For how long we listen to what a peer still sends before we close on it.
-const CLOSING_TIME: Duration = Duration::from_millis(250);
+/// How long a lingering close reads what the peer still sends.
+const LINGER_TIME: Duration = Duration::from_millis(250);
 
-/// What all sessions are told.
+/// What all conversations of a server share.
 #[derive(Debug)]
-pub struct SessionRules {
+pub struct ConversationRules {
     /// Our name in the greeting.
     pub hostname: String,
-    /// For how long a line may take to come.
+    /// How long a line may take to arrive.
     pub idle_timeout: Duration,
 }
 
@@ -47,25 +47,25 @@ enum Flow {
     End(&'static str),
 }
 
-/// Serves a connection until it ends. What was locked stays locked. Where there are several
-/// connections, `place` is this one's among them.
+/// Serves a connection until it ends. Its locks stay. In a server for several connections, `place`
+/// is this one's.
 pub fn serve(
     wire: &Wire<'_>,
     peer: Result<Peer, NotLocal>,
-    place: Option<&Place>,
+    place: Option<&OccupiedPlace>,
     locks: &Locks,
-    rules: &SessionRules,
+    rules: &ConversationRules,
 ) {
     let peer = match peer {
         Ok(peer) => peer,
         Err(NotLocal) => {
             debug!("turned-away reason=not-local");
             let _ = wire.write(TURNED_AWAY);
-            return wire.part(CLOSING_TIME);
+            return wire.close_lingering(LINGER_TIME);
         }
     };
     debug!("opened {peer}");
-    let mut session = Session {
+    let mut session = Conversation {
         wire,
         peer,
         place,
@@ -78,26 +78,26 @@ pub fn serve(
     };
     let reason = session.converse();
     if reason != "peer-closed" {
-        wire.part(CLOSING_TIME);
+        wire.close_lingering(LINGER_TIME);
     }
     debug!("closed {peer} reason={reason}");
 }
 
-struct Session<'a> {
+struct Conversation<'a> {
     wire: &'a Wire<'a>,
     peer: Peer,
-    place: Option<&'a Place>,
+    place: Option<&'a OccupiedPlace>,
     locks: &'a Locks,
-    rules: &'a SessionRules,
+    rules: &'a ConversationRules,
     reader: LineReader<1>,
     out: Vec<u8>,
-    /// The peer takes no replies any more. What it has sent is still done.
+    /// The peer takes no replies any more. The commands that it has sent are still carried out.
     is_deaf: bool,
     bad_count: u32,
 }
 
-impl Session<'_> {
-    /// Returns why it is over.
+impl Conversation<'_> {
+    /// Returns why the conversation is over.
     fn converse(&mut self) -> &'static str {
         append_greeting(&mut self.out, &self.rules.hostname);
         let mut received = self.receive(Instant::now() + EARLY_LOOK);
@@ -125,7 +125,7 @@ impl Session<'_> {
         Instant::now() + self.rules.idle_timeout
     }
 
-    /// Blocks until there is a line, or more of one than is allowed.
+    /// Blocks until a line is complete, or too long.
     fn receive(&mut self, deadline: Instant) -> Result<Buffered, ReadEnd> {
         loop {
             match self.reader.look() {
@@ -141,16 +141,16 @@ impl Session<'_> {
         }
     }
 
-    /// Does what the line asks for that has been received, and puts the reply behind what is to be sent.
+    /// Carries out the line that has been received, and appends the reply to what is to be sent.
     fn answer(&mut self, found: Buffered) -> Flow {
         if let Some(place) = self.place {
             place.touch();
         }
         if found == Buffered::TooLong {
-            let flow = if is_of_another_protocol(self.reader.overlong_head()) {
+            let flow = if is_other_protocol(self.reader.overlong_head()) {
                 Flow::End("other-protocol")
             } else {
-                let head = Reply::NotUnderstood(self.reader.overlong_head());
+                let head = LfpReply::NotUnderstood(self.reader.overlong_head());
                 head.append_to(&mut self.out, &self.rules.hostname);
                 self.count_bad()
             };
@@ -160,19 +160,19 @@ impl Session<'_> {
         let [line] = self.reader.frame();
         let mut flow = Flow::GoOn;
         let reply = match parse(line) {
-            Some(Command::Lock(request)) => self.locks.lock(self.peer, &request),
-            Some(Command::Unlock(request)) => self.locks.unlock(self.peer, &request),
-            Some(Command::Noop) => Reply::Okay,
-            Some(Command::Help | Command::Stat) => Reply::NotImplemented,
+            Some(Command::Lock(target)) => self.locks.lock(self.peer, &target),
+            Some(Command::Unlock(target)) => self.locks.unlock(self.peer, &target),
+            Some(Command::Noop) => LfpReply::Okay,
+            Some(Command::Help | Command::Stat) => LfpReply::NotImplemented,
             Some(Command::Quit) => {
                 flow = Flow::End("quit");
-                Reply::Goodbye
+                LfpReply::Goodbye
             }
-            None if is_of_another_protocol(line) => return Flow::End("other-protocol"),
-            None => Reply::NotUnderstood(line),
+            None if is_other_protocol(line) => return Flow::End("other-protocol"),
+            None => LfpReply::NotUnderstood(line),
         };
         reply.append_to(&mut self.out, &self.rules.hostname);
-        if matches!(reply, Reply::NotUnderstood(_)) {
+        if matches!(reply, LfpReply::NotUnderstood(_)) {
             flow = self.count_bad();
         }
         self.reader.advance();
@@ -187,8 +187,8 @@ impl Session<'_> {
         }
     }
 
-    /// Sends what there is to send, in one write. A peer that has closed already, as the usual client
-    /// does, has still asked for what it asked for; one that is there and does not listen is given up.
+    /// Sends the replies, in one write. If the peer has closed already, as RXTX does, the commands
+    /// that it has sent still count; if it is there and reads nothing, the conversation ends.
     fn send(&mut self) -> Flow {
         let mut flow = Flow::GoOn;
         if !self.is_deaf && !self.out.is_empty() {

@@ -1,5 +1,6 @@
-//! Whose socket is at the other end of a connection within this host. TCP does not tell, but the kernel
-//! does: at once where it answers questions about single sockets (sock_diag), else in its lists.
+//! The user of the socket at the other end of a connection within this host. TCP does not tell, but
+//! the kernel does: directly where it answers questions about single sockets (sock_diag), otherwise
+//! in its lists.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,12 +11,12 @@ use rustix::net::{
     netlink, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 
-/// How often the lists are read anew where the connection was not in them: they may skip a line while
-/// others come and go.
+/// How often the lists are read if the connection is not in them: they may skip a line while other
+/// connections come and go.
 const MAX_LOOKS: usize = 3;
 
-/// The user whose socket is at `local` and connected to `remote`, if a program still has it open. Both are
-/// plain: no IPv4 addresses in IPv6's clothes.
+/// The user whose socket is at `local` and connected to `remote`, if a program still has it open.
+/// Both addresses are [`plain`].
 pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     match ask(local, remote) {
         Ok(user) => user,
@@ -23,7 +24,7 @@ pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     }
 }
 
-/// An IPv4 address in IPv6's clothes is an IPv4 address.
+/// The address, as IPv4 if it is an IPv4 address mapped to IPv6.
 pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -39,11 +40,7 @@ const ADDRESSES_LEN: usize = 36;
 const ANSWER_USER_AT: usize = HEADER_LEN + 64;
 const ANSWER_INODE_AT: usize = HEADER_LEN + 68;
 
-/// Asks the kernel for this one connection.
-///
-/// # Errors
-///
-/// If it does not answer such questions.
+/// Asks the kernel for this one connection. Fails if the kernel does not answer such questions.
 fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -54,7 +51,7 @@ fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
     let addresses = addresses(local, remote);
     send(&socket, &question(local, &addresses), SendFlags::empty())?;
     let mut answer = [0; 512];
-    // It is there already: the kernel has answered while it took the question.
+    // The kernel answers before `send` returns.
     let (len, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
     user_in_answer(&answer[..len], &addresses)
 }
@@ -96,7 +93,7 @@ fn user_in_answer(answer: &[u8], addresses: &[u8; ADDRESSES_LEN]) -> Result<Opti
     if kind != SOCK_DIAG_BY_FAMILY.to_ne_bytes() {
         return Err(Errno::BADMSG);
     }
-    // Where there is no such connection, the kernel names a socket that listens there.
+    // If there is no such connection, the kernel names a socket that listens at the address.
     let is_it = answer.get(ANSWER_ID_AT..ANSWER_ID_AT + ADDRESSES_LEN) == Some(&addresses[..]);
     let (user, inode) = (word(ANSWER_USER_AT)?, word(ANSWER_INODE_AT)?);
     Ok((is_it && inode != 0).then_some(user))
@@ -128,7 +125,8 @@ fn look_up(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         })
 }
 
-/// The user in a line of the list, if it is the line of this connection and a program still has it open.
+/// The user in a line of the list, if the line is this connection's and a program still has it
+/// open.
 fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     const FIELD_BEHIND_REMOTE: usize = 4;
     let mut fields = line.split_ascii_whitespace().skip(1);
@@ -138,7 +136,7 @@ fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     }
     let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
     let inode = fields.nth(1)?;
-    // One that has been closed belongs to nobody, and is said to be root's.
+    // The list says root for a socket that has been closed.
     (inode != "0").then_some(user)
 }
 
@@ -226,7 +224,10 @@ mod tests {
             return;
         }
         let line = |addresses: &str, state: &str, user: u32, inode: u32| {
-            format!("   3: {addresses} {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 {inode} 1 0 20")
+            format!(
+                "   3: {addresses} {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 \
+                 {inode} 1 0 20"
+            )
         };
         let ours = "0100007F:C350 0100007F:C351";
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The two descriptors of a conversation: one to read, one to write, and mostly the same socket.
+//! The two descriptors of a conversation: one to read and one to write, usually the same socket.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -9,30 +9,32 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt, SendFlags, Shutdown};
 
-/// How long a peer may take to accept a reply.
+/// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For how long we go on reading what has already come, once we have been told to stop.
+/// How long a server that stops goes on reading commands that have arrived.
 const LAST_READS: Duration = Duration::from_secs(3);
 
-/// Sockets, pipes or whatever else can be polled, with a bound on the time that everything takes.
+/// Two descriptors that can be polled, with a bound on the time of every call. Unlike a
+/// [`Stream`](crate::net::stream::Stream) they may be pipes, and a server that stops interrupts
+/// them.
 #[derive(Debug)]
 pub struct Wire<'a> {
     input: BorrowedFd<'a>,
     output: BorrowedFd<'a>,
-    /// Readable once there shall be no more requests.
+    /// Readable once the server stops.
     stop: BorrowedFd<'a>,
     stopped_at: Cell<Option<Instant>>,
     is_socket: bool,
 }
 
-/// Reads from a wire until a deadline; then fails as a socket does when its read timeout is over.
+/// Reads from a wire until a deadline, then fails like a socket whose read timeout is over.
 #[derive(Debug)]
 pub struct Until<'w, 'a>(pub &'w Wire<'a>, pub Instant);
 
 impl<'a> Wire<'a> {
-    /// A conversation over `input` and `output`, in which nothing more is read from the peer than what
-    /// has come by the time when `stop` becomes readable.
+    /// A wire that reads from `input` and writes to `output`. Once `stop` is readable, it reads
+    /// only what has arrived already.
     pub fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, stop: BorrowedFd<'a>) -> Wire<'a> {
         Wire {
             input,
@@ -47,8 +49,8 @@ impl<'a> Wire<'a> {
     ///
     /// # Errors
     ///
-    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it within five seconds, or does
-    /// not take it at once when we have been told to stop.
+    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or
+    /// not at once when the server stops.
     pub fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         let deadline = Instant::now() + WRITE_TIMEOUT;
         while !bytes.is_empty() {
@@ -68,10 +70,10 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    /// Closes our side, and listens to what the peer still sends until it closes its own, for `limit` at
-    /// most: closing a socket with unread bytes makes the kernel send a reset, which would eat the reply
-    /// on its way.
-    pub fn part(&self, limit: Duration) {
+    /// Closes our side, then reads and drops what the peer sends until it closes its own, for
+    /// `limit` at most. If a socket is closed with unread bytes, the kernel sends a reset, which
+    /// can destroy the reply on its way.
+    pub fn close_lingering(&self, limit: Duration) {
         if net::shutdown(self.output, Shutdown::Write).is_err() {
             return;
         }
@@ -107,7 +109,7 @@ impl<'a> Wire<'a> {
             } else if stopped_at.is_some() {
                 return Ok(0);
             } else if is_stopped {
-                // What has come up to now is read in the next rounds.
+                // The next rounds read what has arrived up to now.
                 self.stopped_at.set(Some(Instant::now()));
             }
             if stopped_at.is_none() && Instant::now() >= deadline {
@@ -116,8 +118,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Blocks until the descriptor is ready, or until the deadline, or until we are told to stop. Returns
-    /// whether it is ready, and whether we are to stop.
+    /// Blocks until the descriptor is ready, the deadline is over, or the server stops. Returns
+    /// whether it is ready, and whether the server stops.
     fn poll(
         &self,
         descriptor: BorrowedFd<'_>,

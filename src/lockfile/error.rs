@@ -5,37 +5,38 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a lock was not taken, or not given back.
+/// Why a lock was not taken or not released.
 #[derive(Debug)]
 pub enum SemaphoreError {
-    /// Somebody else holds it; who and since when (in seconds since 1970), as far as the file says.
+    /// Another process holds the lock.
     AlreadyLocked {
-        /// The process that holds it.
+        /// The process that holds it, if the file says so.
         holder_pid: Option<u32>,
-        /// Since when.
+        /// Since when, in seconds since 1970, if the file says so.
         locked_since: Option<u64>,
     },
-    /// The path cannot be that of a lock file, for this reason.
+    /// No lock file can have this path, for this reason.
     InvalidPath(String),
-    /// The system says no.
+    /// The system reports an error.
     IoError(io::Error),
-    /// There is no lock to give back.
+    /// There is no lock to release.
     NotLocked,
-    /// It could not be had in time.
+    /// The lock was not granted in time.
     Timeout,
-    /// The process that was to hold it has ended.
+    /// The process that was to hold the lock has ended.
     HolderEnded(u32),
-    /// A text is not that of a lock file, for this reason.
+    /// A text is no record, for this reason.
     ParseError(String),
-    /// The file at this path is neither empty nor a record, nor the beginning of one. It is not touched.
+    /// The file at this path is neither empty nor a record, nor the beginning of one. It is left
+    /// alone.
     NotALockFile(PathBuf),
-    /// It was held, and somebody has taken it away since.
+    /// The lock was held, and another process has taken it away since.
     Lost,
-    /// The wait was given up, since the caller asked for that.
+    /// The caller has cancelled the wait.
     Cancelled,
 }
 
-/// What comes of an operation on a lock file.
+/// The result of an operation on a lock file.
 pub type SemaphoreResult<T> = Result<T, SemaphoreError>;
 
 impl fmt::Display for SemaphoreError {

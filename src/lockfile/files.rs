@@ -1,29 +1,30 @@
-//! The steps of [`takeover`](super::takeover) on a real file system, each with what stands in for it where
-//! the file system or the kernel does not know it.
+//! The steps of [`takeover`](super::takeover) on a real file system, each with a fallback where
+//! the file system or the kernel cannot do it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::sys::directory::{lock_within, Directory, Entry, FileId};
+use crate::sys::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
 
 use super::record::{LIVE_LINE, MAX_LEN};
-use super::staleness::Content;
-use super::takeover::{After, Files, Found, Locking};
+use super::staleness::{Content, Flock};
+use super::takeover::{After, Files, Found};
 
-/// How long a file is waited for that somebody else has locked, to remove it.
+/// How long this process waits for a file that another process has locked.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What names aside begin and end with: 16 hex digits stand between.
-pub(super) const ASIDE_PREFIX: &str = ".sema-";
-pub(super) const ASIDE_SUFFIX: &str = "~";
+/// What files are called that are to become locks (sema-lockfile(5), FILES).
+pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
+    prefix: ".sema-",
+    suffix: "~",
+};
 
-/// Whether to wait after a grant for implementations that judge, remove and create in separate steps.
+/// Whether to wait after a grant for implementations that judge, remove and create in separate
+/// steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
     /// Never.
@@ -43,7 +44,7 @@ impl Default for Settle {
 
 /// What a file system may lack. The tests lack it on purpose.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lacks {
+pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
     /// Or what this process may not do with the file that it finds.
@@ -53,13 +54,13 @@ pub(super) struct Lacks {
 
 /// How lock files are made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Making {
+pub(super) struct LockFileOptions {
     /// Permissions, before the umask.
     pub(super) mode: u32,
     /// Whether a file is on the disk before it has a name.
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
-    pub(super) lacks: Lacks,
+    pub(super) missing: MissingFeatures,
 }
 
 /// The names of one lock, in its directory.
@@ -67,98 +68,81 @@ pub(super) struct Making {
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
     name: &'a OsStr,
-    making: Making,
+    options: LockFileOptions,
 }
 
 impl<'a> LockFiles<'a> {
-    pub(super) fn new(directory: &'a Directory, name: &'a OsStr, making: Making) -> LockFiles<'a> {
+    pub(super) fn new(
+        directory: &'a Directory,
+        name: &'a OsStr,
+        options: LockFileOptions,
+    ) -> LockFiles<'a> {
         LockFiles {
             directory,
             name,
-            making,
+            options,
         }
     }
 
-    /// Locks the file and writes the record. Where files cannot be locked, the record does not say so.
+    /// Locks the file and writes the record. Where files cannot be locked, the record does not say
+    /// that the file is locked.
     ///
-    /// A file that has a name already may be locked for a moment by somebody who looks at it. We wait for
-    /// that: a record that says that we have it locked, when we have not, would give our lock away.
+    /// If the file has a name already, another process may lock it for a moment to look at it. This
+    /// process waits for that: a record that says that its file is locked, when it is not, would
+    /// give the lock away.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::WouldBlock`] if somebody else keeps the file locked, or what the system says.
+    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or any other error
+    /// of the system.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let record = match self.lock_patiently(file)? {
-            Locking::Ours => record,
-            Locking::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
-            Locking::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
+            Flock::Ours => record,
+            Flock::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
+            Flock::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
         };
         self.write(file, record)
     }
 
     fn write(&self, mut file: &File, record: &[u8]) -> io::Result<()> {
         file.write_all(record)?;
-        if self.making.is_synced {
+        if self.options.is_synced {
             file.sync_all()?;
         }
         Ok(())
     }
 
-    /// A complete file that has no name until it gets its own.
-    fn create_unnamed(&self, record: &[u8]) -> io::Result<Option<File>> {
-        if self.making.lacks.unnamed_files || self.making.lacks.links {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let file = self.directory.create_unnamed(self.making.mode)?;
-        self.fill(&file, record)?;
-        named(self.directory.link_file(&file, self.name), file)
-    }
-
-    /// A complete file that has another name until it gets its own.
-    fn create_elsewhere(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let elsewhere = name_aside()?;
-        let file = self.directory.create(&elsewhere, self.making.mode)?;
-        let filled = self.fill(&file, record);
-        let linked = filled
-            .and_then(|()| self.link_file(&file, Path::new(&elsewhere), Path::new(self.name)));
-        let _ = self.directory.remove(&elsewhere);
-        named(linked, file)
-    }
-
-    /// Gives the open file, which stands under `from`, one more name.
-    fn link_file(&self, file: &File, from: &Path, to: &Path) -> io::Result<()> {
-        let linked = self.link(from, to);
-        // On NFS a link may be made though the reply says otherwise.
-        if linked.is_err() && self.directory.identity(to)? == Some(FileId::of(file)?) {
-            return Ok(());
-        }
-        linked
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        if self.making.lacks.links {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        self.directory.link(from, to)
-    }
-
-    /// A file that is not complete yet when its name appears: nobody takes an empty file for a stale one
-    /// before the timeout is over.
-    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let file = match self.directory.create(self.name, self.making.mode) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-            Err(error) => return Err(error),
+    /// A file that is complete when its name appears.
+    fn create_staged(&self, record: &[u8]) -> io::Result<File> {
+        let complete = |staged: StagedFile<'_>| {
+            self.fill(staged.file(), record)?;
+            if self.options.missing.links {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            staged.link(self.name)?;
+            Ok(staged.into_file())
         };
+        let mode = self.options.mode;
+        if self.options.missing.unnamed_files {
+            return StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete);
+        }
+        StagedFile::make(self.directory, &STAGED_NAMES, mode, complete)
+    }
+
+    /// A file that is not complete yet when its name appears: no process takes an empty file for a
+    /// stale one before the timeout is over.
+    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
+        let file = self.directory.create(self.name, self.options.mode)?;
         let filled = self.fill(&file, record);
-        // If we were asleep for very long, another process may have taken the empty file for a stale one.
+        // If this process was asleep for very long, another one may have taken the empty file for a
+        // stale one.
         let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
         match filled {
             Ok(()) => Ok(is_there.then_some(file)),
             // That process has the file locked, and decides what becomes of the name.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => {
-                // Nothing may be left that looks like a lock.
+                // Half a lock file must not stay.
                 if is_there {
                     let _ = self.directory.remove(self.name);
                 }
@@ -172,14 +156,14 @@ impl Files for LockFiles<'_> {
     type File = File;
 
     fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let mut made = self.create_unnamed(record);
-        if is_unsupported(&made) {
-            made = self.create_elsewhere(record);
-        }
+        let mut made = self.create_staged(record).map(Some);
         if is_unsupported(&made) {
             made = self.create_in_place(record);
         }
-        made
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            other => other,
+        }
     }
 
     fn open(&self) -> io::Result<Found<File>> {
@@ -194,20 +178,21 @@ impl Files for LockFiles<'_> {
     fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
         let found = file.metadata()?;
         let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-        if self.making.lacks.rewriting || !is_ours {
+        if self.options.missing.rewriting || !is_ours {
             return Ok(None);
         }
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
-        // Another file by now: the one that was found is judged, and found to have lost its name.
+        // If the name is another file's by now, the file that was found is judged as it is, and
+        // found to have lost its name.
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
-    fn lock(&self, file: &File) -> io::Result<Locking> {
+    fn lock(&self, file: &File) -> io::Result<Flock> {
         self.lock_for(file, Duration::ZERO)
     }
 
-    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
         self.lock_for(file, LOCK_PATIENCE)
     }
 
@@ -224,7 +209,7 @@ impl Files for LockFiles<'_> {
     }
 
     fn prepare(&self, record: &[u8]) -> io::Result<u32> {
-        let mut sample = new_file(self.directory, self.making.mode)?;
+        let mut sample = new_file(self.directory, self.options.mode)?;
         sample.write_all(record)?;
         Ok(sample.metadata()?.mode())
     }
@@ -235,7 +220,7 @@ impl Files for LockFiles<'_> {
         }
         let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
         if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {
-            // Nothing may be left that looks like a lock.
+            // Half a lock file must not stay.
             let _ = self.directory.remove(self.name);
         }
         rewritten
@@ -246,7 +231,7 @@ impl Files for LockFiles<'_> {
     }
 
     fn settle(&self, after: After) -> bool {
-        let pause = match (self.making.settle, after) {
+        let pause = match (self.options.settle, after) {
             (Settle::Always(pause), _) | (Settle::AfterTakeover(pause), After::Takeover) => pause,
             (Settle::Never | Settle::AfterTakeover(_), _) => return false,
         };
@@ -256,20 +241,20 @@ impl Files for LockFiles<'_> {
 }
 
 impl LockFiles<'_> {
-    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Locking> {
-        if self.making.lacks.locks {
-            return Ok(Locking::Unknown);
+    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Flock> {
+        if self.options.missing.locks {
+            return Ok(Flock::Unknown);
         }
         match lock_within(file, patience) {
-            Ok(true) => Ok(Locking::Ours),
-            Ok(false) => Ok(Locking::Theirs),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Locking::Unknown),
+            Ok(true) => Ok(Flock::Ours),
+            Ok(false) => Ok(Flock::Theirs),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Flock::Unknown),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Reads a lock file: no more than a record may have, and one byte.
+/// Reads a lock file: one byte more than the longest record at most.
 pub(super) fn read(file: &File) -> io::Result<Content> {
     const CHUNK: usize = 1024;
     let mut bytes = Vec::new();
@@ -295,40 +280,11 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     })
 }
 
-/// A file that nobody else will see, or not for long; the umask applies to `mode`.
+/// A file for this process alone; the umask applies to `mode`.
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
-    match directory.create_unnamed(mode) {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            let name = name_aside()?;
-            let file = directory.create(&name, mode)?;
-            let _ = directory.remove(&name);
-            Ok(file)
-        }
-        other => other,
-    }
-}
-
-/// Whether a name is one that we use for a moment.
-pub(super) fn is_name_aside(name: &OsStr) -> bool {
-    let digits = name
-        .as_bytes()
-        .strip_prefix(ASIDE_PREFIX.as_bytes())
-        .and_then(|rest| rest.strip_suffix(ASIDE_SUFFIX.as_bytes()));
-    digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
-}
-
-/// A name that nobody else has.
-pub(super) fn name_aside() -> io::Result<String> {
-    let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(format!("{ASIDE_PREFIX}{random:016x}{ASIDE_SUFFIX}"))
-}
-
-fn named(linked: io::Result<()>, file: File) -> io::Result<Option<File>> {
-    match linked {
-        Ok(()) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(error),
-    }
+    StagedFile::make(directory, &STAGED_NAMES, mode, |staged| {
+        Ok(staged.into_file())
+    })
 }
 
 fn is_unsupported<T>(result: &io::Result<T>) -> bool {
@@ -338,6 +294,7 @@ fn is_unsupported<T>(result: &io::Result<T>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
     use std::sync::mpsc;
 
     use rustix::fs::{flock, FlockOperation};
@@ -349,20 +306,20 @@ mod tests {
     fn with_files(check: impl FnOnce(&Path, &LockFiles<'_>)) {
         let scratch = tempfile::tempdir().expect("a directory");
         let directory = Directory::open(scratch.path()).expect("a directory");
-        let making = Making {
+        let options = LockFileOptions {
             mode: 0o644,
             is_synced: false,
             settle: Settle::Never,
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
         };
         let name = OsStr::new("files.lock");
         check(
             &scratch.path().join(name),
-            &LockFiles::new(&directory, name, making),
+            &LockFiles::new(&directory, name, options),
         );
     }
 
-    /// Somebody who looks at a file, and has it locked meanwhile.
+    /// Another process's lock on the file while it looks at it.
     fn locked(path: &Path) -> File {
         let file = File::open(path).expect("a file");
         flock(&file, FlockOperation::NonBlockingLockExclusive).expect("a lock");
@@ -403,21 +360,6 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_was_made_counts_whatever_the_reply() {
-        with_files(|path, files| {
-            let elsewhere = Path::new("elsewhere");
-            let ours = files.directory.create(elsewhere, 0o644).expect("a file");
-            // As if by a request whose reply was lost, and that was sent once more.
-            fs::hard_link(path.with_file_name(elsewhere), path).expect("a link");
-            files.link_file(&ours, elsewhere, path).expect("our link");
-            fs::remove_file(path).expect("our link");
-            fs::write(path, "").expect("another file");
-            let error = files.link_file(&ours, elsewhere, path).expect_err("taken");
-            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-        });
-    }
-
-    #[test]
     fn no_more_than_a_record_is_read() {
         with_files(|path, _| {
             for len in [
@@ -437,21 +379,5 @@ mod tests {
                 assert!(read.bytes == bytes[..len.min(MAX_LEN + 1)], "{len}");
             }
         });
-    }
-
-    #[test]
-    fn names_aside_are_known_and_others_are_not() {
-        assert!(is_name_aside(OsStr::new(&name_aside().expect("a name"))));
-        for name in [
-            ".sema-0123456789abcdef",
-            ".sema-0123456789abcde~",
-            ".sema-0123456789abcdef0~",
-            ".sema-0123456789abcdeg~",
-            "sema-0123456789abcdef~",
-            ".sema-~",
-            "",
-        ] {
-            assert!(!is_name_aside(OsStr::new(name)), "{name}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Holding a lock: the heartbeat, the watch over its name, and giving it back.
+//! Holding a lock: the heartbeat, the watch over its name, and the release.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,23 +12,24 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::sys::directory::Directory;
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{read, LockFiles, Making};
-use super::record::{seconds_since_1970, Record, TIMESTAMP};
+use super::files::{read, LockFileOptions, LockFiles};
+use super::host::seconds_since_1970;
+use super::record::{Record, TIMESTAMP};
 use super::takeover;
-use super::watch::{Flag, Watch, Woken};
+use super::watch::{CancelFlag, Watch, Woken};
 use super::Semaphore;
 
-/// Bounds of the time from one heartbeat to the next, which else is a third of the stale timeout.
+/// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
-/// A lock that is held for no longer than this is not watched over: the end of a watch takes 5 to 20 ms, for
-/// which a process that ends waits.
+/// The watch begins only after this time, because its end delays the end of the process by 5 to 20
+/// ms. A lock held for a shorter time needs none.
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// The stack of the thread that watches, in bytes.
@@ -38,51 +39,51 @@ const STACK_LEN: usize = if cfg!(debug_assertions) {
     64 * 1024
 };
 
-/// The same, if code of the caller is to run there: as much as a thread has by default.
+/// The stack of that thread if it runs the callback, in bytes: the default of a thread.
 const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 
-/// The digits of a timestamp that a heartbeat can replace.
+/// The number of digits in a timestamp that a heartbeat can replace.
 const TIMESTAMP_LEN: usize = 10;
 
-/// What is called, once, when a lock is found to be lost.
+/// The callback for a lost lock, called once.
 pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
 
 /// What a guard does while it holds.
 #[derive(Clone)]
-pub(super) struct Care {
-    /// The time from one look at the name to the next, where the system tells nothing of changes.
+pub(super) struct GuardOptions {
+    /// The time between two looks at the name where the system reports no changes.
     pub(super) beat: Duration,
     /// Whether each look moves the timestamp.
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
 }
 
-/// A lock that is held until this is dropped.
+/// A held lock. Dropping the guard releases it.
 ///
-/// In a process that was forked from the one that took the lock, dropping it closes the file and nothing else.
+/// In a forked child, dropping the guard closes the file and nothing else.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
-    grip: Arc<Grip>,
-    keeper: Option<Keeper>,
+    held: Arc<HeldFile>,
+    watcher: Option<WatchThread>,
     is_released: bool,
 }
 
 /// The open file that is the lock.
-struct Grip {
+struct HeldFile {
     directory: Directory,
     name: OsString,
-    making: Making,
+    options: LockFileOptions,
     file: File,
-    /// What the file said at the grant.
+    /// The record at the time of the grant.
     record: Record,
     creator: u32,
     is_lost: AtomicBool,
 }
 
-/// The thread that watches over the lock.
-struct Keeper {
-    stop: Arc<Flag>,
+/// The thread that watches the lock.
+struct WatchThread {
+    stop: Arc<CancelFlag>,
     thread: JoinHandle<()>,
 }
 
@@ -91,12 +92,12 @@ impl<'a> SemaphoreGuard<'a> {
         semaphore: &'a Semaphore,
         directory: Directory,
         file: File,
-        care: Care,
+        options: GuardOptions,
     ) -> io::Result<SemaphoreGuard<'a>> {
-        let grip = Arc::new(Grip {
+        let held = Arc::new(HeldFile {
             directory,
-            name: semaphore.place.name.clone(),
-            making: semaphore.making(),
+            name: semaphore.lock_path.name.clone(),
+            options: semaphore.file_options(),
             record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
@@ -104,28 +105,28 @@ impl<'a> SemaphoreGuard<'a> {
         });
         let mut guard = SemaphoreGuard {
             semaphore: PhantomData,
-            grip,
-            keeper: None,
+            held,
+            watcher: None,
             is_released: false,
         };
-        if care.has_heartbeat || care.on_lost.is_some() {
-            // Should that fail, the guard gives the lock back.
-            guard.keeper = Some(Keeper::start(&guard.grip, care)?);
+        if options.has_heartbeat || options.on_lost.is_some() {
+            // If that fails, the guard releases the lock.
+            guard.watcher = Some(WatchThread::start(&guard.held, options)?);
         }
         Ok(guard)
     }
 
-    /// Whether the lock is still ours. False for good once it was found to be taken away.
+    /// Whether this guard still holds the lock. Once false, it stays false.
     pub fn is_held(&self) -> bool {
-        !self.grip.is_lost.load(Ordering::SeqCst) && self.grip.is_still_ours()
+        !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours()
     }
 
-    /// Gives the lock back, as dropping the guard does, and says how that went.
+    /// Releases the lock, as dropping the guard does, and reports errors.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Lost`] if it was taken away; then whoever has it now keeps it. Or what the
-    /// system says.
+    /// [`SemaphoreError::Lost`] if another process has taken the lock away; that process keeps it.
+    /// Or an error of the system.
     pub fn release(mut self) -> SemaphoreResult<()> {
         self.give_back()
     }
@@ -151,8 +152,8 @@ impl<'a> SemaphoreGuard<'a> {
     pub fn into_owned(mut self) -> SemaphoreGuard<'static> {
         let owned = SemaphoreGuard {
             semaphore: PhantomData,
-            grip: Arc::clone(&self.grip),
-            keeper: self.keeper.take(),
+            held: Arc::clone(&self.held),
+            watcher: self.watcher.take(),
             is_released: self.is_released,
         };
         // From here on the owned guard alone gives the lock back.
@@ -161,18 +162,18 @@ impl<'a> SemaphoreGuard<'a> {
     }
 
     fn give_back(&mut self) -> SemaphoreResult<()> {
-        if self.is_released || self.grip.creator != process::id() {
+        if self.is_released || self.held.creator != process::id() {
             return Ok(());
         }
         self.is_released = true;
-        if let Some(keeper) = self.keeper.take() {
-            keeper.stop.set();
-            // In its own callback it cannot wait for itself.
-            if keeper.thread.thread().id() != thread::current().id() {
-                let _ = keeper.thread.join();
+        if let Some(watcher) = self.watcher.take() {
+            watcher.stop.set();
+            // In its own callback the thread cannot join itself.
+            if watcher.thread.thread().id() != thread::current().id() {
+                let _ = watcher.thread.join();
             }
         }
-        if self.grip.is_our_record()? && takeover::release(&self.grip.files(), &self.grip.file)? {
+        if self.held.is_our_record()? && takeover::release(&self.held.files(), &self.held.file)? {
             Ok(())
         } else {
             Err(SemaphoreError::Lost)
@@ -182,39 +183,40 @@ impl<'a> SemaphoreGuard<'a> {
 
 impl Drop for SemaphoreGuard<'_> {
     fn drop(&mut self) {
-        // There is nobody to tell; `release` tells.
+        // A drop cannot report errors; `release` can.
         let _ = self.give_back();
     }
 }
 
 impl AsFd for SemaphoreGuard<'_> {
-    /// The lock file. Whoever inherits it holds the lock, too, until it is released.
+    /// The lock file. A child process that inherits it keeps the file locked until the release.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.grip.file.as_fd()
+        self.held.file.as_fd()
     }
 }
 
 impl fmt::Debug for SemaphoreGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphoreGuard")
-            .field("name", &self.grip.name)
+            .field("semaphore", &self.semaphore)
             .finish_non_exhaustive()
     }
 }
 
-impl Grip {
+impl HeldFile {
     fn files(&self) -> LockFiles<'_> {
-        LockFiles::new(&self.directory, &self.name, self.making)
+        LockFiles::new(&self.directory, &self.name, self.options)
     }
 
-    /// If that cannot be told, it is not.
+    /// False in case of doubt.
     fn is_still_ours(&self) -> bool {
         self.is_our_record().unwrap_or(false)
             && takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
     }
 
-    /// Whether the file names no other holder. A taker on another host can have rewritten our file if the
-    /// file system keeps flock(2) to each host, or lost our lock while we were cut off.
+    /// Whether the file names no other holder. A taker on another host can have rewritten the file
+    /// if the file system keeps flock(2) local to a host, or if it dropped our flock after a
+    /// disconnect.
     fn is_our_record(&self) -> io::Result<bool> {
         let now = Record::parse(&read(&self.file)?.bytes);
         let grant = |record: &Record| {
@@ -224,9 +226,9 @@ impl Grip {
         Ok(now.info().is_none() || grant(&now) == grant(&self.record))
     }
 
-    /// Writes the present time into the file that we have open, whatever its name is by now.
+    /// Writes the present time into the open file, whatever its name is by now.
     fn beat(&self) -> io::Result<()> {
-        let now = format!("{:010}", seconds_since_1970(SystemTime::now()));
+        let now = format!("{:010}", seconds_since_1970());
         let mut start = [0; 64];
         let read = self.file.read_at(&mut start, 0)?;
         let at = start[..read]
@@ -245,59 +247,60 @@ impl Grip {
     }
 }
 
-impl Keeper {
-    fn start(grip: &Arc<Grip>, care: Care) -> io::Result<Keeper> {
-        let stop = Arc::new(Flag::new()?);
+impl WatchThread {
+    fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
+        let stop = Arc::new(CancelFlag::new()?);
         let stopped = Arc::clone(&stop);
-        let watch = Watch::after(WATCH_DELAY, &grip.directory);
-        let grip = Arc::downgrade(grip);
-        let stack_len = if care.on_lost.is_some() {
+        let watch = Watch::after(WATCH_DELAY, &held.directory);
+        let held = Arc::downgrade(held);
+        let stack_len = if options.on_lost.is_some() {
             CALLER_STACK_LEN
         } else {
             STACK_LEN
         };
         let thread = thread::Builder::new()
-            .name("lock-keeper".into())
+            .name("lock-watcher".into())
             .stack_size(stack_len)
-            .spawn(move || keep(&grip, &care, &watch, &stopped))?;
-        Ok(Keeper { stop, thread })
+            .spawn(move || watch_over(&held, &options, &watch, &stopped))?;
+        Ok(WatchThread { stop, thread })
     }
 }
 
-/// Has the file only while it looks: in a forked process the guard alone decides when it is closed.
-fn keep(grip: &Weak<Grip>, care: &Care, watch: &Watch, stop: &Flag) {
-    let mut next_beat = Instant::now() + care.beat;
+/// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
+fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &CancelFlag) {
+    let mut next_beat = Instant::now() + options.beat;
     let mut is_due = false;
-    while let Some(grip) = grip.upgrade() {
-        if is_due && care.has_heartbeat && grip.is_our_record().unwrap_or(false) {
-            // On a full or failing disk the lock is as old as it looks; its name tells whether it is lost.
-            let _ = grip.beat();
+    while let Some(held) = held.upgrade() {
+        if is_due && options.has_heartbeat && held.is_our_record().unwrap_or(false) {
+            // On a full or failing disk the lock just looks older. Its name tells whether it is
+            // lost.
+            let _ = held.beat();
         }
-        // The first time, for what has happened since the grant and before the watch.
-        if !grip.is_still_ours() {
-            grip.is_lost.store(true, Ordering::SeqCst);
-            drop(grip);
-            if let Some(on_lost) = &care.on_lost {
+        // The first time, this finds what happened between the grant and the watch.
+        if !held.is_still_ours() {
+            held.is_lost.store(true, Ordering::SeqCst);
+            drop(held);
+            if let Some(on_lost) = &options.on_lost {
                 on_lost();
             }
             return;
         }
-        let name = grip.name.clone();
-        drop(grip);
+        let name = held.name.clone();
+        drop(held);
         match watch.wait(|other| other == name.as_bytes(), &[], Some(stop), next_beat) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
-            // Then we look at every beat.
+            // Without the watch, look at every beat.
             Err(_) => thread::sleep(SHORTEST_BEAT),
         }
         is_due = Instant::now() >= next_beat;
         if is_due {
-            next_beat = Instant::now() + care.beat;
+            next_beat = Instant::now() + options.beat;
         }
     }
 }
 
-/// How often a lock with this timeout is to be refreshed.
+/// The time between two heartbeats for a stale timeout.
 pub(super) fn beat_for(stale_timeout: Option<Duration>) -> Duration {
     stale_timeout.map_or(LONGEST_BEAT, |timeout| {
         (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
@@ -326,8 +329,8 @@ mod tests {
         let semaphore = semaphore(&path);
         for is_released in [true, false] {
             let mut copy = semaphore.try_acquire().expect("a free lock");
-            // A fork would look like this to the child.
-            Arc::get_mut(&mut copy.grip).expect("no thread").creator += 1;
+            // This is how the guard looks in a forked child.
+            Arc::get_mut(&mut copy.held).expect("no thread").creator += 1;
             if is_released {
                 copy.release().expect("nothing to do");
             } else {
@@ -339,16 +342,16 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_watched_over_in_a_forked_process_closes_the_file() {
+    fn a_watched_guard_in_a_forked_process_closes_the_file() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("forked.lock");
         let options = SemaphoreOptions::new().heartbeat(true);
         let semaphore =
             Semaphore::with_options(path, Default::default(), options).expect("a lock path");
         let guard = semaphore.try_acquire().expect("a free lock");
-        // The thread is not in the other process, and what it owns is never dropped there.
+        // A fork does not copy the thread, so the child never drops what the thread owns.
         let over = Instant::now() + LIMIT;
-        while Arc::strong_count(&guard.grip) > 1 {
+        while Arc::strong_count(&guard.held) > 1 {
             assert!(Instant::now() < over, "the thread has the file for itself");
             thread::sleep(Duration::from_millis(1));
         }
@@ -362,32 +365,39 @@ mod tests {
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
-        let care = Care {
+        let options = GuardOptions {
             beat: LONGEST_BEAT,
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let keeper = Keeper::start(&guard.grip, care).expect("a thread");
+        let watcher = WatchThread::start(&guard.held, options).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
-        keeper.thread.join().expect("the thread");
-        assert!(guard.grip.is_lost.load(Ordering::SeqCst));
+        watcher.thread.join().expect("the thread");
+        assert!(guard.held.is_lost.load(Ordering::SeqCst));
     }
 
     #[test]
-    fn a_loss_is_noticed_at_the_next_beat_where_nothing_tells_of_changes() {
+    fn a_loss_is_noticed_at_the_next_beat_without_inotify() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("lost.lock");
         let semaphore = semaphore(&path);
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
-        let care = Care {
+        let options = GuardOptions {
             beat: Duration::from_millis(50),
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let stop = Flag::new().expect("a flag");
+        let stop = CancelFlag::new().expect("a flag");
         thread::scope(|scope| {
-            scope.spawn(|| keep(&Arc::downgrade(&guard.grip), &care, &Watch::none(), &stop));
+            scope.spawn(|| {
+                watch_over(
+                    &Arc::downgrade(&guard.held),
+                    &options,
+                    &Watch::none(),
+                    &stop,
+                )
+            });
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");
@@ -398,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_watched_over_without_a_heartbeat_as_often_as_with_one() {
+    fn a_lock_without_a_heartbeat_is_watched_as_often() {
         let scratch = tempfile::tempdir().expect("a directory");
         let options = SemaphoreOptions::new().on_lost(|| {});
         let path = scratch.path().join("watched.lock");
@@ -407,8 +417,8 @@ mod tests {
             ..Default::default()
         };
         let semaphore = Semaphore::with_options(path, config, options).expect("a lock path");
-        assert_eq!(semaphore.care().beat, Duration::from_secs(3));
-        assert!(!semaphore.care().has_heartbeat);
+        assert_eq!(semaphore.guard_options().beat, Duration::from_secs(3));
+        assert!(!semaphore.guard_options().has_heartbeat);
     }
 
     #[test]
@@ -433,12 +443,12 @@ mod tests {
         let semaphore = Semaphore::with_options(&path, config, options).expect("a lock path");
         let guard = semaphore.try_acquire().expect("a free lock");
         assert!(guard.is_held());
-        // As by a taker that our flock does not reach: the inode stays the same.
+        // As by a taker on another host: the inode stays the same.
         let text = "pid=1\ntimestamp=0000000005\nx-since=5\n";
         fs::write(&path, text).expect("another record");
         let over = Instant::now() + LIMIT;
-        while !guard.grip.is_lost.load(Ordering::SeqCst) {
-            assert!(Instant::now() < over, "the keeper does not notice");
+        while !guard.held.is_lost.load(Ordering::SeqCst) {
+            assert!(Instant::now() < over, "the watcher does not notice");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!guard.is_held());
@@ -456,23 +466,23 @@ mod tests {
         let (head, rest) = text.split_once(TIMESTAMP).expect("a timestamp");
         let aged = format!("{head}{TIMESTAMP}0000000007{}", &rest[TIMESTAMP_LEN..]);
         guard
-            .grip
+            .held
             .file
             .write_all_at(aged.as_bytes(), 0)
             .expect("an old record");
 
-        // Whatever stands under the name by now is none of its business.
+        // The beat leaves the file that has the name by now alone.
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(&path, &elsewhere).expect("another name");
         fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");
-        guard.grip.beat().expect("a beat");
+        guard.held.beat().expect("a beat");
         assert_eq!(
             fs::read_to_string(&path).expect("a record"),
             "pid=1\ntimestamp=0000000005\n"
         );
         let beaten = fs::read_to_string(&elsewhere).expect("a record");
         let (_, digits) = beaten.split_once(TIMESTAMP).expect("a timestamp");
-        let now = seconds_since_1970(SystemTime::now());
+        let now = seconds_since_1970();
         let then: u64 = digits[..TIMESTAMP_LEN].parse().expect("a timestamp");
         assert!(now - 5 <= then && then <= now);
         assert_eq!(digits[TIMESTAMP_LEN..], rest[TIMESTAMP_LEN..]);
@@ -480,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_spares_what_is_not_a_record_of_ours_any_more() {
+    fn a_beat_leaves_foreign_content_alone() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("beating.lock");
         let semaphore = semaphore(&path);
@@ -493,7 +503,7 @@ mod tests {
             "rubbish",
         ] {
             fs::write(&path, text).expect("the lock file");
-            guard.grip.beat().expect("a beat");
+            guard.held.beat().expect("a beat");
             assert_eq!(fs::read_to_string(&path).expect("the lock file"), text);
         }
     }

@@ -1,40 +1,42 @@
-//! What is known of the world: clocks, processes, and where we are.
+//! What is known of this host: its clocks, its processes, and its identity.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::sys::directory::Directory;
 
 use super::files::new_file;
-use super::record::{seconds_since_1970, Record};
-use super::staleness::{Place, World};
+use super::record::{LockInfo, Record};
+use super::staleness::{Host, HostId};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
 
-/// The world as seen from a directory.
-pub(super) struct Surroundings<'a> {
+/// This host, with the file system of a directory.
+pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
 }
 
-impl World for Surroundings<'_> {
-    fn here(&self) -> &Place {
-        here()
+impl Host for LocalHost<'_> {
+    fn id(&self) -> &HostId {
+        host_id()
     }
 
     fn now(&self) -> u64 {
-        seconds_since_1970(SystemTime::now())
+        seconds_since_1970()
     }
 
     fn file_system_now(&self) -> Option<u64> {
-        // A new file is stamped by the clock that stamps the others, which on NFS is the server's.
+        // A new file gets its time from the same clock as the other files, on NFS that of the
+        // server.
         let modified =
             new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
         match modified {
             Ok(seconds) => u64::try_from(seconds).ok(),
-            // A process that may make no file here cannot take over either: this is only to be shown.
+            // A process that cannot create a file here cannot take over either. The time is for
+            // display only.
             Err(error) if is_forbidden(&error) => Some(self.now()),
             Err(_) => None,
         }
@@ -53,30 +55,30 @@ impl World for Surroundings<'_> {
     }
 }
 
-/// Where this process is; nowhere if that cannot be found out for the moment.
-pub(super) fn here() -> &'static Place {
-    static NOWHERE: Place = Place {
+/// The identity of this host; empty if it cannot be read for the moment.
+pub(super) fn host_id() -> &'static HostId {
+    static UNKNOWN: HostId = HostId {
         host: None,
         boot: None,
         pid_namespace: None,
     };
-    find_here().unwrap_or(&NOWHERE)
+    find_host_id().unwrap_or(&UNKNOWN)
 }
 
-/// Finds out where this process is, once and for all: without that, no lock can be judged.
+/// Reads the identity of this host once. Without it, no lock can be judged.
 ///
 /// # Errors
 ///
-/// If the system does not let us look, for want of a descriptor or of memory.
-pub(super) fn find_here() -> io::Result<&'static Place> {
-    static HERE: OnceLock<Place> = OnceLock::new();
-    match HERE.get() {
-        Some(place) => Ok(place),
-        None => look_around().map(|place| HERE.get_or_init(|| place)),
+/// If the process lacks a file descriptor or memory for the moment.
+pub(super) fn find_host_id() -> io::Result<&'static HostId> {
+    static HOST_ID: OnceLock<HostId> = OnceLock::new();
+    match HOST_ID.get() {
+        Some(id) => Ok(id),
+        None => read_host_id().map(|id| HOST_ID.get_or_init(|| id)),
     }
 }
 
-fn look_around() -> io::Result<Place> {
+fn read_host_id() -> io::Result<HostId> {
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -84,7 +86,7 @@ fn look_around() -> io::Result<Place> {
         .to_owned();
     let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
     let pid_namespace = if_there(fs::read_link("/proc/self/ns/pid"))?;
-    Ok(Place {
+    Ok(HostId {
         host: Some(host),
         boot: boot.map(|id| id.trim().to_owned()),
         pid_namespace: pid_namespace.and_then(|link| {
@@ -95,7 +97,7 @@ fn look_around() -> io::Result<Place> {
     })
 }
 
-/// Without /proc, or without a right to it, there is nothing to be had later either.
+/// Without /proc, or without the right to read it, the value stays unknown.
 fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     use io::ErrorKind::{NotFound, PermissionDenied};
     match found {
@@ -104,18 +106,56 @@ fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// A record that says where, by which process and until when it is good, granted now.
+/// The present time in seconds since 1970, by the clock of the system; 0 before that.
+pub(super) fn seconds_since_1970() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+impl LockInfo {
+    /// This process, now, without a tag.
+    pub fn new() -> LockInfo {
+        LockInfo {
+            pid: std::process::id(),
+            timestamp: seconds_since_1970(),
+            tag: None,
+        }
+    }
+
+    /// This process, now, with a tag. A lock file gets at most the first 10,000 characters of the
+    /// tag, with blanks in place of control characters.
+    pub fn with_tag(tag: impl Into<String>) -> LockInfo {
+        LockInfo {
+            tag: Some(tag.into()),
+            ..LockInfo::new()
+        }
+    }
+
+    /// Whether the lock is older than `timeout`. Its holder may be alive all the same.
+    pub fn is_stale(&self, timeout: Duration) -> bool {
+        self.is_stale_at(seconds_since_1970(), timeout)
+    }
+}
+
+impl Default for LockInfo {
+    fn default() -> LockInfo {
+        LockInfo::new()
+    }
+}
+
+/// The record of a grant to this process number, as of now.
 pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
-    let here = here().clone();
-    let now = seconds_since_1970(SystemTime::now());
+    let host = host_id().clone();
+    let now = seconds_since_1970();
     Record {
         pid: Some(pid),
         timestamp: Some(now),
         tag: tag.map(str::to_owned),
         since: Some(now),
-        host: here.host,
-        boot: here.boot,
-        pid_namespace: here.pid_namespace,
+        host: host.host,
+        boot: host.boot,
+        pid_namespace: host.pid_namespace,
         start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,

@@ -1,4 +1,4 @@
-//! Which paths may be those of lock files, and where they lead (sema-lockfile(5), PATHS).
+//! Which paths can be those of lock files, and where they lead (sema-lockfile(5), PATHS).
 
 use std::env;
 use std::ffi::OsString;
@@ -14,21 +14,21 @@ use crate::sys::directory::parent_of;
 
 use super::error::SemaphoreError;
 
-/// The kernel follows no more links than this, either.
+/// The most links in a row, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Where a lock file stands, wherever the process may go.
+/// The absolute directory and the name of a lock file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LockPath {
     pub(super) directory: PathBuf,
     pub(super) name: OsString,
 }
 
-/// Whether a path can be that of a lock file at all, whatever the file system says.
+/// Checks the text of a path, without a look at the file system.
 ///
 /// # Errors
 ///
-/// [`SemaphoreError::InvalidPath`] if it cannot.
+/// [`SemaphoreError::InvalidPath`] if no lock file can have this path.
 pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     let invalid = |reason: String| Err(SemaphoreError::InvalidPath(reason));
     let bytes = path.as_os_str().as_bytes();
@@ -51,16 +51,16 @@ pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     Ok(())
 }
 
-/// Finds out where the lock file of `path` stands.
+/// Finds the directory and the name of the lock file for `path`.
 ///
 /// # Errors
 ///
-/// [`SemaphoreError::InvalidPath`] if that is nowhere, or would be somebody else's choice.
+/// [`SemaphoreError::InvalidPath`] if there is none, or if another user could have chosen it.
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);
     if !parent.is_dir() {
-        // Why not, will be said when it is used.
+        // Any other error comes up again when the directory is used.
         if let Ok(_) | Err(io::ErrorKind::NotFound) =
             fs::metadata(parent).map_err(|error| error.kind())
         {
@@ -71,14 +71,14 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
         }
     }
     if path.is_absolute() {
-        // The working directory may be gone.
+        // This must work without a working directory.
         return follow(path.to_owned());
     }
     follow(env::current_dir()?.join(path))
 }
 
-/// Follows links in the last component. A link that another user may have planted is not followed, in
-/// whatever directory: root, too, would touch the files that the user chose.
+/// Follows links in the last component, but no link that another user may have planted. This holds
+/// for root, too, who would otherwise touch files of that user's choice.
 fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     for _ in 0..MAX_LINKS {
         let Some(name) = path.file_name().map(ToOwned::to_owned) else {
@@ -104,8 +104,8 @@ fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
     )))
 }
 
-/// Where a link leads and whose it is; `None` if it is no link. Both are of the same link, whatever another
-/// process puts in its place meanwhile.
+/// The target and the owner of a link; `None` if it is no link. Both are of the same link, even if
+/// another process replaces it meanwhile.
 fn read_link(path: &Path) -> io::Result<Option<(PathBuf, u32)>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let link = openat(CWD, path, flags, Mode::empty())?;

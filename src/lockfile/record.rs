@@ -1,57 +1,39 @@
-//! What stands in a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure.
+//! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure.
 
 use std::fmt::Write;
-use std::process;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::error::SemaphoreError;
 
-/// No more than this is read of a file, in bytes. What is longer is no record.
+/// The longest record, in bytes. A longer file is no lock file.
 pub(super) const MAX_LEN: usize = 64 * 1024;
 
 /// The longest tag that is written, in characters.
 pub(super) const MAX_TAG_LEN: usize = 10_000;
 
-/// The longest of any other text, in characters. With the longest tag, a record stays below [`MAX_LEN`].
+/// The longest of any other text, in characters. With the longest tag, a record stays below
+/// [`MAX_LEN`].
 pub(super) const MAX_TEXT_LEN: usize = 1000;
 
-/// What stands before the timestamp's digits, after the line of the pid.
+/// The beginning of the timestamp's line, which follows the line of the pid.
 pub(super) const TIMESTAMP: &str = "timestamp=";
 
-/// The line that says: whoever has this file locked by flock(2) holds the lock, and nobody else does.
+/// The line that says: the holder, and no other process, has this file locked by flock(2).
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
 
 /// Who holds a lock: the part of a record that all implementations share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockInfo {
-    /// The process that holds it.
+    /// The process that holds the lock.
     pub pid: u32,
     /// Since when, in seconds since 1970; a heartbeat moves it on.
     pub timestamp: u64,
-    /// What it is held for, if the holder says.
+    /// What the lock is held for, if the holder says so.
     pub tag: Option<String>,
 }
 
 impl LockInfo {
-    /// This process, now, without a tag.
-    pub fn new() -> LockInfo {
-        LockInfo {
-            pid: process::id(),
-            timestamp: seconds_since_1970(SystemTime::now()),
-            tag: None,
-        }
-    }
-
-    /// This process, now, with a tag. Control characters become blanks when it is written, and it is
-    /// cut to 10,000 characters.
-    pub fn with_tag(tag: impl Into<String>) -> LockInfo {
-        LockInfo {
-            tag: Some(tag.into()),
-            ..LockInfo::new()
-        }
-    }
-
-    /// The record as it stands in a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
+    /// The text for a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
     pub fn serialize(&self) -> String {
         let record = Record {
             pid: Some(self.pid),
@@ -62,8 +44,8 @@ impl LockInfo {
         record.print_with(&self.timestamp.to_string())
     }
 
-    /// Reads a record. Lines that it does not know are passed over; of a key that stands there twice
-    /// the last counts.
+    /// Reads a record. It ignores lines with unknown keys; if a key occurs twice, the last one
+    /// counts.
     ///
     /// ```
     /// use latchd::lockfile::LockInfo;
@@ -87,26 +69,19 @@ impl LockInfo {
         })
     }
 
-    /// Whether it is older than `timeout`. Whether its holder still runs is another question.
-    pub fn is_stale(&self, timeout: Duration) -> bool {
-        let now = seconds_since_1970(SystemTime::now());
+    /// Whether the lock was older than `timeout` at `now`, in seconds since 1970.
+    pub(super) fn is_stale_at(&self, now: u64, timeout: Duration) -> bool {
         Duration::from_secs(now.saturating_sub(self.timestamp)) > timeout
     }
 }
 
-impl Default for LockInfo {
-    fn default() -> LockInfo {
-        LockInfo::new()
-    }
-}
-
-/// All that a lock file can say. What is not there, or cannot be read, is `None`.
+/// All that a lock file can say. `None` for what is missing or cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) pid: Option<u32>,
     pub(super) timestamp: Option<u64>,
     pub(super) tag: Option<String>,
-    /// When the lock was granted, in seconds since 1970; no heartbeat moves that.
+    /// When the lock was granted, in seconds since 1970; a heartbeat does not change it.
     pub(super) since: Option<u64>,
     pub(super) host: Option<String>,
     pub(super) boot: Option<String>,
@@ -114,12 +89,12 @@ pub(super) struct Record {
     /// When the process was started, in clock ticks since boot.
     pub(super) start: Option<u64>,
     pub(super) token: Option<String>,
-    /// The holder has the file locked for as long as it lives.
+    /// The holder keeps the file locked by flock(2) while it is alive.
     pub(super) is_live: bool,
 }
 
 impl Record {
-    /// Reads whatever can be read of a file's content.
+    /// Reads all fields that can be read.
     pub(super) fn parse(content: &[u8]) -> Record {
         let mut record = Record::default();
         if content.len() > MAX_LEN {
@@ -150,8 +125,8 @@ impl Record {
         record
     }
 
-    /// The record as it stands in a file of ours. The timestamp has at least ten digits, so that a
-    /// heartbeat can write another in its place even if the clock was at 1970 at first.
+    /// The text for a file of ours. The timestamp has at least ten digits, so that a heartbeat can
+    /// overwrite it even if the clock was near 1970 at first.
     pub(super) fn print(&self) -> String {
         self.print_with(&format!("{:010}", self.timestamp.unwrap_or(0)))
     }
@@ -183,7 +158,7 @@ impl Record {
         text
     }
 
-    /// The part that all implementations share, if it is all there.
+    /// The part that all implementations share, if it is complete.
     pub(super) fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -193,8 +168,8 @@ impl Record {
     }
 }
 
-/// Whether a file with this content is a lock file: it is empty, a record, or what a creator of a record
-/// has written so far. Anything else belongs to another program, which may miss it.
+/// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
+/// with its first key at least. Any other file belongs to another program and must be left alone.
 pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
@@ -206,12 +181,12 @@ pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
         .filter(|line| !line.trim().is_empty())
         .peekable();
     let Some(first) = lines.peek() else {
-        return true;
+        return content.is_empty();
     };
     if Record::parse(content).info().is_some() {
         return ["pid", "timestamp"].contains(&key_of(first));
     }
-    is_cut_off_at(first, "pid") && lines.all(is_line_of_record)
+    key_of(first) == "pid" && lines.all(is_line_of_record)
 }
 
 fn key_of(line: &str) -> &str {
@@ -226,7 +201,7 @@ fn is_cut_off_at(line: &str, key: &str) -> bool {
     }
 }
 
-/// Whether a creator writes such a line, or has not written it to its end.
+/// Whether this is a line of a record, or the beginning of one.
 fn is_line_of_record(line: &str) -> bool {
     let is_number = |line: &str| {
         let value = line.split_once('=').map_or("", |(_, value)| value);
@@ -242,29 +217,23 @@ fn is_line_of_record(line: &str) -> bool {
         || (is_one_of(&["pid", "timestamp"]) && is_number(line))
 }
 
-/// Seconds since 1970; 0 before that.
-pub(super) fn seconds_since_1970(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}
-
-/// Decimal digits and nothing else; no sign, which Rust's own parser would take.
+/// Reads decimal digits only. Rust's own parser would accept a sign.
 fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
     let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_digits)
 }
 
-/// A text as it stands in a file.
+/// A text as a file can contain it.
 fn as_written(text: &str, max_len: usize) -> String {
     text.chars().take(max_len).map(blank_if_control).collect()
 }
 
-/// A token as it is read again from the file that it was written into.
+/// A token as it comes back from a file.
 pub(super) fn token_as_read(token: &str) -> String {
     as_written(token, MAX_TEXT_LEN).trim().to_owned()
 }
 
-/// A line break would begin another line, an escape sequence would reach somebody's terminal.
+/// A line break would begin another line, and an escape sequence would reach a terminal.
 fn blank_if_control(c: char) -> char {
     if c.is_control() {
         ' '
@@ -277,7 +246,7 @@ fn blank_if_control(c: char) -> char {
 mod tests {
     use super::*;
 
-    /// Random numbers that come again with the same seed.
+    /// Random numbers that depend on the seed alone.
     struct Dice(u64);
 
     impl Dice {
@@ -306,7 +275,7 @@ mod tests {
             let word: String = (0..=self.throw(40))
                 .map(|_| ALPHABET[self.throw(ALPHABET.len())])
                 .collect();
-            // What is blank at the ends is not kept.
+            // Blanks at the ends are not kept.
             word.trim().to_owned()
         }
 
@@ -344,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_as_it_was() {
+    fn a_printed_record_is_read_back_unchanged() {
         for seed in seeds() {
             let record = Dice(seed).record();
             assert_eq!(
@@ -356,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_serialized_is_parsed_as_it_was() {
+    fn a_serialized_record_is_parsed_back_unchanged() {
         for seed in seeds() {
             let info = Dice(seed).record().info().expect("a pid and a time");
             let read = LockInfo::parse(&info.serialize()).expect("a record");
@@ -365,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_upset_the_parser() {
+    fn the_parser_reads_any_bytes() {
         const PIECES: [&[u8]; 16] = [
             b"pid=",
             b"timestamp=",
@@ -391,7 +360,7 @@ mod tests {
                 bytes.extend_from_slice(PIECES[dice.throw(PIECES.len())]);
             }
             let record = Record::parse(&bytes);
-            // Whatever it read, it can be written, and then it says the same to whoever shares the format.
+            // Whatever it reads can be written, and says the same to other implementations.
             if let Some(info) = record.info() {
                 let again = LockInfo::parse(&info.serialize()).expect("a record");
                 assert_eq!(
@@ -464,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_missing() {
+    fn a_field_that_is_no_number_is_missing() {
         for number in [
             "",
             "12x",
@@ -502,13 +471,12 @@ mod tests {
     fn each_beginning_of_a_record_is_that_of_a_lock_file() {
         for seed in seeds().take(300) {
             let text = Dice(seed).record().print();
-            for end in 0..=text.len() {
+            for end in [0].into_iter().chain("pid=".len()..=text.len()) {
                 let bytes = &text.as_bytes()[..end];
                 assert!(is_of_lock_file(bytes), "seed {seed}: {:?}", &text[..end]);
             }
         }
         for text in [
-            "\n \r\n",
             "\u{feff}pid=7",
             " pid = 7 \r\n\n timestamp = 9\r\n",
             "timestamp=9\npid=7\ncolour=green\nnothing\n",
@@ -538,6 +506,12 @@ mod tests {
             "timestamp=1\n",
             "tag=x\n",
             "colour=green\npid=7\ntimestamp=9\n",
+            "p",
+            "pid",
+            " ",
+            "\n",
+            "\n \r\n",
+            "\u{feff}",
             "pid=7\n\0\0",
             "\0",
             "x",
@@ -636,17 +610,17 @@ mod tests {
 
     #[test]
     fn age_is_counted_from_the_timestamp_and_the_future_is_young() {
-        let now = seconds_since_1970(SystemTime::now());
+        let now = 2_000_000_000;
         let info = |timestamp| LockInfo {
             pid: 1,
             timestamp,
             tag: None,
         };
-        assert!(info(now - 10).is_stale(Duration::from_secs(5)));
-        assert!(!info(now - 10).is_stale(Duration::from_secs(3600)));
-        assert!(!info(now + 1000).is_stale(Duration::ZERO));
-        assert!(!info(0).is_stale(Duration::MAX));
-        assert!(!info(u64::MAX).is_stale(Duration::from_secs(1)));
-        assert!(info(0).is_stale(Duration::ZERO));
+        assert!(info(now - 10).is_stale_at(now, Duration::from_secs(5)));
+        assert!(!info(now - 10).is_stale_at(now, Duration::from_secs(3600)));
+        assert!(!info(now + 1000).is_stale_at(now, Duration::ZERO));
+        assert!(!info(0).is_stale_at(now, Duration::MAX));
+        assert!(!info(u64::MAX).is_stale_at(now, Duration::from_secs(1)));
+        assert!(info(0).is_stale_at(now, Duration::ZERO));
     }
 }

@@ -1,90 +1,101 @@
-//! Whether a lock is stale: what its file says, held against what is known here and now
-//! (sema-lockfile(5), STALE LOCKS). Pure.
+//! Whether a lock is stale, from its file and from what is known of this host (sema-lockfile(5),
+//! STALE LOCKS). Pure.
 
 use std::time::Duration;
 
 use super::record::Record;
 use crate::sys::process::Process;
 
-/// A timestamp further ahead than this, in seconds, was not made by our clock.
+/// The most that clocks differ, in seconds. A later timestamp is from a wrong clock.
 const CLOCK_TOLERANCE: u64 = 60;
 
-/// A process that was started so many seconds after the timestamp did not write it.
+/// The most, in seconds, by which the start of a process can seem later than its timestamp.
 const START_TOLERANCE: u64 = 2;
 
 /// When a lock counts as stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StaleRule {
-    /// It is older than the timeout, and its holder is not provably alive.
+    /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]
     AgeAndLiveness,
-    /// It is older than the timeout, whoever holds it.
+    /// The lock is older than the timeout, even if its holder is alive.
     Age,
 }
 
-/// Whether a lock's holder lives.
+/// Whether the holder of a lock is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alive {
-    /// It does, provably.
+    /// It is, provably.
     Yes,
-    /// It does not, provably.
+    /// It is not, provably.
     No,
-    /// It cannot be told from here: another host, another container, or a file that does not say.
+    /// This host cannot tell: the holder is of another host or container, or the file does not say.
     Unknown,
 }
 
-/// Where a process is: what its number means depends on that. `None` is what cannot be found out.
+/// Which host and container a process number belongs to. `None` for what is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct HostId {
     pub(super) host: Option<String>,
     pub(super) boot: Option<String>,
     pub(super) pid_namespace: Option<String>,
 }
 
-/// What is known of the world.
-pub(super) trait World {
-    /// Where we are.
-    fn here(&self) -> &Place;
-    /// Seconds since 1970, by the system's clock.
+/// What is known of the host that judges.
+pub(super) trait Host {
+    /// The identity of this host.
+    fn id(&self) -> &HostId;
+    /// Seconds since 1970, by the clock of the system.
     fn now(&self) -> u64;
-    /// Seconds since 1970, by the clock that the file's `mtime` comes from.
+    /// Seconds since 1970, by the clock of the file system.
     fn file_system_now(&self) -> Option<u64>;
-    /// When this kernel was started, in seconds since 1970.
+    /// When this kernel was booted, in seconds since 1970.
     fn booted_at(&self) -> Option<u64>;
-    /// The process with this number, here.
+    /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
-    /// When something happened that was so many clock ticks after boot, in seconds since 1970.
+    /// The time of an event so many clock ticks after boot, in seconds since 1970.
     fn instant_of(&self, ticks: u64) -> Option<u64>;
 }
 
-/// A lock file's content, and when it was last written.
+/// Whether another process has a lock file locked by flock(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Flock {
+    /// No other process has it locked; after an attempt to lock it, this process has.
+    Ours,
+    /// Another process has it locked.
+    Theirs,
+    /// This process has not tried, or the file system has no such locks.
+    Unknown,
+}
+
+/// The content of a lock file, and the time of its last change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
-    /// Seconds since 1970, by the file system's clock.
+    /// Seconds since 1970, by the clock of the file system.
     pub(super) modified: u64,
 }
 
-/// What a lock file amounts to.
+/// The judgement on a lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) alive: Alive,
-    /// It may be taken over now, supposing that nobody has it locked by flock(2).
+    /// The lock may be taken over now.
     pub(super) is_stale: bool,
-    /// In how many seconds it will be stale if nothing happens to it; `None` for never.
+    /// In how many seconds the lock is stale if nothing changes; `None` for never.
     pub(super) stale_in: Option<u64>,
 }
 
-/// Judges a lock file. `is_locked` says whether somebody has it locked by flock(2), if that is known.
+/// Judges a lock file by the stale timeout and the rule of the process that asks.
 pub(super) fn judge(
     content: &Content,
     record: &Record,
-    is_locked: Option<bool>,
+    flock: Flock,
     timeout: Option<Duration>,
     rule: StaleRule,
-    world: &impl World,
+    host: &impl Host,
 ) -> Judgement {
-    let alive = liveness(record, is_locked, world);
+    let alive = liveness(record, flock, host);
     let Some(timeout) = timeout else {
         return Judgement {
             alive,
@@ -92,14 +103,14 @@ pub(super) fn judge(
             stale_in: None,
         };
     };
-    let here = world.here();
-    let is_dead_for_sure = is_of_an_earlier_boot(record, world)
-        || (says_flock(record, here) && is_locked != Some(true));
-    let age = age(content, record, world);
+    let own = host.id();
+    let is_dead_for_sure = is_of_an_earlier_boot(record, host)
+        || (promises_flock(record, own) && flock != Flock::Theirs);
+    let age = age(content, record, host);
     let is_old = Duration::from_secs(age) > timeout;
-    let may_be_dead = alive != Alive::Yes && origin(record, here) != Origin::Unknown;
-    // A process that has it locked is in the way of a takeover, however old it is.
-    let counts_as_dead = is_locked != Some(true) && (rule == StaleRule::Age || may_be_dead);
+    let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
+    // A process that has the file locked is in the way of a takeover, however old the lock is.
+    let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);
     let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
     Judgement {
         alive,
@@ -112,41 +123,41 @@ pub(super) fn judge(
     }
 }
 
-/// For how many seconds no process has said that the lock is held; 0 if that cannot be known.
-fn age(content: &Content, record: &Record, world: &impl World) -> u64 {
-    let now = world.now();
+/// For how many seconds the holder has not confirmed that it holds the lock; 0 if unknown.
+fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
+    let now = host.now();
     match record.info() {
         Some(info) if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) => {
             now.saturating_sub(info.timestamp)
         }
-        // Unreadable, or of another clock: then by the file system's.
-        _ => world
+        // Unreadable, or written by a wrong clock: the clock of the file system decides.
+        _ => host
             .file_system_now()
             .map_or(0, |now| now.saturating_sub(content.modified)),
     }
 }
 
-fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Alive {
-    let here = world.here();
-    if is_of_an_earlier_boot(record, world) {
+fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
+    let own = host.id();
+    if is_of_an_earlier_boot(record, host) {
         return Alive::No;
     }
-    if says_flock(record, here) {
-        match is_locked {
-            Some(true) => return Alive::Yes,
-            Some(false) => return Alive::No,
-            None => {}
+    if promises_flock(record, own) {
+        match flock {
+            Flock::Theirs => return Alive::Yes,
+            Flock::Ours => return Alive::No,
+            Flock::Unknown => {}
         }
     }
     let Some(info) = record
         .info()
-        .filter(|_| origin(record, here) == Origin::Here)
+        .filter(|_| origin(record, own) == Origin::Here)
     else {
         return Alive::Unknown;
     };
-    match world.process(info.pid) {
+    match host.process(info.pid) {
         Some(process)
-            if !process.is_zombie && is_the_one(record, &info.timestamp, &process, world) =>
+            if !process.is_zombie && is_the_one(record, &info.timestamp, &process, host) =>
         {
             Alive::Yes
         }
@@ -154,31 +165,31 @@ fn liveness(record: &Record, is_locked: Option<bool>, world: &impl World) -> Ali
     }
 }
 
-/// Whether the process is the one that the record means, and not a later one with its number.
-fn is_the_one(record: &Record, timestamp: &u64, process: &Process, world: &impl World) -> bool {
+/// Whether the process is the one in the record, and not a later one with the same number.
+fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl Host) -> bool {
     let Some(ticks) = process.start_ticks else {
         return true;
     };
     match record.start {
         Some(start) => start == ticks,
-        None => world
+        None => host
             .instant_of(ticks)
             .is_none_or(|started| started <= timestamp.saturating_add(START_TOLERANCE)),
     }
 }
 
-/// Whether the holder promises to have the file locked while it lives, and we can tell.
-pub(super) fn says_flock(record: &Record, here: &Place) -> bool {
-    record.is_live && agreement(&record.boot, &here.boot) == Agreement::Same
+/// Whether the holder keeps the file locked while it is alive, and this host can tell.
+pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
+    record.is_live && agreement(&record.boot, &own.boot) == Agreement::Same
 }
 
-/// Whether the record is of this host, and was last written before this kernel was started. A later one under
-/// our name is of another host, of which ours is a clone perhaps.
-fn is_of_an_earlier_boot(record: &Record, world: &impl World) -> bool {
-    let here = world.here();
-    let is_before = |timestamp| world.booted_at().is_some_and(|boot| timestamp < boot);
-    agreement(&record.boot, &here.boot) == Agreement::Other
-        && agreement(&record.host, &here.host) == Agreement::Same
+/// Whether the record is of this host, from before its boot. A later record under our name may be
+/// of a clone of this host.
+fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
+    let own = host.id();
+    let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
+    agreement(&record.boot, &own.boot) == Agreement::Other
+        && agreement(&record.host, &own.host) == Agreement::Same
         && record.timestamp.is_some_and(is_before)
 }
 
@@ -187,20 +198,17 @@ fn is_of_an_earlier_boot(record: &Record, world: &impl World) -> bool {
 enum Origin {
     Here,
     Elsewhere,
-    /// It says where, and we do not know whether that is here.
+    /// The record says where, but this host does not know its own identity.
     Unknown,
 }
 
-fn origin(record: &Record, here: &Place) -> Origin {
-    // A host can change its name, and share it with another; a boot's id is that of one kernel alone.
-    let kernel = match agreement(&record.boot, &here.boot) {
-        Agreement::Unsaid => agreement(&record.host, &here.host),
+fn origin(record: &Record, own: &HostId) -> Origin {
+    // Hosts can change and share names. The id of a boot belongs to one kernel.
+    let kernel = match agreement(&record.boot, &own.boot) {
+        Agreement::Unsaid => agreement(&record.host, &own.host),
         of_boot => of_boot,
     };
-    match (
-        kernel,
-        agreement(&record.pid_namespace, &here.pid_namespace),
-    ) {
+    match (kernel, agreement(&record.pid_namespace, &own.pid_namespace)) {
         (Agreement::Unknown, _) => Origin::Unknown,
         (Agreement::Other, _) | (_, Agreement::Other) => Origin::Elsewhere,
         (_, Agreement::Unknown) => Origin::Unknown,
@@ -208,14 +216,14 @@ fn origin(record: &Record, here: &Place) -> Origin {
     }
 }
 
-/// How what a record says compares with what we know.
+/// How a field of a record compares with the identity of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Agreement {
     Same,
     Other,
-    /// The record says nothing. It is taken for one of here.
+    /// The record does not say. It counts as of this host.
     Unsaid,
-    /// We cannot find out.
+    /// This host does not know.
     Unknown,
 }
 
@@ -238,25 +246,25 @@ mod tests {
     const YOUNG: u64 = NOW - TIMEOUT;
     const PID: u32 = 100;
     const ZOMBIE: u32 = 101;
-    /// Of somebody whose /proc we may not see.
+    /// A process of another user, whose /proc is hidden.
     const HIDDEN: u32 = 102;
-    const NOBODY: u32 = 103;
-    /// When the processes were started, in ticks; there are 100 in a second, and boot was at `NOW - 10_000`.
+    const DEAD: u32 = 103;
+    /// The start of the processes, in ticks of 1/100 s; boot was at `NOW - 10_000`.
     const START: u64 = 100 * 1000;
     const STARTED: u64 = NOW - 9000;
     const BOOTED: u64 = NOW - 10_000;
 
-    struct Virtual {
-        here: Place,
+    struct VirtualHost {
+        own: HostId,
         booted_at: Option<u64>,
         file_system_now: Option<u64>,
     }
 
-    impl Virtual {
-        fn new() -> Virtual {
+    impl VirtualHost {
+        fn new() -> VirtualHost {
             let text = |text: &str| Some(text.to_owned());
-            Virtual {
-                here: Place {
+            VirtualHost {
+                own: HostId {
                     host: text("h"),
                     boot: text("b"),
                     pid_namespace: text("n"),
@@ -267,9 +275,9 @@ mod tests {
         }
     }
 
-    impl World for Virtual {
-        fn here(&self) -> &Place {
-            &self.here
+    impl Host for VirtualHost {
+        fn id(&self) -> &HostId {
+            &self.own
         }
 
         fn now(&self) -> u64 {
@@ -298,10 +306,10 @@ mod tests {
     }
 
     fn judged_in(
-        world: &Virtual,
+        host: &VirtualHost,
         text: &str,
         modified: u64,
-        is_locked: Option<bool>,
+        flock: Flock,
         rule: StaleRule,
     ) -> Judgement {
         let content = Content {
@@ -310,12 +318,12 @@ mod tests {
         };
         let record = Record::parse(&content.bytes);
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, &record, is_locked, timeout, rule, world)
+        judge(&content, &record, flock, timeout, rule, host)
     }
 
     fn judged(text: &str) -> Judgement {
         let rule = StaleRule::AgeAndLiveness;
-        judged_in(&Virtual::new(), text, NOW, Some(false), rule)
+        judged_in(&VirtualHost::new(), text, NOW, Flock::Ours, rule)
     }
 
     fn lines(pid: u32, timestamp: u64, more: &str) -> String {
@@ -325,9 +333,9 @@ mod tests {
     #[test]
     fn the_rule_as_a_table() {
         use Alive::{No, Unknown, Yes};
-        let here = "x-host=h\nx-boot=b\nx-pidns=n\n";
-        let with_start = |start: u64| format!("{here}x-start={start}\n");
-        let live = format!("{here}x-live=flock\n");
+        let own = "x-host=h\nx-boot=b\nx-pidns=n\n";
+        let with_start = |start: u64| format!("{own}x-start={start}\n");
+        let live = format!("{own}x-live=flock\n");
         let rows: &[(&str, u32, u64, String, Alive, bool)] = &[
             (
                 "foreign, young, alive",
@@ -339,14 +347,14 @@ mod tests {
             ),
             (
                 "foreign, young, dead",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 String::new(),
                 No,
                 false,
             ),
             ("foreign, old, alive", PID, OLD, String::new(), Yes, false),
-            ("foreign, old, dead", NOBODY, OLD, String::new(), No, true),
+            ("foreign, old, dead", DEAD, OLD, String::new(), No, true),
             ("a zombie, old", ZOMBIE, OLD, String::new(), No, true),
             ("a zombie, young", ZOMBIE, YOUNG, String::new(), No, false),
             ("hidden, old", HIDDEN, OLD, with_start(START), Yes, false),
@@ -394,7 +402,7 @@ mod tests {
                 false,
             ),
             ("live and not locked", PID, NOW, live.clone(), No, true),
-            ("live of the dead", NOBODY, NOW, live.clone(), No, true),
+            ("live of the dead", DEAD, NOW, live.clone(), No, true),
             (
                 "another host, old",
                 PID,
@@ -405,7 +413,7 @@ mod tests {
             ),
             (
                 "another host, young",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-host=g\n".into(),
                 Unknown,
@@ -429,7 +437,7 @@ mod tests {
             ),
             (
                 "live, and no boot said",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-host=h\nx-live=flock\n".into(),
                 No,
@@ -461,7 +469,7 @@ mod tests {
             ),
             (
                 "our boot under another name, dead",
-                NOBODY,
+                DEAD,
                 OLD,
                 "x-host=g\nx-boot=b\n".into(),
                 No,
@@ -485,14 +493,14 @@ mod tests {
             ),
             (
                 "another container, young",
-                NOBODY,
+                DEAD,
                 YOUNG,
                 "x-pidns=m\n".into(),
                 Unknown,
                 false,
             ),
             (
-                "live, said by nobody in particular",
+                "live, of an unnamed host",
                 PID,
                 OLD,
                 "x-live=flock\n".into(),
@@ -501,9 +509,9 @@ mod tests {
             ),
             (
                 "some other way to live",
-                NOBODY,
+                DEAD,
                 NOW,
-                format!("{here}x-live=fcntl\n"),
+                format!("{own}x-live=fcntl\n"),
                 No,
                 false,
             ),
@@ -519,21 +527,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_locked_is_alive_whatever_its_process() {
-        let text = lines(NOBODY, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
-        let world = Virtual::new();
+    fn a_lock_that_flock_is_alive_whatever_its_process() {
+        let text = lines(DEAD, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
+        let host = VirtualHost::new();
         let rule = StaleRule::AgeAndLiveness;
-        let judgement = judged_in(&world, &text, NOW, Some(true), rule);
+        let judgement = judged_in(&host, &text, NOW, Flock::Theirs, rule);
         assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
         assert_eq!(judgement.stale_in, None);
     }
 
     #[test]
-    fn by_age_alone_the_living_are_stale_too() {
-        let world = Virtual::new();
+    fn by_age_alone_a_living_holder_is_stale_too() {
+        let host = VirtualHost::new();
         let by_age = |timestamp| {
             let text = lines(PID, timestamp, "");
-            judged_in(&world, &text, NOW, Some(false), StaleRule::Age).is_stale
+            judged_in(&host, &text, NOW, Flock::Ours, StaleRule::Age).is_stale
         };
         assert!(by_age(OLD));
         assert!(!by_age(YOUNG));
@@ -542,9 +550,9 @@ mod tests {
     #[test]
     fn without_a_timeout_nothing_is_stale() {
         for text in [
-            lines(NOBODY, 0, ""),
-            lines(NOBODY, 0, "x-host=h\nx-boot=b\nx-live=flock\n"),
-            lines(NOBODY, 0, "x-host=h\nx-boot=a\n"),
+            lines(DEAD, 0, ""),
+            lines(DEAD, 0, "x-host=h\nx-boot=b\nx-live=flock\n"),
+            lines(DEAD, 0, "x-host=h\nx-boot=a\n"),
             String::new(),
         ] {
             let content = Content {
@@ -553,8 +561,8 @@ mod tests {
             };
             let record = Record::parse(&content.bytes);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                let world = Virtual::new();
-                let judgement = judge(&content, &record, Some(false), None, rule, &world);
+                let host = VirtualHost::new();
+                let judgement = judge(&content, &record, Flock::Ours, None, rule, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -567,16 +575,16 @@ mod tests {
     fn an_unreadable_file_is_as_old_as_the_file_system_says() {
         for text in ["", "pid=5\n", "pid=99999999999\ntimestamp=1\n"] {
             let at = |modified, file_system_now| {
-                let world = Virtual {
+                let host = VirtualHost {
                     file_system_now: Some(file_system_now),
-                    ..Virtual::new()
+                    ..VirtualHost::new()
                 };
                 let rule = StaleRule::AgeAndLiveness;
-                judged_in(&world, text, modified, Some(false), rule).is_stale
+                judged_in(&host, text, modified, Flock::Ours, rule).is_stale
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
-            // Our own clock has no say.
+            // The clock of the system does not matter.
             assert!(!at(OLD, OLD + 5), "{text:?}");
             assert!(at(5 * NOW, 6 * NOW), "{text:?}");
         }
@@ -585,43 +593,43 @@ mod tests {
     #[test]
     fn a_timestamp_from_the_future_is_as_old_as_the_file() {
         let stale = |timestamp, modified| {
-            let text = lines(NOBODY, timestamp, "");
+            let text = lines(DEAD, timestamp, "");
             let rule = StaleRule::AgeAndLiveness;
-            judged_in(&Virtual::new(), &text, modified, Some(false), rule).is_stale
+            judged_in(&VirtualHost::new(), &text, modified, Flock::Ours, rule).is_stale
         };
         assert!(stale(NOW + 61, OLD));
         assert!(!stale(NOW + 61, YOUNG));
-        // Clocks may differ a little; then it is young.
+        // Clocks may differ a little: the lock is young.
         assert!(!stale(NOW + 60, OLD));
         assert!(stale(u64::MAX, OLD));
     }
 
     #[test]
-    fn what_cannot_be_known_is_not_stale() {
-        let stale_in = |world: &Virtual, text: &str, modified| {
+    fn a_lock_that_cannot_be_judged_is_not_stale() {
+        let stale_in = |host: &VirtualHost, text: &str, modified| {
             let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(world, text, modified, Some(false), rule);
+            let judgement = judged_in(host, text, modified, Flock::Ours, rule);
             assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
             judgement.stale_in
         };
-        let known = Virtual::new();
-        let mut nowhere = Virtual::new();
-        nowhere.here = Place::default();
+        let known = VirtualHost::new();
+        let mut nowhere = VirtualHost::new();
+        nowhere.own = HostId::default();
         for line in ["x-host=h", "x-boot=b", "x-host=g\nx-boot=b", "x-pidns=n"] {
-            let text = lines(NOBODY, OLD, &format!("{line}\n"));
+            let text = lines(DEAD, OLD, &format!("{line}\n"));
             assert_eq!(stale_in(&known, &text, NOW), Some(0), "{line}");
             assert_eq!(stale_in(&nowhere, &text, NOW), None, "{line}");
         }
-        // Another implementation's says nothing of places.
-        assert_eq!(stale_in(&nowhere, &lines(NOBODY, OLD, ""), NOW), Some(0));
-        // Without the time of our boot, a lock of another boot goes by its age.
-        let mut timeless = Virtual::new();
+        // A record of another implementation names no host.
+        assert_eq!(stale_in(&nowhere, &lines(DEAD, OLD, ""), NOW), Some(0));
+        // Without the time of boot, a lock of another boot is judged by its age.
+        let mut timeless = VirtualHost::new();
         timeless.booted_at = None;
         let rebooted = |timestamp| lines(PID, timestamp, "x-host=h\nx-boot=a\n");
         assert_eq!(stale_in(&timeless, &rebooted(YOUNG), NOW), Some(1));
         assert_eq!(stale_in(&timeless, &rebooted(OLD), NOW), Some(0));
-        // Nor is a file old whose file system's time cannot be had.
-        let mut clockless = Virtual::new();
+        // Without the time of the file system, no file is old.
+        let mut clockless = VirtualHost::new();
         clockless.file_system_now = None;
         assert_eq!(stale_in(&known, "", OLD), Some(0));
         assert_eq!(stale_in(&clockless, "", OLD), Some(TIMEOUT + 1));
@@ -630,11 +638,11 @@ mod tests {
     #[test]
     fn a_lock_becomes_stale_when_it_says_so() {
         let of = |text: &str| judged(text).stale_in;
-        assert_eq!(of(&lines(NOBODY, NOW, "")), Some(TIMEOUT + 1));
-        assert_eq!(of(&lines(NOBODY, YOUNG, "")), Some(1));
-        assert_eq!(of(&lines(NOBODY, OLD, "")), Some(0));
+        assert_eq!(of(&lines(DEAD, NOW, "")), Some(TIMEOUT + 1));
+        assert_eq!(of(&lines(DEAD, YOUNG, "")), Some(1));
+        assert_eq!(of(&lines(DEAD, OLD, "")), Some(0));
         assert_eq!(of(&lines(PID, OLD, "")), None);
-        assert_eq!(of(&lines(NOBODY, 0, "x-host=h\nx-boot=a\n")), Some(0));
+        assert_eq!(of(&lines(DEAD, 0, "x-host=h\nx-boot=a\n")), Some(0));
         assert_eq!(of(""), Some(TIMEOUT + 1));
     }
 
@@ -650,8 +658,15 @@ mod tests {
                     };
                     let record = Record::parse(&content.bytes);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                        let world = Virtual::new();
-                        let judgement = judge(&content, &record, None, Some(timeout), rule, &world);
+                        let host = VirtualHost::new();
+                        let judgement = judge(
+                            &content,
+                            &record,
+                            Flock::Unknown,
+                            Some(timeout),
+                            rule,
+                            &host,
+                        );
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -663,7 +678,7 @@ mod tests {
     fn a_fraction_of_a_second_counts_from_the_next_full_one() {
         let stale = |timestamp| {
             let content = Content {
-                bytes: lines(NOBODY, timestamp, "").into_bytes(),
+                bytes: lines(DEAD, timestamp, "").into_bytes(),
                 modified: NOW,
             };
             let record = Record::parse(&content.bytes);
@@ -671,10 +686,10 @@ mod tests {
             judge(
                 &content,
                 &record,
-                Some(false),
+                Flock::Ours,
                 timeout,
                 StaleRule::Age,
-                &Virtual::new(),
+                &VirtualHost::new(),
             )
         };
         assert!(!stale(NOW).is_stale);

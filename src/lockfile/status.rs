@@ -1,58 +1,86 @@
-//! Looking at a lock without touching it, and clearing away what is stale.
+//! Looking at a lock without changing it, and removing stale locks.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, SystemTime};
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{flock, FlockOperation};
 
 use crate::sys::directory::{Directory, Entry};
-
-use super::error::SemaphoreResult;
-use super::files::{is_name_aside, read};
-use super::host::{find_here, here, Surroundings};
-use super::record::{is_of_lock_file, seconds_since_1970, LockInfo, Record};
-use super::staleness::{judge, says_flock, Alive, Content, World};
-use super::takeover::{self, Locking, Obstacle, Removal};
-use super::{Busy, Semaphore};
 use crate::sys::process;
 
-/// A temporary file of another implementation is left alone while it is younger than this.
+use super::error::{SemaphoreError, SemaphoreResult};
+use super::files::{read, STAGED_NAMES};
+use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
+use super::record::{is_of_lock_file, LockInfo, Record};
+use super::staleness::{promises_flock, Alive, Content, Flock, Host};
+use super::takeover::{self, Files, Found, Obstacle, Removal};
+use super::Semaphore;
+
+/// A younger temporary file of another implementation is left alone.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
 
-/// What a lock file says, and what that amounts to.
+/// What is at the path of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
-    /// Something stands at the path.
-    pub is_locked: bool,
-    /// The file is a lock file: it names a process and a time.
-    pub is_readable: bool,
-    /// The process that holds the lock.
-    pub pid: Option<u32>,
-    /// When it last said so, in seconds since 1970.
-    pub timestamp: Option<u64>,
-    /// What it holds the lock for.
-    pub tag: Option<String>,
-    /// The word that it gave at the grant.
-    pub token: Option<String>,
-    /// How long ago the lock was granted, in seconds.
-    pub age: Option<u64>,
-    /// Whether the holder lives.
-    pub alive: Alive,
-    /// The lock may be taken over now.
-    pub is_stale: bool,
-    /// After how long it may be taken over, if nothing happens to it or to its holder.
-    pub stale_in: Option<Duration>,
+pub enum Status {
+    /// Nothing: the lock is free.
+    Free,
+    /// The lock is held, but its file names no process and time, or this user may not read it.
+    Unreadable(LockDetails),
+    /// The lock is held.
+    Held(LockDetails),
 }
 
 impl Status {
-    /// Of a name where nothing stands.
-    fn free() -> Status {
-        Status {
-            is_locked: false,
-            is_readable: false,
+    fn of(details: LockDetails) -> Status {
+        match details.is_readable() {
+            true => Status::Held(details),
+            false => Status::Unreadable(details),
+        }
+    }
+
+    /// Whether anything is at the path, even a stale lock.
+    pub fn is_locked(&self) -> bool {
+        self.details().is_some()
+    }
+
+    /// What is known of the lock; `None` if it is free.
+    pub fn details(&self) -> Option<&LockDetails> {
+        match self {
+            Status::Free => None,
+            Status::Unreadable(details) | Status::Held(details) => Some(details),
+        }
+    }
+}
+
+/// What a lock file says, and what that means here and now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockDetails {
+    /// The process that holds the lock.
+    pub pid: Option<u32>,
+    /// When the holder last said so, in seconds since 1970.
+    pub timestamp: Option<u64>,
+    /// What the holder holds the lock for.
+    pub tag: Option<String>,
+    /// The token that the holder chose.
+    pub token: Option<String>,
+    /// How long ago the lock was granted, in seconds.
+    pub age: Option<u64>,
+    /// Whether the holder is alive.
+    pub alive: Alive,
+    /// Whether the lock may be taken over now.
+    pub is_stale: bool,
+    /// After how long the lock may be taken over if neither its file nor its holder changes.
+    pub stale_in: Option<Duration>,
+}
+
+impl LockDetails {
+    /// For something that is no file, or a file that this user may not read.
+    pub(super) fn unknown() -> LockDetails {
+        LockDetails {
             pid: None,
             timestamp: None,
             tag: None,
@@ -64,48 +92,12 @@ impl Status {
         }
     }
 
-    /// Of something that is no file, or none that we may read.
-    pub(super) fn unreadable() -> Status {
-        Status {
-            is_locked: true,
-            ..Status::free()
-        }
+    /// Whether the file names a process and a time.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.pid.is_some() && self.timestamp.is_some()
     }
 
-    /// Of a lock file.
-    pub(super) fn of(
-        content: &Content,
-        is_locked: Option<bool>,
-        semaphore: &Semaphore,
-        directory: &Directory,
-    ) -> Status {
-        let record = Record::parse(&content.bytes);
-        let (timeout, rule) = (semaphore.config.stale_timeout, semaphore.options.stale_rule);
-        let judgement = judge(
-            content,
-            &record,
-            is_locked,
-            timeout,
-            rule,
-            &Surroundings { directory },
-        );
-        let now = seconds_since_1970(SystemTime::now());
-        let since = record.since.or(record.timestamp);
-        Status {
-            is_locked: true,
-            is_readable: record.info().is_some(),
-            pid: record.pid,
-            timestamp: record.timestamp,
-            age: since.map(|since| now.saturating_sub(since)),
-            alive: judgement.alive,
-            is_stale: judgement.is_stale,
-            stale_in: judgement.stale_in.map(Duration::from_secs),
-            tag: record.tag,
-            token: record.token,
-        }
-    }
-
-    /// The part that all implementations share, if it is all there.
+    /// The part that all implementations share, if it is complete.
     pub fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -114,29 +106,69 @@ impl Status {
         })
     }
 
-    /// A descriptor that tells of the end of the holder, if that is a living process of this host.
+    /// A descriptor that becomes readable when the holder ends, if the holder is a living process
+    /// of this host.
     pub(super) fn end_of_holder(&self) -> Option<OwnedFd> {
         let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
-        // A child may hold the lock of a process that is gone.
+        // A child can hold the lock of a process that has ended.
         process::look_up(pid).filter(|process| !process.is_zombie)?;
         process::end_of(pid).ok()
+    }
+}
+
+/// Why a lock was not granted or not released, and who holds it.
+#[derive(Clone, Debug)]
+pub struct Busy {
+    /// What is in the way.
+    pub obstacle: Obstacle,
+    /// What is known of the lock.
+    pub details: LockDetails,
+}
+
+impl Busy {
+    pub(super) fn to_error(&self) -> SemaphoreError {
+        SemaphoreError::AlreadyLocked {
+            holder_pid: self.details.pid,
+            locked_since: self.details.timestamp,
+        }
+    }
+
+    /// The obstacle is a file that belongs to another program.
+    pub(super) fn not_a_lock_file() -> Busy {
+        Busy {
+            obstacle: Obstacle::NotALockFile,
+            details: LockDetails::unknown(),
+        }
+    }
+
+    /// Whether no wait can end, because no lock can ever be at the path.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        matches!(self.obstacle, Obstacle::NotAFile | Obstacle::NotALockFile)
+    }
+
+    /// The error for a caller that has waited for the lock at `path`.
+    pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
+        match self.is_hopeless() {
+            true => SemaphoreError::InvalidPath(format!("not a regular file: {}", path.display())),
+            false => SemaphoreError::Timeout,
+        }
     }
 }
 
 /// What [`Semaphore::clean`] has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// A stale lock.
+    /// Whether it removed a stale lock.
     pub lock: bool,
-    /// The number of files left by creations that came to no end.
+    /// The number of temporary files that it removed.
     pub temporaries: u32,
 }
 
-/// What to do about a stale lock on a file system that knows no locks on files.
+/// Whether to remove a stale lock on a file system without locks on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unlockable {
+pub(crate) enum WithoutFlock {
     Keep,
-    /// Somebody may be about to take it over, or to beat its heart.
+    /// Another process may be about to take it over, or to move its timestamp.
     Remove,
 }
 
@@ -144,39 +176,40 @@ impl Semaphore {
     /// Looks at the lock. Does not wait, and changes nothing.
     ///
     /// ```
-    /// use latchd::lockfile::{Alive, Semaphore};
+    /// use latchd::lockfile::{Alive, Semaphore, Status};
     ///
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// assert!(!semaphore.status()?.is_locked);
+    /// assert_eq!(semaphore.status()?, Status::Free);
     /// let guard = semaphore.try_acquire()?;
-    /// let status = semaphore.status()?;
-    /// assert!(status.is_locked && status.alive == Alive::Yes && !status.is_stale);
+    /// match semaphore.status()? {
+    ///     Status::Held(details) => assert!(details.alive == Alive::Yes && !details.is_stale),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// drop(guard);
     /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says. That
-    /// there is no file is no error, nor that it cannot be read.
-    ///
-    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system. A missing or unreadable file is no error.
     pub fn status(&self) -> SemaphoreResult<Status> {
         let found = self.look()?;
-        Ok(found.map_or_else(Status::free, |busy| busy.status))
+        Ok(found.map_or(Status::Free, |busy| Status::of(busy.details)))
     }
 
-    /// What is at the path, and why the lock is held, supposing that it is not stale; `None` if nothing is.
+    /// The lock and its obstacle, as if it were not stale; `None` if it is free.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let without_content = |obstacle| {
             Ok(Some(Busy {
                 obstacle,
-                status: Status::unreadable(),
+                details: LockDetails::unknown(),
             }))
         };
         let directory = self.directory()?;
-        let file = match directory.open_file(&self.place.name)? {
+        let file = match directory.open_file(&self.lock_path.name)? {
             Entry::Nothing => return Ok(None),
             Entry::File(file) => file,
             Entry::Unreadable => return without_content(Obstacle::Unreadable),
@@ -187,21 +220,55 @@ impl Semaphore {
             return Err(self.not_a_lock_file());
         }
         let record = Record::parse(&content.bytes);
-        // Only where it matters, since it is in the way of a takeover for the moment.
-        let is_locked = says_flock(&record, here()).then(|| {
-            let locked = flock(&file, FlockOperation::NonBlockingLockShared);
-            locked == Err(rustix::io::Errno::WOULDBLOCK)
-        });
-        let obstacle = match is_locked {
-            Some(true) => Obstacle::Locked,
+        // Only where it matters: this shared lock is in the way of a taker for a moment.
+        let flock = match promises_flock(&record, host_id()) {
+            true => look_at_flock(&file),
+            false => Flock::Unknown,
+        };
+        let obstacle = match flock {
+            Flock::Theirs => Obstacle::Locked,
             _ => Obstacle::NotStale,
         };
-        let status = Status::of(&content, is_locked, self, &directory);
-        Ok(Some(Busy { obstacle, status }))
+        Ok(Some(self.busy_with(obstacle, &content, flock, &directory)))
     }
 
-    /// Removes the lock if it is stale, and files that crashes have left beside it: files in this directory
-    /// that were to become locks, and temporary files that other implementations have made for this lock.
+    /// A lock that is held, with what its file says.
+    pub(super) fn busy_with(
+        &self,
+        obstacle: Obstacle,
+        content: &Content,
+        flock: Flock,
+        directory: &Directory,
+    ) -> Busy {
+        let record = Record::parse(&content.bytes);
+        let judgement = self.judge(content, &record, flock, directory);
+        let now = seconds_since_1970();
+        let since = record.since.or(record.timestamp);
+        let details = LockDetails {
+            pid: record.pid,
+            timestamp: record.timestamp,
+            age: since.map(|since| now.saturating_sub(since)),
+            alive: judgement.alive,
+            is_stale: judgement.is_stale,
+            stale_in: judgement.stale_in.map(Duration::from_secs),
+            tag: record.tag,
+            token: record.token,
+        };
+        Busy { obstacle, details }
+    }
+
+    /// Whether a takeover would find the file locked, though the lock is stale.
+    pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        Ok(match files.open()? {
+            Found::File(file) => files.lock(&file)? == Flock::Theirs,
+            _ => false,
+        })
+    }
+
+    /// Removes the lock if it is stale, and temporary files that crashes have left in its
+    /// directory: those of this library, and those of other implementations for this lock.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -216,31 +283,34 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or what the system says.
-    ///
-    /// [`SemaphoreError::NotALockFile`]: super::SemaphoreError::NotALockFile
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
+    /// system.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
-        self.clean_with(Unlockable::Keep)
+        self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
     }
 
-    /// As [`Semaphore::clean`], with a word on where that is not safe; and why the lock was not removed.
+    /// As [`Semaphore::clean`]. `without_flock` decides where the removal is not safe. Also gives
+    /// the obstacle if the lock was not removed.
     pub(crate) fn clean_with(
         &self,
-        unlockable: Unlockable,
+        without_flock: WithoutFlock,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
-        find_here()?;
+        find_host_id()?;
         let directory = self.directory()?;
         let mut cleaned = Cleaned::default();
         let mut obstacle = None;
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
-            let allows = |content: &Content, locking: Locking| {
+            let allows = |content: &Content, flock: Flock| {
                 let verdict = self.may_take(content, &directory);
-                Ok(verdict.and_then(|()| match locking {
-                    Locking::Theirs => Err(Obstacle::Locked),
-                    Locking::Unknown if unlockable == Unlockable::Keep => Err(Obstacle::NoLocks),
-                    Locking::Ours | Locking::Unknown => Ok(()),
+                let is_live = Record::parse(&content.bytes).is_live;
+                Ok(verdict.and_then(|()| match flock {
+                    // A guard has it locked, and lives.
+                    Flock::Theirs if is_live => Err(Obstacle::NotStale),
+                    Flock::Theirs => Err(Obstacle::Locked),
+                    Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
+                    Flock::Ours | Flock::Unknown => Ok(()),
                 }))
             };
             match takeover::remove(&files, &allows)? {
@@ -250,9 +320,9 @@ impl Semaphore {
                 Removal::Nothing => {}
             }
         }
-        for entry in fs::read_dir(&self.place.directory)? {
+        for entry in fs::read_dir(&self.lock_path.directory)? {
             let name = entry?.file_name();
-            let is_orphan = if is_name_aside(&name) {
+            let is_orphan = if STAGED_NAMES.contains(&name) {
                 self.is_orphan_of_ours(&directory, &name)
             } else {
                 self.is_orphan_of_others(&directory, &name)
@@ -264,7 +334,7 @@ impl Semaphore {
         Ok((cleaned, obstacle))
     }
 
-    /// A file that was to become a lock, that no process has locked any more, and that is old.
+    /// An old temporary file of this library that no process has locked.
     fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
         let Some(timeout) = self.config.stale_timeout else {
             return false;
@@ -276,7 +346,7 @@ impl Semaphore {
             && age_of(directory, &file) > Some(timeout)
     }
 
-    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: what a creation by rename leaves.
+    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: left by a creation by rename.
     fn is_orphan_of_others(&self, directory: &Directory, name: &OsStr) -> bool {
         let pid = self.writer_of(name.as_bytes());
         if pid.is_none_or(process::exists) {
@@ -288,10 +358,10 @@ impl Semaphore {
         age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE)
     }
 
-    /// The process whose temporary file for this lock has such a name.
+    /// The process in the name of a temporary file for this lock.
     fn writer_of(&self, name: &[u8]) -> Option<u32> {
         let rest = name
-            .strip_prefix(self.place.name.as_bytes())?
+            .strip_prefix(self.lock_path.name.as_bytes())?
             .strip_prefix(b".")?;
         let rest = std::str::from_utf8(rest).ok()?.strip_suffix(".tmp")?;
         let (pid, random) = rest.split_once('.')?;
@@ -304,9 +374,17 @@ impl Semaphore {
     }
 }
 
+/// Whether another process has the file locked. An error counts as no.
+fn look_at_flock(file: &fs::File) -> Flock {
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Theirs,
+        _ => Flock::Ours,
+    }
+}
+
 /// How long ago a file was last written, by the clock of its file system.
 fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
-    let now = Surroundings { directory }.file_system_now()?;
+    let now = LocalHost { directory }.file_system_now()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
 }

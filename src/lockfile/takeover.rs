@@ -1,189 +1,186 @@
-//! How a lock changes hands (sema-lockfile(5), PROTOCOL): never two holders among processes that keep
-//! to this file, whatever comes between two of its steps, and whichever process dies there.
+//! How a lock changes hands (sema-lockfile(5), PROTOCOL). Two processes that run this code never
+//! hold one lock at once, in any order of their steps, and wherever one of them dies. Pure.
 //!
-//! A lock file has a name, and an inode behind it. The process that has the inode locked by flock(2)
-//! decides alone what becomes of both. From that:
+//! A lock file has a name and an inode. The process that has the inode locked by flock(2) decides
+//! alone what becomes of both:
 //!
-//! 1. A link that replaces nothing makes the name.
-//! 2. A taker rewrites a stale file in place: it has the file locked, has seen it under the name since,
-//!    and has judged it again after that. If the file is still the lock's file after the rewrite, the
-//!    lock is the taker's.
-//! 3. A process removes the name only while it has the inode locked, and has seen it under the name since.
-//!    The exceptions are a forced release, and the release of a lock that no guard keeps locked.
-//! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an old one.
+//! 1. A link, which replaces nothing, creates the name.
+//! 2. A taker rewrites a stale file in place. It has the file locked, has seen it under the name
+//!    since, and has judged it again after that. If the name still belongs to the file after the
+//!    rewrite, the lock belongs to the taker.
+//! 3. A process removes the name only while it has the inode locked, and has seen it under the name
+//!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
+//!    locked, and that is not stale: no taker has that file locked.
+//! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an
+//!    old one.
 //!
-//! So no process of ours can change the name or the file between a taker's look and its rewrite. Other
-//! programs only create with `O_EXCL` and remove. If one of them removes the stale file under a taker, the
-//! taker has written into a file without a name, and sees that afterwards. It never displaces another file.
+//! So no process that runs this code can change the name or the file between a taker's look and its
+//! rewrite. Other programs only create with `O_EXCL` and remove. If one of them removes the stale
+//! file during a takeover, the taker writes into a file without a name and sees that afterwards. It
+//! never displaces another file.
 //!
-//! Each call on [`Files`] is one step, but for the rewrite, which is two. The tests run this code through
-//! every order of the steps of several processes.
+//! Each call on [`Files`] is one step, except the rewrite, which is two. The tests run this code
+//! through every order of the steps of several processes.
 
 use std::io;
 
 use crate::sys::directory::FileId;
 
 use super::record::LIVE_LINE;
-use super::staleness::Content;
+use super::staleness::{Content, Flock};
 
-/// What is found under the lock's name.
+/// The file under the lock's name.
 pub(super) enum Found<F> {
     Nothing,
     /// A file, opened for reading.
     File(F),
-    /// A file that we may not read.
+    /// A file that this user may not read.
     Unreadable,
-    /// No file at all: a link, a directory, a device, a pipe, a socket.
+    /// A link, a directory, a device, a pipe or a socket.
     NotAFile,
 }
 
-/// What comes of trying to lock a file by flock(2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Locking {
-    Ours,
-    Theirs,
-    /// The file system knows no such locks.
-    Unknown,
-}
-
-/// The steps, each of which others may come before or after, but not into.
+/// The steps. Those of other processes can come between two steps, but not into one.
 pub(super) trait Files {
-    /// An open file. It is locked until it is dropped, once it was locked.
+    /// An open file. Once locked, it stays locked until it is dropped.
     type File;
 
-    /// Makes a file that is complete, and locked, when the lock's name appears; `None` if the name is taken.
+    /// Makes a file that is complete and locked when the lock's name appears; `None` if the name is
+    /// taken.
     fn create(&self, record: &[u8]) -> io::Result<Option<Self::File>>;
-    /// Opens what is under the lock's name.
+    /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Found<Self::File>>;
-    /// Opens the same file once more, to rewrite it; `None` if this process may not do that.
+    /// Opens the same file again for a rewrite; `None` if this process may not rewrite it.
     fn open_to_rewrite(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Locks an open file, without waiting.
-    fn lock(&self, file: &Self::File) -> io::Result<Locking>;
-    /// Locks an open file, and waits a little for it.
-    fn lock_patiently(&self, file: &Self::File) -> io::Result<Locking>;
+    fn lock(&self, file: &Self::File) -> io::Result<Flock>;
+    /// Locks an open file, and waits for that for a short time.
+    fn lock_patiently(&self, file: &Self::File) -> io::Result<Flock>;
     /// Reads an open file.
     fn read(&self, file: &Self::File) -> io::Result<Content>;
-    /// Which inode an open file is. Not a step: it cannot change.
+    /// The inode of an open file. Not a step, since it cannot change.
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
-    /// Which inode is under the lock's name.
+    /// The inode under the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// The mode of a new file here. It makes sure that the record has room, and that this process may
-    /// make names: without that, nothing is to be changed. Not a step: no other process can see it.
+    /// The mode of a new file here. Checks that the disk has room for the record, and that this
+    /// process may create names. Not a step, since no other process can see it.
     fn prepare(&self, record: &[u8]) -> io::Result<u32>;
-    /// Empties the file, and writes the record into it, and gives it the mode. After an error the file is as it was, or has lost
-    /// the lock's name.
+    /// Empties the file, writes the record, and sets the mode. After an error the file is
+    /// unchanged, or has lost the lock's name.
     fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
-    /// Waits for processes that judged the file before us, and have yet to act on it. False if there is no
-    /// need.
+    /// Waits for processes that judged the file earlier and may still act on that. False if there
+    /// is no need to wait.
     fn settle(&self, after: After) -> bool;
 }
 
-/// What there was before a grant.
+/// What came before a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Nothing,
-    /// A stale lock, be it that somebody else has taken it away.
+    /// A stale lock, which this or another process has removed.
     Takeover,
 }
 
-/// What we want, and what we think of what is there.
-pub(super) struct Claim<'a> {
-    /// The record to write, stamped with the present time.
+/// What a process that wants the lock writes, and what it may take over.
+pub(super) struct Taker<'a> {
+    /// The record to write, with the present time.
     pub(super) record: &'a dyn Fn() -> Vec<u8>,
-    /// Whether the holder will have the file open for as long as it holds the lock.
+    /// Whether the holder keeps the file open while it holds the lock.
     pub(super) is_live: bool,
-    /// Whether a file with this content may be taken over, if no process has it locked.
+    /// Whether a file with this content may be taken over if no other process has it locked.
     pub(super) may_take: &'a dyn Fn(&Content) -> io::Result<Verdict>,
 }
 
-/// Whether a file may be taken over, or removed; if not, why.
+/// Whether a file may be taken over or removed; if not, why.
 pub(super) type Verdict = Result<(), Obstacle>;
 
-/// What comes of trying to take a lock.
-pub(super) enum Attempt<F> {
-    /// It is ours, and this is its file.
+/// The result of an attempt to take a lock.
+pub(super) enum Acquisition<F> {
+    /// The file of the lock, which is granted.
     Granted(F),
-    /// It is not, for this reason; with what the file says, where it could be read.
-    Held(Obstacle, Option<Content>),
+    /// What is in the way, and what the file says, if it could be read.
+    Obstructed(Obstacle, Option<Content>),
 }
 
-/// Why a lock cannot be taken.
+/// Why a lock cannot be taken or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It is not stale.
     NotStale,
-    /// It would be stale, but its file is locked: its holder lives, or somebody is just taking it over.
+    /// It would be stale, but its file is locked: by a living holder, or by another taker.
     Locked,
-    /// It is stale, and this user may not replace the file.
+    /// It is stale, but this user may not replace the file.
     NotRemovable,
-    /// It is stale, and the file system knows no locks that would make it safe to take it over.
+    /// It is stale, but the file system has no locks that make a takeover safe.
     NoLocks,
-    /// Somebody else had a hand in it at the same time.
+    /// Another process acted on it at the same time.
     Contended,
     /// This user may not read the file.
     Unreadable,
     /// It is no file, but a link, a directory, a device, a pipe or a socket.
     NotAFile,
-    /// It is a file of another program: neither empty nor a record, nor the beginning of one.
+    /// The file belongs to another program: it is neither empty nor a record, nor the beginning of
+    /// one.
     NotALockFile,
 }
 
-/// Tries to take the lock, once.
-pub(super) fn acquire<F: Files>(files: &F, claim: &Claim<'_>) -> io::Result<Attempt<F::File>> {
+/// Tries to take the lock once.
+pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acquisition<F::File>> {
     let mut after = After::Nothing;
     loop {
         match files.open()? {
             Found::Nothing => {}
-            Found::Unreadable => return Ok(Attempt::Held(Obstacle::Unreadable, None)),
-            Found::NotAFile => return Ok(Attempt::Held(Obstacle::NotAFile, None)),
-            Found::File(found) => match take_over(files, claim, found)? {
+            Found::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
+            Found::NotAFile => return Ok(Acquisition::Obstructed(Obstacle::NotAFile, None)),
+            Found::File(found) => match take_over(files, taker, found)? {
                 Some(attempt) => return Ok(attempt),
-                // We or another process have removed the stale file, and the name is free or is another
-                // file's. A process that judged the old file as we did may yet act on it.
+                // This or another process has removed the stale file. A process that judged the old
+                // file as stale may still act on that.
                 None => {
                     after = After::Takeover;
                     continue;
                 }
             },
         }
-        if let Some(ours) = files.create(&record(claim))? {
+        if let Some(ours) = files.create(&record(taker))? {
             return settled(files, after, ours);
         }
     }
 }
 
-/// Takes over the lock whose file is `found`. `None` if it was stale, and is no longer the lock's file.
+/// Takes over the lock whose file is `found`. `None` if that was stale, and has lost the lock's
+/// name.
 fn take_over<F: Files>(
     files: &F,
-    claim: &Claim<'_>,
+    taker: &Taker<'_>,
     found: F::File,
-) -> io::Result<Option<Attempt<F::File>>> {
-    let held = |why, content| Ok(Some(Attempt::Held(why, Some(content))));
-    // A lock that is simply held is only read: its file is not locked even for a moment.
+) -> io::Result<Option<Acquisition<F::File>>> {
+    let held = |why, content| Ok(Some(Acquisition::Obstructed(why, Some(content))));
+    // A lock that is simply held is only read. Its file is not locked even for a moment.
     let content = files.read(&found)?;
-    if let Err(why) = (claim.may_take)(&content)? {
+    if let Err(why) = (taker.may_take)(&content)? {
         return held(why, content);
     }
     let writable = files.open_to_rewrite(&found)?;
     let can_rewrite = writable.is_some();
     let file = writable.unwrap_or(found);
     match files.lock(&file)? {
-        Locking::Ours => {}
-        Locking::Theirs => return held(Obstacle::Locked, content),
-        Locking::Unknown => return held(Obstacle::NoLocks, content),
+        Flock::Ours => {}
+        Flock::Theirs => return held(Obstacle::Locked, content),
+        Flock::Unknown => return held(Obstacle::NoLocks, content),
     }
-    // It may have changed, or lost its name, before we had it locked.
+    // It may have changed, or lost its name, before this process locked it.
     let judged = files.read(&file)?;
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
         return Ok(None);
     }
-    if let Err(why) = (claim.may_take)(&judged)? {
+    if let Err(why) = (taker.may_take)(&judged)? {
         return held(why, judged);
     }
-    let record = record(claim);
+    let record = record(taker);
     let changed = files.prepare(&record).and_then(|mode| {
         if can_rewrite {
             files.rewrite(&file, &record, mode)
@@ -192,8 +189,8 @@ fn take_over<F: Files>(
         }
     });
     match changed {
-        // If another program has removed the name before the rewrite, we have written into a file without
-        // a name, and have harmed nothing.
+        // If another program has removed the name before the rewrite, the record is in a file
+        // without a name and does no harm.
         Ok(()) if can_rewrite && files.identity()? == Some(id) => {
             settled(files, After::Takeover, file).map(Some)
         }
@@ -204,21 +201,21 @@ fn take_over<F: Files>(
     }
 }
 
-/// A grant, unless a process that had judged the file before us has acted on it since.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Attempt<F::File>> {
+/// A grant, unless a process that judged the file earlier has acted on that since.
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Acquisition<F::File>> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
-        return Ok(Attempt::Held(Obstacle::Contended, None));
+        return Ok(Acquisition::Obstructed(Obstacle::Contended, None));
     }
-    Ok(Attempt::Granted(ours))
+    Ok(Acquisition::Granted(ours))
 }
 
-/// Whether the lock's name is still that of our file.
+/// Whether the lock's name still belongs to our file.
 pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     Ok(files.identity()? == Some(files.id(ours)?))
 }
 
-/// Gives back the lock whose file we have open, and locked since the grant. False if it is not ours any
-/// more; then nothing is touched.
+/// Releases the lock whose file this process has had open and locked since the grant. False if the
+/// lock is lost; then nothing changes.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     if !is_still_ours(files, ours)? {
         return Ok(false);
@@ -230,19 +227,29 @@ pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     }
 }
 
-/// What comes of removing a lock that is not, or not only, ours.
+/// The result of a removal.
 pub(super) enum Removal {
-    /// There was none.
+    /// There was no lock.
     Nothing,
     Removed,
-    /// It was not to be, for this reason; with what the file says, where it could be read.
+    /// What is in the way, and what the file says, if it could be read.
     Kept(Obstacle, Option<Content>),
 }
 
-/// Removes the lock if `allows` does not object to what its file says, and to who has it locked.
+/// Whether a release that names the lock may go on although another process has the file locked: any
+/// process that may read the file can have locked it, but if the lock is stale, so can a taker.
+/// `is_stale` supposes that no process has the file locked.
+pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
+    match flock {
+        Flock::Theirs if is_stale => Err(Obstacle::Locked),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the lock if `allows` permits that for its content and its flock.
 pub(super) fn remove<F: Files>(
     files: &F,
-    allows: &dyn Fn(&Content, Locking) -> io::Result<Verdict>,
+    allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
 ) -> io::Result<Removal> {
     loop {
         let found = match files.open()? {
@@ -251,12 +258,12 @@ pub(super) fn remove<F: Files>(
             Found::NotAFile => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
             Found::File(found) => found,
         };
-        let locking = files.lock_patiently(&found)?;
+        let flock = files.lock_patiently(&found)?;
         let content = files.read(&found)?;
         if files.identity()? != Some(files.id(&found)?) {
             continue;
         }
-        if let Err(why) = allows(&content, locking)? {
+        if let Err(why) = allows(&content, flock)? {
             return Ok(Removal::Kept(why, Some(content)));
         }
         return match files.remove() {
@@ -270,15 +277,15 @@ pub(super) fn remove<F: Files>(
     }
 }
 
-/// This user may not change the names here, or nobody may.
+/// Whether this user, or every user, lacks the right to change names here.
 pub(super) fn is_forbidden(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }
 
-fn record(claim: &Claim<'_>) -> Vec<u8> {
-    let mut record = (claim.record)();
-    if claim.is_live {
+fn record(taker: &Taker<'_>) -> Vec<u8> {
+    let mut record = (taker.record)();
+    if taker.is_live {
         record.extend_from_slice(LIVE_LINE.as_bytes());
     }
     record

@@ -1,5 +1,5 @@
-//! Waiting for something to happen to a name: by inotify where that sees anything, by looking again where
-//! it does not.
+//! Waiting for changes of names in a directory: by inotify, and by looking again where inotify sees
+//! nothing.
 
 use std::cell::{OnceCell, RefCell};
 use std::io;
@@ -22,53 +22,53 @@ const CLOSER_STACK_LEN: usize = 64 * 1024;
 /// Why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
-    /// Something has happened, or it is time to look.
+    /// Something has changed, or it is time to look.
     Look,
-    /// The caller's descriptor says to give up.
+    /// The caller has cancelled the wait.
     Cancelled,
 }
 
-/// Something that one thread says to another that waits for files.
+/// Cancels a wait in another thread.
 #[derive(Debug)]
-pub(crate) struct Flag(OwnedFd);
+pub(crate) struct CancelFlag(OwnedFd);
 
-impl Flag {
-    /// Not set yet.
-    pub(crate) fn new() -> io::Result<Flag> {
-        Ok(Flag(eventfd(
+impl CancelFlag {
+    /// A flag that is not set.
+    pub(crate) fn new() -> io::Result<CancelFlag> {
+        Ok(CancelFlag(eventfd(
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
         )?))
     }
 
-    /// Sets it, for good.
+    /// Sets the flag for good.
     pub(crate) fn set(&self) {
-        // Fails only where the counter is full, and then it is set.
+        // Fails only if the counter is full, and then the flag is set.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
 
-/// A process that is to hold a lock, and may end before it does.
+/// A process that is to hold a lock, and may end before that.
 #[derive(Debug)]
-pub(super) struct Lifetime {
+pub(super) struct HolderProcess {
     pid: u32,
-    /// Readable once it has ended; `None` on a kernel that has no such descriptors.
+    /// Readable once the process has ended; `None` on a kernel without pidfds.
     end: Option<OwnedFd>,
-    /// What tells it from a later one with its number where there is no descriptor.
+    /// Tells the process from a later one with its number, where there is no pidfd.
     start_ticks: Option<u64>,
 }
 
-impl Lifetime {
-    /// Of the process with this number as of now; `None` if it has ended.
-    pub(super) fn of(pid: u32) -> Option<Lifetime> {
+impl HolderProcess {
+    /// The process that has this number now; `None` if it has ended.
+    pub(super) fn of(pid: u32) -> Option<HolderProcess> {
         let lifetime = match process::end_of(pid) {
-            Ok(end) => Lifetime {
+            Ok(end) => HolderProcess {
                 pid,
                 start_ticks: None,
                 end: Some(end),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(_) => Lifetime {
+            Err(_) => HolderProcess {
                 pid,
                 start_ticks: living(pid)?.start_ticks,
                 end: None,
@@ -81,7 +81,7 @@ impl Lifetime {
         self.pid
     }
 
-    /// Whether the process has ended, be it that nobody has asked how.
+    /// Whether the process has ended. A zombie has.
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
             Some(end) => {
@@ -92,7 +92,7 @@ impl Lifetime {
         }
     }
 
-    /// A descriptor that becomes readable when it ends, if there is one.
+    /// A descriptor that becomes readable when the process ends, if there is one.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.end.as_ref().map(AsFd::as_fd)
     }
@@ -103,19 +103,20 @@ fn living(pid: u32) -> Option<process::Process> {
     process::look_up(pid).filter(|process| !process.is_zombie)
 }
 
-/// Watches the names of one directory, from when it is made, or a little later.
+/// Watches the names of one directory, from now on or a little later.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// Empty until the watch begins, and where there is no inotify to be had.
+    /// Empty until the watch begins, and where inotify is missing.
     inotify: OnceCell<OwnedFd>,
-    /// What is to be watched, and from when on.
+    /// The directory to watch, and when to begin.
     later: RefCell<Option<(OwnedFd, Instant)>>,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // The kernel takes its time over the end of a watch, 5 to 20 ms. Nobody shall wait for that who has just
-        // got a lock, or is about to give one back. Without a thread, it is closed here after all.
+        // The kernel needs 5 to 20 ms to end a watch. A process that has just been granted a lock,
+        // or is about to release one, does not wait for that. Without a thread, the descriptor is
+        // closed here.
         if let Some(inotify) = self.inotify.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
@@ -126,15 +127,16 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// Begins to watch.
+    /// Begins to watch now.
     pub(super) fn on(directory: &Directory) -> Watch {
         let watch = Watch::none();
         watch.begin(directory.as_fd());
         watch
     }
 
-    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then: what has happened until now is
-    /// for the caller to find out. A process that ends before that does not wait for the end of the watch.
+    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then. The caller finds out
+    /// what has happened until then. A process that ends before that does not wait for the end of
+    /// the watch.
     pub(super) fn after(delay: Duration, directory: &Directory) -> Watch {
         let watch = Watch::none();
         match directory.as_fd().try_clone_to_owned() {
@@ -154,12 +156,12 @@ impl Watch {
 
     fn begin(&self, directory: BorrowedFd<'_>) {
         if let Ok(inotify) = watch(directory) {
-            // It begins once.
+            // Set once.
             let _ = self.inotify.set(inotify);
         }
     }
 
-    /// Begins to watch if it is time, and says whether it does; and until when to wait if it is not.
+    /// Begins to watch if it is time; otherwise gives the end of the wait.
     fn begin_if_due(&self, until: Instant) -> Result<(), Instant> {
         let mut later = self.later.borrow_mut();
         match later.take_if(|(_, at)| *at <= Instant::now()) {
@@ -171,17 +173,13 @@ impl Watch {
         }
     }
 
-    /// Blocks until something happens to a name that `concerns` us, until one of the `ends` comes to pass,
-    /// until `cancel` is set, until the watch begins, or until an instant.
-    ///
-    /// # Errors
-    ///
-    /// If the system does not let us wait.
+    /// Blocks until a name that `concerns` accepts changes, until a descriptor in `ends` is
+    /// readable, until `cancel` is set, until the watch begins, or until an instant.
     pub(super) fn wait(
         &self,
         concerns: impl Fn(&[u8]) -> bool,
         ends: &[BorrowedFd<'_>],
-        cancel: Option<&Flag>,
+        cancel: Option<&CancelFlag>,
         until: Instant,
     ) -> io::Result<Woken> {
         loop {
@@ -217,7 +215,7 @@ impl Watch {
         }
     }
 
-    /// Reads what has happened, and says whether any of it concerns us.
+    /// Reads all events, and says whether one of them concerns the caller.
     fn concerns(&self, name_concerns: &impl Fn(&[u8]) -> bool) -> bool {
         let Some(inotify) = self.inotify.get() else {
             return true;
@@ -228,14 +226,14 @@ impl Watch {
         loop {
             match events.next() {
                 Ok(event) => {
-                    // Without a name it is about the directory, or about events that were lost.
+                    // Without a name it is about the directory, or about lost events.
                     concerns |= event
                         .file_name()
                         .is_none_or(|name| name_concerns(name.to_bytes()));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return concerns,
-                // Then we look more often than we need to.
+                // Then the caller looks more often than it needs to.
                 Err(_) => return true,
             }
         }
@@ -291,7 +289,7 @@ mod tests {
         write(Path::new("a"));
         assert_eq!(wait(&watch, LIMIT), Woken::Look);
         assert!(began.elapsed() < LIMIT, "it was told of neither");
-        // Once is enough, and from then on it sees what happens.
+        // Once is enough; from then on the watch sees what happens.
         let began = Instant::now();
         assert_eq!(wait(&watch, Duration::from_millis(5)), Woken::Look);
         assert!(began.elapsed() >= Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! The open connections: how many there may be, and how to reach them all at the end.
+//! The open connections: a cap on their number, and a way to end them all.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,19 +14,19 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
-    /// What those are told for whom no place is free.
+    /// Sent to a connection for which no place is free.
     farewell: &'static [u8],
-    open: Mutex<Open>,
+    open: Mutex<OpenStreams>,
     one_closed: Condvar,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
-    /// Since when nobody has been connected; meaningless while somebody is.
+    /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
-    /// Nobody is let in any more.
+    /// No further connection is accepted.
     closed: bool,
 }
 
@@ -39,12 +39,12 @@ pub struct Admission {
 }
 
 impl Connections {
-    /// No connection yet, and never more than `max_connections` at once.
+    /// No connections yet, and at most `max_connections` at once.
     pub fn new(max_connections: usize) -> Self {
         Connections {
             max_connections,
             farewell: b"",
-            open: Mutex::new(Open {
+            open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
                 empty_since: Instant::now(),
@@ -54,15 +54,15 @@ impl Connections {
         }
     }
 
-    /// The same, with a word for those who are closed because no place is free.
+    /// The same, with a message for connections that are closed because no place is free.
     pub fn with_farewell(self, farewell: &'static [u8]) -> Self {
         Connections { farewell, ..self }
     }
 
-    /// Accepts a connection and gives it a number and a place; one for which no place is free is
-    /// closed, and `None` returned. `accept` must not block: it is called under the mutex, so that no
-    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for good once that
-    /// has said yes.
+    /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
+    /// returns `None`. `accept` must not block: it runs under the mutex, so that no connection can
+    /// slip in while [`Connections::close_if_empty`] decides. Blocks for ever once that or
+    /// [`Connections::close`] has stopped accepting.
     ///
     /// # Errors
     ///
@@ -91,31 +91,26 @@ impl Connections {
         }))
     }
 
-    /// Lets nobody in any more if nobody is connected and `is_quiet` says so, too. Connections that
-    /// have not been accepted by then are left to whoever listens on the socket next.
+    /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
+    /// Connections in the backlog are left to the next server on the socket.
     pub fn close_if_empty(&self, is_quiet: impl FnOnce() -> bool) -> bool {
         let mut open = self.open.lock();
         open.closed |= open.streams.is_empty() && is_quiet();
         open.closed
     }
 
-    /// Lets nobody in any more.
+    /// Stops accepting.
     pub fn close(&self) {
         self.open.lock().closed = true;
     }
 
-    /// Since when nobody has been connected; `None` while somebody is.
+    /// Since when no connection has been open; `None` while one is.
     pub fn empty_since(&self) -> Option<Instant> {
         let open = self.open.lock();
         open.streams.is_empty().then_some(open.empty_since)
     }
 
-    /// How many connections are open.
-    pub fn count(&self) -> usize {
-        self.open.lock().streams.len()
-    }
-
-    /// How many bytes connection `id` has sent that have not been read.
+    /// How many bytes of connection `id` have arrived and have not been read.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();
         open.streams

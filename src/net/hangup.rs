@@ -1,13 +1,12 @@
-//! Who has gone away: one thread watches every connection for the peer's hang-up, and for nothing
-//! else.
+//! Which peers have gone away: one thread watches every connection for the peer's hang-up.
 //!
-//! A session that waits for a lock does not read, so it cannot see the end of the stream itself; nor
-//! can it see one that hides behind pipelined requests. Each socket is registered once, edge
-//! triggered, so the watch costs a connection one system call in its life and delays no reply. A
-//! socket that is closed leaves the watch by itself.
+//! A session that waits for a lock does not read, so it cannot see the end of the stream; nor can
+//! it see an end that follows pipelined requests. Each socket is registered once, edge triggered:
+//! the watch costs a connection one system call and delays no reply. A closed socket leaves the
+//! watch by itself.
 //!
-//! A peer that fills its window behind a wait cannot tell us any more that it leaves: the kernel has no
-//! room for that. So a session that waits for long has the watch heed what its peer sends, too.
+//! The end of a peer that has filled its window cannot arrive: the kernel has no room for it. So a
+//! session that waits for long has the watch report input, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,18 +25,18 @@ const HANG_UPS: EventFlags = EventFlags::RDHUP
 /// What the watch has seen of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// It has closed or half-closed its side, or is gone.
+    /// The peer has closed or half-closed its side, or is gone.
     HungUp,
-    /// It has sent something, and the watch heeds that.
+    /// The peer has sent something, and the watch heeds input.
     Sent,
 }
 
-/// Whether the watch heeds what a peer sends.
+/// Whether the watch reports input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Each time that something arrives.
+    /// Each time that bytes arrive.
     Heeded,
-    /// Not at all.
+    /// Never.
     Ignored,
 }
 
@@ -54,7 +53,7 @@ impl HangupWatch {
         Ok(HangupWatch { epoll })
     }
 
-    /// Watches one more socket under the number `id`. A hang-up that has come already counts.
+    /// Watches one more socket under the number `id`. A hang-up that came before counts.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
         epoll::add(
             &self.epoll,
@@ -65,14 +64,14 @@ impl HangupWatch {
         Ok(())
     }
 
-    /// Changes whether what arrives at a socket that is watched is heeded. What is there already counts.
+    /// Changes whether the watch reports a socket's input. Bytes that came before count.
     pub fn set_input(&self, stream: &Stream, id: u64, input: Input) -> io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
         Ok(())
     }
 
-    /// Calls `report` with the number of each connection whose peer hangs up or sends what is heeded,
-    /// once or more often, until the watch itself fails.
+    /// Calls `report` for each hang-up and each heeded input, once or more often, until the watch
+    /// itself fails.
     pub fn run(&self, mut report: impl FnMut(u64, Sign)) -> io::Error {
         let empty = Event {
             flags: EventFlags::empty(),

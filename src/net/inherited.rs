@@ -1,5 +1,4 @@
-//! Listening sockets that somebody else has bound for us: inetd and s6 on descriptor 0, systemd by
-//! LISTEN_FDS.
+//! Inherited sockets: inetd and s6 give one on descriptor 0, systemd names them in LISTEN_FDS.
 
 use std::env;
 use std::fmt;
@@ -21,11 +20,11 @@ const FIRST_DESCRIPTOR: usize = 3;
 /// Why an inherited descriptor cannot be listened on.
 #[derive(Debug)]
 pub enum NotListening {
-    /// It is no stream socket of a kind that we know.
+    /// It is no TCP or Unix stream socket.
     NotAStreamSocket,
     /// It is one end of a connection.
     Connected,
-    /// The system says no.
+    /// A system call failed.
     Io(io::Error),
 }
 
@@ -34,7 +33,8 @@ impl fmt::Display for NotListening {
         match self {
             NotListening::NotAStreamSocket => f.write_str("it is not a listening stream socket"),
             NotListening::Connected => f.write_str(
-                "it is a connected socket, but all connections must reach one process: use wait, not nowait",
+                "it is a connected socket, but all connections must reach one process: \
+                 use wait, not nowait",
             ),
             NotListening::Io(error) => f.write_str(&crate::text::reason(error)),
         }
@@ -50,7 +50,7 @@ impl From<Errno> for NotListening {
     }
 }
 
-/// A socket that somebody else has made for us.
+/// A socket that this process was given.
 #[derive(Debug)]
 pub enum Inherited {
     /// It listens.
@@ -72,19 +72,19 @@ impl Inherited {
 ///
 /// # Errors
 ///
-/// Why it is not one to listen on.
+/// Why the server cannot listen on it.
 pub fn from_stdin() -> Result<Listener, NotListening> {
     any_from_stdin()?.listening()
 }
 
-/// The same, be it a socket to listen on or a connection (inetd `nowait`).
+/// The same for a listening socket or a connection (inetd `nowait`).
 ///
 /// # Errors
 ///
 /// Why it is neither.
 pub fn any_from_stdin() -> Result<Inherited, NotListening> {
     let stdin = io::stdin();
-    // Descriptor 0 itself stays open, so that nothing else takes its number.
+    // Descriptor 0 itself stays open, so that no other file takes its number.
     let socket = stdin
         .as_fd()
         .try_clone_to_owned()
@@ -92,12 +92,12 @@ pub fn any_from_stdin() -> Result<Inherited, NotListening> {
     classify(socket)
 }
 
-/// The sockets that LISTEN_FDS says are ours, in their order; none if it says nothing, or says it to
-/// another process (LISTEN_PID).
+/// The listening sockets that LISTEN_FDS counts, in their order; none if it is not set, or is meant
+/// for another process (LISTEN_PID).
 ///
 /// # Errors
 ///
-/// What is wrong with the variable, or which descriptor is not one to listen on, and why.
+/// What is wrong with the variable, or which descriptor does not listen, and why.
 pub fn from_environment() -> Result<Vec<Listener>, String> {
     let inherited = any_from_environment()?.into_iter();
     let listeners = inherited
@@ -110,7 +110,7 @@ pub fn from_environment() -> Result<Vec<Listener>, String> {
     listeners.collect()
 }
 
-/// The same, be they sockets to listen on or connections.
+/// The same for listening sockets and connections.
 ///
 /// # Errors
 ///
@@ -149,8 +149,7 @@ fn cannot_listen(descriptor: usize, why: &NotListening) -> String {
     format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
-/// Whether standard error is the very socket on descriptor 0. Then whatever is written there goes to
-/// a client, or nowhere.
+/// Whether stderr is the socket on descriptor 0. A client would read what is written there.
 pub fn stderr_is_a_peers() -> bool {
     match (fstat(io::stdin()), fstat(io::stderr())) {
         (Ok(stdin), Ok(stderr)) => {
@@ -167,7 +166,7 @@ fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
     }
     if !sockopt::socket_acceptconn(&socket)? {
         let is_connected = rustix::net::getpeername(&socket).is_ok();
-        // The peer of a broken connection is forgotten; what it sent before is still to be had.
+        // A broken connection has no peer address any more, but what the peer sent can be read.
         let is_broken = || matches!(sockopt::socket_error(&socket), Ok(Err(_)));
         return if is_connected || is_broken() {
             Ok(Inherited::Connected(socket))

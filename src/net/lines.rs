@@ -1,14 +1,16 @@
-//! Frames of lines out of a byte stream, within bounds: however the bytes arrive, and however many.
+//! Frames of lines out of a byte stream, within bounds however the bytes arrive.
 
 use std::io::{self, Read};
+
+use crate::sys::memory::{self, Purpose};
 
 use super::stream::Stream;
 use super::telnet::{Endless, Telnet, INTERRUPT};
 
-/// The bytes that are buffered ahead of what has been asked for; the rest waits in the kernel.
+/// The length of the read-ahead buffer in bytes; more input waits in the kernel.
 const BUFFER_LEN: usize = 4096;
 
-/// How much is kept of a line that is thrown away.
+/// How many bytes of a discarded line are kept.
 const HEAD_LEN: usize = 64;
 
 /// See [`LineReader::new`].
@@ -16,8 +18,8 @@ type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
 ///
-/// A line ends with LF, and every CR before the LF is stripped. The buffer grows beyond its 4096 bytes only
-/// for a line whose limit asks for it, and shrinks again after it.
+/// A line ends with LF, and every CR before the LF is stripped. The buffer grows beyond its 4096
+/// bytes only for a line with a higher limit, and shrinks again after it.
 pub struct LineReader<const N: usize> {
     buffer: Vec<u8>,
     /// Where the current frame begins.
@@ -29,7 +31,7 @@ pub struct LineReader<const N: usize> {
     /// Where the lines of the current frame end.
     ends: [usize; N],
     line_count: usize,
-    /// The current line is beyond its limit; what there is of it is thrown away, but for its head.
+    /// The current line is beyond its limit: all of it but its head is discarded.
     overlong: bool,
     head: Vec<u8>,
     lines_seen: u32,
@@ -45,11 +47,11 @@ pub enum Buffered {
     Frame,
     /// Not yet a whole frame.
     Incomplete,
-    /// A line beyond its limit, which has been swallowed up to its LF. What follows is out of step.
+    /// A line beyond its limit, read up to its LF. The lines after it are out of step.
     TooLong,
 }
 
-/// What a read brought.
+/// Why a read brought nothing.
 #[derive(Debug)]
 pub enum ReadEnd {
     /// The peer has closed, or half-closed, its side.
@@ -63,8 +65,8 @@ pub enum ReadEnd {
 }
 
 impl<const N: usize> LineReader<N> {
-    /// A reader of lines no longer than `limit` allows: given a line's number in its frame, from 0, and
-    /// the frame's first line (for which itself it is empty); the LF is not counted.
+    /// A reader of lines up to a limit in bytes, without the LF. `limit` gets a line's number in
+    /// its frame, from 0, and the first line of the frame, which is empty for line 0 itself.
     pub fn new(limit: impl Fn(usize, &[u8]) -> usize + 'static) -> Self {
         LineReader {
             buffer: vec![0; BUFFER_LEN],
@@ -127,17 +129,17 @@ impl<const N: usize> LineReader<N> {
         })
     }
 
-    /// How the line began that is beyond its limit.
+    /// The beginning of the line that is beyond its limit.
     pub fn overlong_head(&self) -> &[u8] {
         &self.head
     }
 
-    /// Puts the line behind us that [`LineReader::look`] has found too long; a frame begins after it.
+    /// Skips the line that [`LineReader::look`] has found too long; a frame begins after it.
     pub fn skip_overlong(&mut self) {
         self.next_frame_at(self.scanned);
     }
 
-    /// Puts the current frame behind us.
+    /// Skips the current frame.
     pub fn advance(&mut self) {
         self.next_frame_at(self.ends[N - 1] + 1);
         if self.start == self.end && self.buffer.len() > BUFFER_LEN {
@@ -152,9 +154,9 @@ impl<const N: usize> LineReader<N> {
     ///
     /// # Errors
     ///
-    /// Why there is nothing more to come, or not in time.
+    /// Why nothing came.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
-        self.make_room();
+        self.make_room()?;
         let len = loop {
             match stream.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Err(ReadEnd::Eof),
@@ -167,11 +169,11 @@ impl<const N: usize> LineReader<N> {
         self.take_in(len)
     }
 
-    /// Reads what is there without blocking, as far as the buffer has room.
+    /// Reads what has arrived without blocking, as far as the buffer has room.
     ///
     /// # Errors
     ///
-    /// Only [`ReadEnd::Telnet`]; whatever else there is to say, the next read says it.
+    /// Only [`ReadEnd::Telnet`]; the next read reports the other ends.
     pub fn read_ready(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
         self.compact();
         if self.end == self.buffer.len() {
@@ -181,7 +183,7 @@ impl<const N: usize> LineReader<N> {
         self.take_in(len)
     }
 
-    /// Moves what must be answered to telnet commands to the end of `out`.
+    /// Moves the answers to telnet commands to the end of `out`.
     pub fn take_answers(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.answers);
     }
@@ -203,14 +205,18 @@ impl<const N: usize> LineReader<N> {
         Ok(())
     }
 
-    fn make_room(&mut self) {
+    fn make_room(&mut self) -> Result<(), ReadEnd> {
         self.compact();
         if self.end == self.buffer.len() {
             // Only a line with a limit above the usual ones can fill the buffer.
             let longest = self.line_start() + self.line_limit() + 2;
             let len = (2 * self.buffer.len()).min(longest.max(self.buffer.len() + 1));
+            let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
+                return Err(ReadEnd::Broken(io::ErrorKind::OutOfMemory.into()));
+            };
             self.buffer.resize(len, 0);
         }
+        Ok(())
     }
 
     fn compact(&mut self) {

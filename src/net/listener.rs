@@ -1,36 +1,33 @@
-//! Listening sockets: binding them, and accepting from them through all that may go wrong.
+//! Listening sockets: binding them, and accepting from them whatever fails.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use log::{debug, warn};
 use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fs::{chown, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
-    bind, connect, ipproto, listen, socket_with, sockopt, AddressFamily, SocketAddrUnix,
-    SocketFlags, SocketType,
+    bind, ipproto, listen, socket_with, sockopt, AddressFamily, SocketFlags, SocketType,
 };
 
 use crate::log::Throttle;
-use crate::sys::directory::{lock_within, Directory};
+use crate::sys::thread::spawn;
 use crate::text::Escaped;
 
 use super::connections::{Admission, Connections};
 use super::stream::Stream;
-use super::workers::{spawn, Workers};
+use super::unix_path::{self, BoundPath};
+use super::workers::Workers;
 
-/// Connections that the kernel completes ahead of us.
+/// Connections that the kernel completes before they are accepted.
 const BACKLOG: i32 = 4096;
 
 /// A peer that has vanished is noticed after idle + probes x interval = 30 s of silence.
@@ -38,16 +35,13 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// What we have sent must be acknowledged within this many milliseconds.
+/// The time in milliseconds within which the peer must acknowledge what it is sent.
 const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// A client that never reads pins no more than this in the kernel.
+/// The kernel memory in bytes that a client can pin by not reading.
 const SEND_BUFFER_LEN: usize = 16 * 1024;
 
-/// How long others may have the directory of a Unix socket locked.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Pauses after a failed accept: doubled from the first to the longest.
+/// The back-off after a failed accept: doubled from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -56,16 +50,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub enum Listener {
     /// On an address of the network.
     Tcp(TcpListener),
-    /// On a path of this host; with the path and its inode if we have made it.
-    Unix(UnixListener, Option<Made>),
-}
-
-/// A socket in the file system that we have made.
-#[derive(Debug)]
-pub struct Made {
-    path: PathBuf,
-    /// Device and inode: another server may have put its own in our place since.
-    identity: (u64, u64),
+    /// On a path of this host; with the path if this process has bound it.
+    Unix(UnixListener, Option<BoundPath>),
 }
 
 impl Listener {
@@ -91,10 +77,10 @@ impl Listener {
         Listener::adopt_tcp(socket.into())
     }
 
-    /// Takes over a TCP socket that listens already, and sets its options.
+    /// Adopts a TCP socket that is listening, and sets its options.
     pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
-        // Linux hands all of these on to the accepted sockets, which saves each of them the calls.
+        // Accepted sockets inherit all of these, which saves each of them the calls.
         sockopt::set_tcp_nodelay(&listener, true)?;
         sockopt::set_socket_keepalive(&listener, true)?;
         sockopt::set_tcp_keepidle(&listener, KEEPALIVE_IDLE)?;
@@ -105,51 +91,29 @@ impl Listener {
         Ok(Listener::Tcp(listener))
     }
 
-    /// Takes over a Unix socket that listens already.
+    /// Adopts a Unix socket that is listening.
     pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, None))
     }
 
-    /// Listens on `path`, for whoever `mode` and `group` let in. A socket that a dead server has
-    /// left there is replaced. It changes the umask for a moment, so no other thread may be making files.
+    /// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
+    /// replaced. Changes the umask for a moment, so no other thread may be making files.
     ///
     /// # Errors
     ///
     /// [`io::ErrorKind::AddrInUse`] if a server listens there, [`io::ErrorKind::AlreadyExists`] if
-    /// something that is no socket stands there, or whatever the system says.
+    /// `path` is no socket, or the system's own.
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
-        // Two servers that both find a dead one's socket must not remove each other's: whoever has the
-        // directory looks, removes and listens before the other looks.
-        let directory = Directory::of(path)?;
-        if !lock_within(&directory, LOCK_PATIENCE)? {
-            return Err(io::Error::other("somebody has locked its directory"));
-        }
-        clear_the_way(path)?;
-        // Nobody can connect before the owner and the mode are right.
-        let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
-        let bound = UnixListener::bind(path);
-        rustix::process::umask(umask);
-        let listener = bound?;
-        let made = Made::at(path)?;
-        let opened = open_to(path, mode, group).and_then(|()| {
-            // std listens with a shorter backlog; listening again only changes that.
-            listen(&listener, BACKLOG)?;
-            listener.set_nonblocking(true)
-        });
-        match opened {
-            Ok(()) => Ok(Listener::Unix(listener, Some(made))),
-            Err(error) => {
-                made.remove();
-                Err(error)
-            }
-        }
+        let (listener, made) = unix_path::bind(path, mode, group, BACKLOG)?;
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Unix(listener, Some(made)))
     }
 
-    /// Removes the socket that we have made, if it still is ours.
+    /// Removes the Unix socket that this process has bound, unless another has taken its place.
     pub fn clean_up(&self) {
-        if let Listener::Unix(_, Some(made)) = self {
-            made.remove();
+        if let Listener::Unix(_, Some(path)) = self {
+            path.remove();
         }
     }
 
@@ -161,8 +125,8 @@ impl Listener {
         }
     }
 
-    /// Hands every connection that is let in to `serve`, for ever. Where the process or the system has
-    /// run out of descriptors or memory it pauses, longer each time, rather than spin.
+    /// Hands every connection that gets a place to `serve`, for ever. It does not spin when the
+    /// process or the system has run out of descriptors or memory: it pauses, longer each time.
     pub fn accept_all(
         &self,
         connections: &Arc<Connections>,
@@ -182,7 +146,7 @@ impl Listener {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
-                Err(error) if is_the_peers_doing(&error) => {
+                Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{error}\"")
                 }
                 Err(error) => {
@@ -203,7 +167,7 @@ impl Listener {
             Listener::Tcp(listener) => listener.as_fd(),
             Listener::Unix(listener, _) => listener.as_fd(),
         };
-        // Should this fail, the next accept says why.
+        // If this fails, the next accept says why.
         let _ = poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], None);
     }
 
@@ -219,7 +183,7 @@ impl Listener {
     }
 }
 
-/// Where it listens, for the log.
+/// The address or path, for the log.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -238,39 +202,12 @@ impl fmt::Display for Listener {
     }
 }
 
-impl Made {
-    fn at(path: &Path) -> io::Result<Made> {
-        Ok(Made {
-            path: path.to_owned(),
-            identity: identity_of(path)?,
-        })
-    }
-
-    fn remove(&self) {
-        if identity_of(&self.path).is_ok_and(|identity| identity == self.identity) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
-}
-
-fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
-    if let Some(group) = group {
-        chown(path, None, Some(Gid::from_raw(group)))?;
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-}
-
-/// Accepts from each listener on a thread of its own, and has the workers serve whoever is let in. Does
-/// not wait.
+/// Accepts from each listener on a thread of its own, and hands the connections to the workers.
+/// Does not block.
 ///
 /// # Errors
 ///
-/// If no thread can be had.
+/// If a thread cannot be started.
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,
@@ -295,8 +232,8 @@ pub fn accept_from_all(
     Ok(())
 }
 
-/// Whether accept failed for the one connection only, so that the next may be tried at once.
-fn is_the_peers_doing(error: &io::Error) -> bool {
+/// Whether accept failed for this connection only, so that the next can be tried at once.
+fn concerns_one_peer(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(
@@ -310,29 +247,6 @@ fn is_the_peers_doing(error: &io::Error) -> bool {
                 | Errno::NOPROTOOPT
         )
     )
-}
-
-/// Removes the socket of a dead server, and nothing else.
-fn clear_the_way(path: &Path) -> io::Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    if !found.file_type().is_socket() {
-        return Err(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "something that is not a socket is in the way",
-        ));
-    }
-    // Without blocking, since the backlog of a server that lives may be full.
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&probe, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => fs::remove_file(path),
-        // A server that accepts, or one whose backlog is full, or one that we may not ask.
-        _ => Err(io::ErrorKind::AddrInUse.into()),
-    }
 }
 
 #[cfg(test)]

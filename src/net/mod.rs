@@ -1,4 +1,4 @@
-//! Sockets: binding, accepting, reading lines within bounds, noticing who has gone away.
+//! Sockets: binding, accepting, reading lines within bounds, noticing peers that have gone away.
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
@@ -15,5 +15,7 @@ pub mod listener;
 pub mod stream;
 #[cfg(feature = "programs")]
 mod telnet;
+#[cfg(feature = "programs")]
+pub mod unix_path;
 #[cfg(feature = "programs")]
 pub mod workers;

@@ -24,7 +24,7 @@ pub enum Stream {
 impl Stream {
     /// Sets for how long a read may block.
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // Zero would mean "for ever"; whoever has no time left wants the contrary.
+        // To the system, zero means "for ever".
         let timeout = Some(timeout.max(Duration::from_millis(1)));
         match self {
             Stream::Tcp(stream) => stream.set_read_timeout(timeout),
@@ -32,7 +32,7 @@ impl Stream {
         }
     }
 
-    /// Ends one or both directions. A peer that is gone already is no error.
+    /// Ends one or both directions. A peer that has gone is no error.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -40,8 +40,8 @@ impl Stream {
         };
     }
 
-    /// Where the peer is: its address without the port, for IPv6 its network; `None` if it is on this
-    /// host, or gone.
+    /// The peer's address without the port, for IPv6 its network; `None` for a Unix socket, or if
+    /// the peer has gone.
     pub fn source(&self) -> Option<IpAddr> {
         let Stream::Tcp(stream) = self else {
             return None;
@@ -57,7 +57,7 @@ impl Stream {
         ioctl_fionread(self).unwrap_or(0)
     }
 
-    /// Reads what is there without blocking; `None` if nothing is.
+    /// Reads what has arrived without blocking; `None` if nothing has.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
         match recv(self, buffer, RecvFlags::DONTWAIT) {
             Ok((len, _)) => Some(len),
@@ -65,13 +65,13 @@ impl Stream {
         }
     }
 
-    /// Writes all of `bytes` by a deadline that is `timeout` away (`None`: none), in one system
-    /// call where the peer keeps up. A peer that takes a little now and then does not stretch it.
+    /// Writes all of `bytes` within `timeout` (`None`: for ever), in one system call if the peer
+    /// keeps up. A peer that takes a little now and then does not extend the time.
     ///
     /// # Errors
     ///
-    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the
-    /// bytes may have been sent then.
+    /// Those of `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of
+    /// the bytes may have been sent then.
     pub fn write_within(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         let mut deadline = None;
         while !bytes.is_empty() {
@@ -110,17 +110,16 @@ impl Stream {
             }
         };
         match poll(&mut [PollFd::new(self, PollFlags::OUT)], timeout.as_ref()) {
-            // The kernel may have a little room long before it says so: to write into that would take
-            // the peer's silence for progress.
+            // The kernel may have a little room long before poll reports it. A write into that room
+            // would look like progress of a peer that does not read.
             Ok(0) => Err(io::ErrorKind::TimedOut.into()),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Discards what the peer still sends, until it closes or `limit` is over.
-    ///
-    /// Closing a socket with unread bytes makes the kernel send a reset, which would eat the reply
+    /// Lingering close: discards what the peer still sends, until it closes or `limit` is over. To
+    /// close a socket with unread bytes makes the kernel send a reset, and a reset destroys a reply
     /// on its way.
     pub fn discard_for(&self, limit: Duration) {
         let deadline = Instant::now().checked_add(limit);
@@ -160,7 +159,7 @@ impl AsFd for Stream {
     }
 }
 
-/// Who is at the other end, for the log.
+/// The peer, for the log.
 impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -173,7 +172,7 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Whether a read failed because the time for it was over.
+/// Whether a read failed because its timeout was over.
 pub fn is_timeout(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
 }

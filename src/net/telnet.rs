@@ -1,5 +1,5 @@
-//! The telnet commands (RFC 854) in a byte stream: taken out of it, refused where they ask for
-//! something, never begun by us.
+//! Telnet commands (RFC 854) in a byte stream: removed from it, and refused if they ask for an
+//! option. This end never asks for one.
 //!
 //! 0xFF cannot occur in UTF-8, so it always begins a command. A command may be split over reads, so
 //! the state outlives a call.
@@ -16,21 +16,20 @@ const SE: u8 = 240;
 const FIRST_COMMAND: u8 = 236;
 const TIMING_MARK: u8 = 6;
 
-/// Stands in the cleaned stream where the peer interrupted what it was typing (IAC IP). Nothing
-/// else leaves a 0xFF there.
+/// The byte in the filtered stream for an interrupt (IAC IP). No other command leaves a 0xFF there.
 pub(super) const INTERRUPT: u8 = 0xFF;
 
-/// Stands in the cleaned stream for an escaped 0xFF (IAC IAC), or for one that is followed by no command
-/// and so was none: no more valid in UTF-8 than that.
+/// The byte in the filtered stream for an escaped 0xFF (IAC IAC), or for a 0xFF before a byte that
+/// is no command. It is not valid in UTF-8 either.
 const ESCAPED_FF: u8 = 0xFE;
 
 /// The longest subnegotiation that is skipped.
 const MAX_SUBNEGOTIATION: usize = 256;
 
-/// How many options are refused by name; further ones are met with silence.
+/// How many options are refused; further ones are ignored.
 const MAX_REFUSALS: usize = 64;
 
-/// What the telnet layer remembers of one connection.
+/// The telnet state of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Telnet {
     state: State,
@@ -55,7 +54,7 @@ pub(super) struct Endless;
 
 impl Telnet {
     /// Removes telnet commands from `chunk` in place and returns how many bytes are left at its
-    /// front. What must be answered is appended to `answers`.
+    /// front. Appends the answers to `answers`.
     pub(super) fn filter(
         &mut self,
         chunk: &mut [u8],
@@ -75,7 +74,7 @@ impl Telnet {
         Ok(kept)
     }
 
-    /// Whether the chunk goes through as it is, as all chunks of programs do.
+    /// Whether the chunk has no command in it, as chunks from programs do.
     fn is_plain(&self, chunk: &[u8]) -> bool {
         self.state == State::Data && !chunk.iter().any(|byte| matches!(*byte, IAC | 0))
     }
@@ -124,12 +123,12 @@ impl Telnet {
         let refusal = match verb {
             DO => WONT,
             WILL => DONT,
-            // WONT and DONT state what is the case anyway.
+            // The peer confirms with WONT and DONT that an option is off.
             _ => return,
         };
-        // A timing mark is a question that is asked anew each time: after a Ctrl-C, telnet throws
-        // away all that we send until it is answered. Everything else is answered once, so that two
-        // stubborn ends cannot talk for ever.
+        // A timing mark needs an answer each time: after a Ctrl-C, telnet discards all input until
+        // the answer comes. Other requests are answered once, so that two ends cannot argue for
+        // ever.
         if (verb, option) != (DO, TIMING_MARK) {
             if self.refused.len() >= MAX_REFUSALS || self.refused.contains(&(verb, option)) {
                 return;

@@ -15,122 +15,127 @@ use std::time::Duration;
 
 use nix::unistd::{self, getsid};
 
+use crate::cli::arguments::Parsed;
+use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, Patience, Semaphore,
-    SemaphoreConfig, SemaphoreError, SemaphoreOptions, Terms, Unlockable,
+    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
+    ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
+    WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
-use options::{Command, Options, Parsed, Request, SHORT_USAGE};
+use options::{SemaOptions, SemaRequest, SubCommand, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
 
-// Exit status, as sema(1) has it.
+// The exit statuses of sema(1).
 const DONE: u8 = 0;
 const HELD: u8 = 1;
 const USAGE: u8 = 2;
 const SYSTEM_ERROR: u8 = 3;
 
-/// The first line where a lock was asked for once.
+/// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
-/// The first lines where time is up.
+/// The first line when the timeout of a command that takes the lock is over.
 const TIMEOUT: &str = "Timeout waiting for lock";
+/// The same for `wait`.
 const TIMEOUT_OF_WAIT: &str = "Timeout waiting for lock to be released";
 
-/// Why we cannot do what was asked.
-struct Failure(String);
-
 impl Failure {
-    fn new(message: impl Display) -> Failure {
-        Failure(message.to_string())
+    /// A failure of the system or of the lock.
+    fn system(message: impl Display) -> Failure {
+        Failure::new(SYSTEM_ERROR, message)
     }
 
-    /// What keeps us from using the file at this path.
+    /// The reason why the file at this path cannot be used.
     fn at(path: &Path, cause: impl Display) -> Failure {
-        Failure(format!("IO error: {}: {cause}", shown_path(path)))
+        Failure::system(format_args!("IO error: {}: {cause}", shown_path(path)))
     }
 
-    /// An error of the library, about this path.
+    /// An error of the library about this path.
     fn about(path: &Path, error: &SemaphoreError) -> Failure {
         match error {
             SemaphoreError::IoError(error) => Failure::at(path, reason(error)),
-            SemaphoreError::Lost => Failure(format!("the lock was lost: {}", shown_path(path))),
-            // The others say where, or have nothing to do with it.
-            other => Failure(Plain(other.to_string().as_bytes()).to_string()),
+            SemaphoreError::Lost => {
+                Failure::system(format_args!("the lock was lost: {}", shown_path(path)))
+            }
+            // The other errors name their path, or are not about one.
+            other => Failure::system(Plain(other.to_string().as_bytes())),
         }
     }
-}
 
-impl From<io::Error> for Failure {
-    /// Of the standard output: of all else somebody knows the path.
-    fn from(error: io::Error) -> Failure {
-        Failure(format!("standard output: {}", reason(&error)))
+    /// An error of the standard output.
+    fn unprintable(error: io::Error) -> Failure {
+        Failure::system(format_args!("standard output: {}", reason(&error)))
+    }
+
+    /// Prints the reason, and returns the exit status.
+    fn explain(self) -> u8 {
+        if let Some(message) = self.message {
+            complain(&format!("Error: {message}\n"));
+        }
+        self.status
     }
 }
-
-/// What a command may end with: an exit status, or a failure.
-type Outcome = Result<u8, Failure>;
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    supervise::stage(PROGRAM);
+    supervise::exec_shim(PROGRAM);
     let mut arguments = env::args_os();
     let called = arguments.next().map(PathBuf::from).unwrap_or_default();
     let name = called.file_name().unwrap_or_default();
     if name == "semats" || name == "file-semaphore-ts" {
         return ExitCode::from(semats::main(arguments));
     }
-    let outcome = match options::parse(arguments) {
-        Parsed::Do(request) => carry_out(&request),
-        Parsed::Print(text) => print(&text).map(|()| DONE).map_err(Failure::from),
+    let result = match options::parse(arguments) {
+        Parsed::Run(request) => dispatch(&request),
+        Parsed::Print(text) => print(&text).map(|()| DONE).map_err(Failure::unprintable),
         Parsed::Usage(reason) => {
             complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
             return ExitCode::from(USAGE);
         }
     };
-    ExitCode::from(outcome.unwrap_or_else(|Failure(message)| {
-        complain(&format!("Error: {message}\n"));
-        SYSTEM_ERROR
-    }))
+    ExitCode::from(result.unwrap_or_else(Failure::explain))
 }
 
-fn carry_out(request: &Request) -> Outcome {
+fn dispatch(request: &SemaRequest) -> CommandResult {
     match request.command {
-        Command::Try => try_once(request),
-        Command::Acquire => acquire(request),
-        Command::Release => release(request),
-        Command::Status => status(request),
-        Command::Wait => wait(request),
-        Command::Clean => clean(request),
-        Command::Run => run::run(request),
+        SubCommand::Try => try_once(request),
+        SubCommand::Acquire => acquire(request),
+        SubCommand::Release => release(request),
+        SubCommand::Status => status(request),
+        SubCommand::Wait => wait(request),
+        SubCommand::Clean => clean(request),
+        SubCommand::Run => run::run(request),
     }
 }
 
-fn try_once(request: &Request) -> Outcome {
+fn try_once(request: &SemaRequest) -> CommandResult {
     take(request, Some(Duration::ZERO), |slot, busy| {
         tell_held(ALREADY_HELD, slot, busy, request)
     })
 }
 
-fn acquire(request: &Request) -> Outcome {
+fn acquire(request: &SemaRequest) -> CommandResult {
     take(request, request.options.timeout, |slot, busy| {
         tell_timeout(TIMEOUT, slot, busy, request)
     })
 }
 
-/// Takes the lock, or one of the slots, within the timeout, and leaves it held.
+/// Takes the lock, or one of the slots, within the timeout, and leaves it held. If there is none to
+/// take, `tell` says so.
 fn take(
-    request: &Request,
+    request: &SemaRequest,
     timeout: Option<Duration>,
     tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
-) -> Outcome {
+) -> CommandResult {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(timeout, None);
-    let taken = acquire_any_detached(&slots, &info(&request.options), &patience);
+    let limit = WaitLimit::new(timeout, None);
+    let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => acquired(&slots[at], request),
-        Err((at, busy)) => {
+        Waited::Granted(at, ()) => acquired(&slots[at], request),
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell(&slots[at], &busy)?;
             Ok(HELD)
@@ -138,7 +143,7 @@ fn take(
     }
 }
 
-fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
+fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let path = shown_path(slot.path());
     let written = slot.lock_info().unwrap_or_else(|| info(options));
@@ -147,32 +152,34 @@ fn acquired(slot: &Semaphore, request: &Request) -> Outcome {
         .with("path", path.clone())
         .with("pid", written.pid)
         .with("since", written.timestamp);
-    let said = say(&format!("Lock acquired: {path}"), &object, request);
-    if said.is_err() {
+    let printed = say(&format!("Lock acquired: {path}"), &object, request);
+    if printed.is_err() {
         give_back(slot, holder(options));
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
             "Note: no process is known that {path} is held for; see --pid in sema(1)\n"
         ));
     }
-    said
+    printed
 }
 
-/// Releases a lock that was granted, but nobody could be told: whoever does not learn of it will not do so.
+/// Releases a lock whose grant could not be printed: the caller does not know that it must release
+/// it.
 fn give_back(slot: &Semaphore, pid: u32) {
-    let terms = Terms {
+    let terms = ReleaseTerms {
         pid: Some(pid),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let _ = slot.release(&terms);
 }
 
-/// Releases the lock; of slots, the one that the caller holds, or by force all.
-fn release(request: &Request) -> Outcome {
+/// Releases the lock. With `--slots`, releases the slot that the caller holds, or, with `--force`,
+/// all of them.
+fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, SemaphoreOptions::new())?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
-    let terms = Terms {
+    let terms = ReleaseTerms {
         force: options.force,
         pid: options.pid.or(must_be_own.then(caller)),
         token: options.token.clone(),
@@ -180,18 +187,19 @@ fn release(request: &Request) -> Outcome {
     };
     let mut was_there = false;
     let mut kept = None;
+    let mut unusable = Unusable::among(slots.len());
     for slot in &slots {
         match slot.release(&terms) {
-            Ok(Ok(())) => {
+            Ok(ReleaseOutcome::Released) => {
                 was_there = true;
                 released(slot.path(), was_there, request)?;
                 if !options.force {
                     return Ok(DONE);
                 }
             }
-            Ok(Err(busy)) => kept = kept.or(Some((slot, busy))),
+            Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
-            Err(error) => return Err(Failure::about(slot.path(), &error)),
+            Err(error) => unusable.pass_over(slot.path(), error)?,
         }
     }
     match kept {
@@ -201,7 +209,7 @@ fn release(request: &Request) -> Outcome {
     }
 }
 
-fn released(path: &Path, was_there: bool, request: &Request) -> Outcome {
+fn released(path: &Path, was_there: bool, request: &SemaRequest) -> CommandResult {
     let path = shown_path(path);
     let object = Object::new()
         .with("released", was_there)
@@ -209,11 +217,11 @@ fn released(path: &Path, was_there: bool, request: &Request) -> Outcome {
     say(&format!("Lock released: {path}"), &object, request)
 }
 
-fn not_released(slot: &Semaphore, busy: &Busy, request: &Request) -> Outcome {
+fn not_released(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
     if let Some(cause) = impediment(busy.obstacle) {
         return Err(Failure::at(slot.path(), cause));
     }
-    let line = match busy.status.is_readable {
+    let line = match busy.details.is_readable() {
         true => "Lock held by different process",
         false => "Lock not released",
     };
@@ -221,7 +229,7 @@ fn not_released(slot: &Semaphore, busy: &Busy, request: &Request) -> Outcome {
     Ok(HELD)
 }
 
-/// Why a lock was not released if it is not for its holder.
+/// Why a lock file cannot be removed, apart from its holder.
 fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::NotAFile => Some("not a regular file"),
@@ -230,7 +238,7 @@ fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     }
 }
 
-/// Fails if there can never be a lock at the path.
+/// Fails if the path can never be a lock.
 fn refuse_if_hopeless(slot: &Semaphore, busy: &Busy) -> Result<(), Failure> {
     match impediment(busy.obstacle) {
         Some(cause) if busy.is_hopeless() => Err(Failure::at(slot.path(), cause)),
@@ -238,37 +246,43 @@ fn refuse_if_hopeless(slot: &Semaphore, busy: &Busy) -> Result<(), Failure> {
     }
 }
 
-/// Shows the lock, or all of the slots. Of those, one that is free does.
-fn status(request: &Request) -> Outcome {
+/// Shows the lock, or all slots. Returns DONE if the lock, or one of the slots, is free.
+fn status(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let mut is_any_free = false;
     let mut texts = Vec::new();
-    for slot in slots(request, SemaphoreOptions::new())? {
+    let slots = slots(request, SemaphoreOptions::new())?;
+    let mut unusable = Unusable::among(slots.len());
+    for slot in &slots {
         let path = options.slots.map(|_| slot.path());
-        let status = slot
-            .status()
-            .map_err(|error| Failure::about(slot.path(), &error))?;
-        is_any_free |= !status.is_locked;
+        let status = match slot.status() {
+            Ok(status) => status,
+            Err(error) => {
+                unusable.pass_over(slot.path(), error)?;
+                continue;
+            }
+        };
+        is_any_free |= !status.is_locked();
         texts.push(match options.json {
             true => format!("{}\n", report::status_object(path, &status).compact()),
             false => report::status_text(path, &status),
         });
     }
-    print(&texts.join(if options.json { "" } else { "\n" }))?;
+    print(&texts.join(if options.json { "" } else { "\n" })).map_err(Failure::unprintable)?;
     Ok(if is_any_free { DONE } else { HELD })
 }
 
-fn wait(request: &Request) -> Outcome {
+fn wait(request: &SemaRequest) -> CommandResult {
     let slots = slots(request, SemaphoreOptions::new())?;
-    let patience = Patience::new(request.options.timeout, None);
-    let waited = wait_any(&slots, &patience);
+    let limit = WaitLimit::new(request.options.timeout, None);
+    let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        Ok((at, ())) => {
+        Waited::Granted(at, ()) => {
             let path = shown_path(slots[at].path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        Err((at, busy)) => {
+        Waited::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             tell_timeout(TIMEOUT_OF_WAIT, &slots[at], &busy, request)?;
             Ok(HELD)
@@ -276,14 +290,14 @@ fn wait(request: &Request) -> Outcome {
     }
 }
 
-fn clean(request: &Request) -> Outcome {
+fn clean(request: &SemaRequest) -> CommandResult {
     let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
-    let unlockable = match request.options.force {
-        true => Unlockable::Remove,
-        false => Unlockable::Keep,
+    let without_flock = match request.options.force {
+        true => WithoutFlock::Remove,
+        false => WithoutFlock::Keep,
     };
     let (cleaned, obstacle) = semaphore
-        .clean_with(unlockable)
+        .clean_with(without_flock)
         .map_err(|error| Failure::about(&request.path, &error))?;
     let failure = obstacle
         .and_then(why_not_cleaned)
@@ -292,19 +306,20 @@ fn clean(request: &Request) -> Outcome {
     failure.map_or(Ok(DONE), Err)
 }
 
-/// Why it is not known whether a lock is stale, or why a stale one was not removed. That a lock is held is no
+/// Why `clean` cannot judge a lock, or cannot remove a stale one. A lock that is held is no
 /// failure.
 fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NoLocks => {
-            Some("stale, but the file system knows no locks on files; see --force")
+            Some("stale, but the file system does not support locks on files; see --force")
         }
+        Obstacle::Locked => Some("stale, but another process keeps the file locked"),
         other => impediment(other),
     }
 }
 
-fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &Request) -> Outcome {
+fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &SemaRequest) -> CommandResult {
     let path = shown_path(&request.path);
     let object = Object::new()
         .with("cleaned", cleaned.lock)
@@ -325,44 +340,49 @@ fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &Request) -> Outco
     say(&lines.join("\n"), &object, request)
 }
 
-/// Says what was done: in JSON if that was asked for, and else unless nobody wants to know.
-fn say(line: &str, object: &Object, request: &Request) -> Outcome {
+/// Prints what was done: as JSON with `--json`, else as a line, and not at all with `--quiet`.
+fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     if request.options.json {
-        print(&format!("{}\n", object.compact()))?;
+        print(&format!("{}\n", object.compact())).map_err(Failure::unprintable)?;
     } else if !request.options.quiet {
-        print(&format!("{line}\n"))?;
+        print(&format!("{line}\n")).map_err(Failure::unprintable)?;
     }
     Ok(DONE)
 }
 
-/// Says that a lock is held, and by whom.
-fn tell_held(line: &str, slot: &Semaphore, busy: &Busy, request: &Request) -> Result<(), Failure> {
+/// Prints that a lock is held, and who holds it.
+fn tell_held(
+    line: &str,
+    slot: &Semaphore,
+    busy: &Busy,
+    request: &SemaRequest,
+) -> Result<(), Failure> {
     if request.options.json {
-        print(&format!("{}\n", report::held(busy).compact()))?;
+        print(&format!("{}\n", report::held(busy).compact())).map_err(Failure::unprintable)?;
     } else if !request.options.quiet {
         complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
     Ok(())
 }
 
-/// Says that time is up, who holds the lock, and what else was in the way.
+/// Prints that the timeout is over, who holds the lock, and what else prevents the grant.
 fn tell_timeout(
     line: &str,
     slot: &Semaphore,
     busy: &Busy,
-    request: &Request,
+    request: &SemaRequest,
 ) -> Result<(), Failure> {
     if !request.options.quiet {
         complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
     if request.options.json {
-        print(&format!("{}\n", report::held(busy).compact()))?;
+        print(&format!("{}\n", report::held(busy).compact())).map_err(Failure::unprintable)?;
     }
     Ok(())
 }
 
-/// The lock that is asked for, or all of its slots.
-fn slots(request: &Request, options: SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
+/// The lock at the path, or all of its slots.
+fn slots(request: &SemaRequest, options: SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
     let Some(count) = request.options.slots else {
         return Ok(vec![semaphore(&request.path, request, options)?]);
     };
@@ -371,16 +391,54 @@ fn slots(request: &Request, options: SemaphoreOptions) -> Result<Vec<Semaphore>,
         path.push(format!(".{slot}.lock"));
         path
     };
-    (0..count)
-        .map(|slot| semaphore(Path::new(&path_of(slot)), request, options.clone()))
-        .collect()
+    let mut unusable = Unusable::among(count as usize);
+    let mut slots = Vec::new();
+    for slot in 0..count {
+        let path = PathBuf::from(path_of(slot));
+        match semaphore_at(&path, request, options.clone()) {
+            Ok(semaphore) => slots.push(semaphore),
+            Err(error) => unusable.pass_over(&path, error)?,
+        }
+    }
+    Ok(slots)
+}
+
+/// The slots that cannot be locks, which any user of a shared directory can bring about. They are
+/// passed over while there are others.
+struct Unusable {
+    others: usize,
+}
+
+impl Unusable {
+    fn among(count: usize) -> Unusable {
+        Unusable { others: count }
+    }
+
+    /// Fails if it is the last, or if the error is another.
+    fn pass_over(&mut self, path: &Path, error: SemaphoreError) -> Result<(), Failure> {
+        self.others -= 1;
+        match error {
+            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) if self.others > 0 => {
+                Ok(())
+            }
+            error => Err(Failure::about(path, &error)),
+        }
+    }
 }
 
 fn semaphore(
     path: &Path,
-    request: &Request,
+    request: &SemaRequest,
     options: SemaphoreOptions,
 ) -> Result<Semaphore, Failure> {
+    semaphore_at(path, request, options).map_err(|error| Failure::about(path, &error))
+}
+
+fn semaphore_at(
+    path: &Path,
+    request: &SemaRequest,
+    options: SemaphoreOptions,
+) -> Result<Semaphore, SemaphoreError> {
     let given = &request.options;
     let config = SemaphoreConfig {
         stale_timeout: given.stale,
@@ -394,11 +452,11 @@ fn semaphore(
     if let Some(token) = &given.token {
         options = options.token(token);
     }
-    Semaphore::with_options(path, config, options).map_err(|error| Failure::about(path, &error))
+    Semaphore::with_options(path, config, options)
 }
 
-/// What a lock file of ours shall say. The timestamp is that of the grant.
-fn info(options: &Options) -> LockInfo {
+/// The contents of the lock file. The grant sets the timestamp.
+fn info(options: &SemaOptions) -> LockInfo {
     LockInfo {
         pid: holder(options),
         tag: options.tag.clone(),
@@ -406,23 +464,24 @@ fn info(options: &Options) -> LockInfo {
     }
 }
 
-fn holder(options: &Options) -> u32 {
+fn holder(options: &SemaOptions) -> u32 {
     options.pid.unwrap_or_else(caller)
 }
 
-/// The process on whose behalf a single command takes a lock: the script that calls it, or, where that is not
-/// known, this one, which holds nothing as soon as it has ended.
+/// The process that a single command takes the lock for: the script that calls it. If that is
+/// unknown, this process, which holds nothing once it has ended.
 fn caller() -> u32 {
     known_caller().unwrap_or_else(std::process::id)
 }
 
-/// The script that calls us, as it was at the first look: should it die, another process becomes our parent.
+/// The script that calls this program, as of the first call. If the script ends, another process
+/// becomes our parent.
 fn known_caller() -> Option<u32> {
     static CALLER: OnceLock<Option<u32>> = OnceLock::new();
     *CALLER.get_or_init(|| {
-        // None if it is of another pid namespace.
+        // `None` if the parent belongs to another pid namespace.
         let parent = rustix::process::getppid()?;
-        // Process 1 takes in those whose script is gone, and starts services, in sessions of their own. In a
+        // Process 1 adopts orphans and starts services, in other sessions than its own. In a
         // container it may be the script itself.
         let session_of_init = getsid(Some(unistd::Pid::from_raw(1)));
         if parent.is_init() && getsid(None) != session_of_init {

@@ -1,5 +1,5 @@
-//! The command line of `sema`: see sema(1). Not by argh: a path may be any bytes, options may stand before it
-//! and after it, and the words of a refusal are those of an older program of this name.
+//! The command line of `sema`: see sema(1). argh does not read it: a path may be any bytes, options
+//! may come before it and after it, and the messages are those of an older program of this name.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -7,10 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cli::arguments::Parsed;
+use crate::cli::values::digits;
 use crate::lockfile::{check_path, SemaphoreConfig, Settle, StaleRule};
 use crate::text::Plain;
 
-/// What a program of this name has always called itself.
+/// The name that an older program of this name prints with its version.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// The longest token, in bytes.
@@ -22,11 +24,11 @@ const MAX_SLOT_COUNT: u32 = 1024;
 /// The permissions that a lock file can have.
 const MAX_MODE: u32 = 0o777;
 
-/// How long a grant waits for other implementations, where it does.
+/// How long a grant waits for other implementations, if it waits.
 const SETTLE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum SubCommand {
     Try,
     Acquire,
     Release,
@@ -36,10 +38,10 @@ pub(super) enum Command {
     Run,
 }
 
-use Command::{Acquire, Clean, Release, Run, Status, Try, Wait};
+use SubCommand::{Acquire, Clean, Release, Run, Status, Try, Wait};
 
 /// Every command with its name and its line of the help.
-const COMMANDS: [(Command, &str, &str); 7] = [
+const COMMANDS: [(SubCommand, &str, &str); 7] = [
     (Try, "try", "take the lock if it is free or stale"),
     (Acquire, "acquire", "wait for the lock and take it"),
     (Release, "release", "give the lock back"),
@@ -52,36 +54,44 @@ const COMMANDS: [(Command, &str, &str); 7] = [
     (
         Clean,
         "clean",
-        "remove a stale lock and what crashes have left",
+        "remove a stale lock and the left-overs of crashes",
     ),
     (Run, "run", "run a command while holding the lock"),
 ];
 
-const ALL: &[Command] = &[Try, Acquire, Release, Status, Wait, Clean, Run];
-const TAKING: &[Command] = &[Try, Acquire, Run];
+const ALL: &[SubCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run];
+const TAKING: &[SubCommand] = &[Try, Acquire, Run];
 
-/// An option that is known.
-struct Known {
+/// An option: one row of the grammar and of the help.
+struct OptionRow {
     name: &'static str,
     short: Option<&'static str>,
-    /// What its value is called; `None` if it takes none.
+    /// The name of its value in the help, or `None` if it takes no value.
     value: Option<&'static str>,
     help: &'static str,
-    commands: &'static [Command],
-    set: fn(&mut Options, &str) -> Option<()>,
+    commands: &'static [SubCommand],
+    /// Takes the value. `None` if the value is invalid.
+    set: fn(&mut SemaOptions, &str) -> Option<()>,
 }
 
-/// Every option, in the order of the help. Where a setter says `None`, the value is invalid.
-const KNOWN: [Known; 19] = [
-    Known {
+impl OptionRow {
+    fn has_name(&self, name: &[u8]) -> bool {
+        let short = self.short.map(str::as_bytes);
+        name == self.name.as_bytes() || short == Some(name)
+    }
+}
+
+/// Every option, in the order of the help.
+const OPTIONS: [OptionRow; 19] = [
+    OptionRow {
         name: "--timeout",
         short: Some("-w"),
         value: Some("time"),
-        help: "for how long to wait; 0 tries once (for ever)",
+        help: "how long to wait; 0 tries once (for ever)",
         commands: &[Acquire, Wait, Run],
         set: |options, value| duration(value).map(|time| options.timeout = Some(time)),
     },
-    Known {
+    OptionRow {
         name: "--nonblock",
         short: Some("-n"),
         value: None,
@@ -92,17 +102,17 @@ const KNOWN: [Known; 19] = [
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--stale",
         short: None,
         value: Some("time"),
-        help: "a lock may be stale once it is so old; 0 for never (3600)",
+        help: "the age at which a lock may be stale; 0 for never (3600)",
         commands: ALL,
         set: |options, value| {
             duration(value).map(|time| options.stale = (!time.is_zero()).then_some(time))
         },
     },
-    Known {
+    OptionRow {
         name: "--stale-rule",
         short: None,
         value: Some("rule"),
@@ -118,7 +128,7 @@ const KNOWN: [Known; 19] = [
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--tag",
         short: None,
         value: Some("text"),
@@ -129,51 +139,51 @@ const KNOWN: [Known; 19] = [
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--json",
         short: None,
         value: None,
-        help: "say in JSON on stdout what was done, or who holds the lock",
+        help: "print the result, or the holder, as JSON on stdout",
         commands: ALL,
         set: |options, _| {
             options.json = true;
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--quiet",
         short: Some("-q"),
         value: None,
-        help: "say nothing but errors, and what was asked for",
+        help: "print only errors, status and JSON",
         commands: ALL,
         set: |options, _| {
             options.quiet = true;
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--slots",
         short: None,
         value: Some("count"),
-        help: "one of so many locks, PATH.0.lock and so on",
+        help: "use one of this many locks, PATH.0.lock and so on",
         commands: &[Try, Acquire, Release, Status, Wait, Run],
         set: |options, value| {
-            let count = number(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
+            let count = digits(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
             count.map(|count| options.slots = Some(count))
         },
     },
-    Known {
+    OptionRow {
         name: "--pid",
         short: None,
         value: Some("pid"),
         help: "the process that holds the lock (the parent of sema)",
         commands: &[Try, Acquire, Release],
         set: |options, value| {
-            let pid = number(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
+            let pid = digits(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
             pid.map(|pid| options.pid = Some(pid))
         },
     },
-    Known {
+    OptionRow {
         name: "--token",
         short: None,
         value: Some("word"),
@@ -186,18 +196,18 @@ const KNOWN: [Known; 19] = [
             is_word.then(|| options.token = Some(value.to_owned()))
         },
     },
-    Known {
+    OptionRow {
         name: "--force",
         short: None,
         value: None,
-        help: "release whoever holds it; clean without locks on files",
+        help: "release another holder's lock; clean without locks on files",
         commands: &[Release, Clean],
         set: |options, _| {
             options.force = true;
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--mode",
         short: None,
         value: Some("mode"),
@@ -210,7 +220,7 @@ const KNOWN: [Known; 19] = [
                 .map(|mode| options.mode = mode)
         },
     },
-    Known {
+    OptionRow {
         name: "--no-sync",
         short: None,
         value: None,
@@ -221,7 +231,7 @@ const KNOWN: [Known; 19] = [
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--settle",
         short: None,
         value: Some("when"),
@@ -237,34 +247,30 @@ const KNOWN: [Known; 19] = [
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--busy-status",
         short: Some("-E"),
         value: Some("status"),
-        help: "exit status of run if the lock cannot be had (1)",
+        help: "exit status of run if the lock is not granted in time (1)",
         commands: &[Run],
-        set: |options, value| {
-            number(value)
-                .and_then(|status| u8::try_from(status).ok())
-                .map(|status| options.busy_status = status)
-        },
+        set: |options, value| digits(value).map(|status| options.busy_status = status),
     },
-    Known {
+    OptionRow {
         name: "--on-lost",
         short: None,
         value: Some("what"),
-        help: "term or ignore: what becomes of the command if the lock is lost (term)",
+        help: "if the lock is lost, end the command: term or ignore (term)",
         commands: &[Run],
         set: |options, value| {
             options.on_lost = match value {
-                "term" => OnLost::Term,
-                "ignore" => OnLost::Ignore,
+                "term" => LossPolicy::Term,
+                "ignore" => LossPolicy::Ignore,
                 _ => return None,
             };
             Some(())
         },
     },
-    Known {
+    OptionRow {
         name: "--kill-after",
         short: None,
         value: Some("time"),
@@ -272,7 +278,7 @@ const KNOWN: [Known; 19] = [
         commands: &[Run],
         set: |options, value| duration(value).map(|time| options.kill_after = time),
     },
-    Known {
+    OptionRow {
         name: "--help",
         short: Some("-h"),
         value: None,
@@ -280,7 +286,7 @@ const KNOWN: [Known; 19] = [
         commands: ALL,
         set: |_, _| None,
     },
-    Known {
+    OptionRow {
         name: "--version",
         short: Some("-V"),
         value: None,
@@ -290,16 +296,18 @@ const KNOWN: [Known; 19] = [
     },
 ];
 
-/// What becomes of a command whose lock is lost.
+/// What `run` does with the command if the lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnLost {
+pub(super) enum LossPolicy {
+    /// Ends the command.
     Term,
+    /// Lets the command go on.
     Ignore,
 }
 
-/// What the options say, with the defaults of those that are not there.
+/// The values of the options, with defaults for the missing ones.
 #[derive(Debug)]
-pub(super) struct Options {
+pub(super) struct SemaOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) stale: Option<Duration>,
     pub(super) stale_rule: StaleRule,
@@ -314,13 +322,13 @@ pub(super) struct Options {
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
     pub(super) busy_status: u8,
-    pub(super) on_lost: OnLost,
+    pub(super) on_lost: LossPolicy,
     pub(super) kill_after: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for SemaOptions {
+    fn default() -> SemaOptions {
+        SemaOptions {
             timeout: None,
             stale: SemaphoreConfig::default().stale_timeout,
             stale_rule: StaleRule::default(),
@@ -335,40 +343,30 @@ impl Default for Options {
             is_synced: true,
             settle: Settle::AfterTakeover(SETTLE),
             busy_status: 1,
-            on_lost: OnLost::Term,
+            on_lost: LossPolicy::Term,
             kill_after: Duration::from_secs(10),
         }
     }
 }
 
-/// A command line, understood.
+/// A command line as typed values.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) command: Command,
+pub(super) struct SemaRequest {
+    pub(super) command: SubCommand,
     pub(super) path: PathBuf,
-    pub(super) options: Options,
-    /// What to run.
+    pub(super) options: SemaOptions,
+    /// The command of `run` and its arguments.
     pub(super) words: Vec<OsString>,
 }
 
-/// What a command line asks for.
-#[derive(Debug)]
-pub(super) enum Parsed {
-    Do(Box<Request>),
-    /// To print this text on stdout and do nothing else.
-    Print(String),
-    /// Something that cannot be done, for the reason given in one line.
-    Usage(String),
-}
-
 /// Reads the command line.
-pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Parsed {
+pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Parsed<SemaRequest> {
     let mut arguments = arguments;
     let ours: Vec<OsString> = arguments
         .by_ref()
         .take_while(|argument| argument != "--")
         .collect();
-    // Wherever they stand, even as the value of an option.
+    // These two count anywhere, even as the value of an option.
     for argument in &ours {
         match argument.as_bytes() {
             b"-h" | b"--help" => return Parsed::Print(help()),
@@ -377,14 +375,14 @@ pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Parsed {
         }
     }
     match understand(ours, arguments.collect()) {
-        Ok(request) => Parsed::Do(Box::new(request)),
+        Ok(request) => Parsed::Run(request),
         Err(reason) => Parsed::Usage(reason),
     }
 }
 
-fn understand(ours: Vec<OsString>, mut words: Vec<OsString>) -> Result<Request, String> {
-    let mut options = Options::default();
-    let mut given: Vec<&Known> = Vec::new();
+fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, String> {
+    let mut options = SemaOptions::default();
+    let mut given: Vec<&OptionRow> = Vec::new();
     let mut others = Vec::new();
     let mut arguments = ours.into_iter();
     while let Some(argument) = arguments.next() {
@@ -401,33 +399,26 @@ fn understand(ours: Vec<OsString>, mut words: Vec<OsString>) -> Result<Request, 
         .find(|(_, known, _)| name == *known)
         .map(|(command, ..)| *command)
         .ok_or_else(|| format!("unknown command: {}", shown(&name)))?;
-    // After `--` stands the command of run; for the others, what begins with a dash and is no option.
-    let words = match command {
-        Run => words,
-        _ => {
-            others = others
-                .chain(words.drain(..))
-                .collect::<Vec<_>>()
-                .into_iter();
-            Vec::new()
-        }
+    // `run` takes the words after `--` as its command. Other commands take them as operands that
+    // may begin with a dash.
+    let (words, operands) = match command {
+        Run => (words, Vec::new()),
+        _ => (Vec::new(), words),
     };
-    let path = PathBuf::from(others.next().ok_or("missing lock path")?);
-    if let Some(more) = others.next() {
+    let mut operands = others.chain(operands);
+    let path = PathBuf::from(operands.next().ok_or("missing lock path")?);
+    if let Some(more) = operands.next() {
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    if let Some(known) = given
-        .iter()
-        .find(|known| !known.commands.contains(&command))
-    {
+    if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
         let name = name.to_string_lossy();
-        return Err(format!("{} is no option of {name}", known.name));
+        return Err(format!("{} is no option of {name}", row.name));
     }
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
     }
     check_path(&path).map_err(|error| Plain(error.to_string().as_bytes()).to_string())?;
-    Ok(Request {
+    Ok(SemaRequest {
         command,
         path,
         options,
@@ -435,48 +426,47 @@ fn understand(ours: Vec<OsString>, mut words: Vec<OsString>) -> Result<Request, 
     })
 }
 
-/// Takes one option, with its value, which may be the next argument.
+/// Sets one option. Its value may be the next argument.
 fn set(
-    options: &mut Options,
+    options: &mut SemaOptions,
     argument: &OsStr,
     rest: &mut impl Iterator<Item = OsString>,
-) -> Result<&'static Known, String> {
-    let bytes = argument.as_bytes();
-    let equals = bytes.iter().position(|byte| *byte == b'=');
-    let (name, mut value) = match equals {
-        Some(at) if bytes.starts_with(b"--") => (
-            &bytes[..at],
-            Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned()),
-        ),
-        _ => (bytes, None),
-    };
-    let is_it = |known: &&Known| {
-        name == known.name.as_bytes() || known.short.is_some_and(|short| name == short.as_bytes())
-    };
-    let Some(known) = KNOWN.iter().find(is_it) else {
+) -> Result<&'static OptionRow, String> {
+    let (name, attached) = split_value(argument);
+    let Some(row) = OPTIONS.iter().find(|row| row.has_name(name)) else {
         return Err(format!("unknown option: {}", Plain(name)));
     };
-    match known.value {
-        None if value.is_some() => return Err(format!("{} takes no value", known.name)),
-        None => {}
-        Some(_) => value = value.or_else(|| rest.next()),
-    }
-    if known.value.is_some() && value.is_none() {
-        return Err(format!("{} requires a value", known.name));
-    }
-    let what = match known.name {
+    let value = match (row.value, attached) {
+        (None, None) => OsString::new(),
+        (None, Some(_)) => return Err(format!("{} takes no value", row.name)),
+        (Some(_), attached) => attached
+            .or_else(|| rest.next())
+            .ok_or_else(|| format!("{} requires a value", row.name))?,
+    };
+    let what = match row.name {
         "--stale" => "stale timeout",
         name => name.trim_start_matches('-'),
     };
     value
-        .unwrap_or_default()
         .to_str()
-        .and_then(|value| (known.set)(options, value))
+        .and_then(|value| (row.set)(options, value))
         .ok_or_else(|| format!("invalid {what} value"))?;
-    Ok(known)
+    Ok(row)
 }
 
-/// Seconds, with a fraction or a unit if need be: `90`, `1.5s`, `250ms`, `2m`, `1h`.
+/// Splits `--name=value`. A short option has no attached value.
+pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
+    let bytes = argument.as_bytes();
+    match bytes.iter().position(|byte| *byte == b'=') {
+        Some(at) if bytes.starts_with(b"--") => {
+            let value = OsStr::from_bytes(&bytes[at + 1..]);
+            (&bytes[..at], Some(value.to_owned()))
+        }
+        _ => (bytes, None),
+    }
+}
+
+/// Reads seconds, or a number with a unit: `90`, `1.5s`, `250ms`, `2m`, `1h`.
 fn duration(text: &str) -> Option<Duration> {
     let unit_at = text
         .find(|c: char| c.is_ascii_alphabetic())
@@ -496,7 +486,7 @@ fn duration(text: &str) -> Option<Duration> {
         return None;
     }
     let whole = u128::from(whole.parse::<u64>().ok()?) * nanoseconds;
-    // More digits than these make no difference.
+    // Digits below a nanosecond make no difference.
     let fraction = &fraction[..fraction.len().min(9)];
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let total = whole + fraction.parse::<u128>().ok()? * nanoseconds / scale;
@@ -505,13 +495,7 @@ fn duration(text: &str) -> Option<Duration> {
     Some(Duration::new(seconds, rest))
 }
 
-/// Decimal digits and nothing else; no sign, which Rust's own parser would take.
-fn number(text: &str) -> Option<u32> {
-    let is_digits = text.bytes().all(|digit| digit.is_ascii_digit());
-    text.parse().ok().filter(|_| is_digits)
-}
-
-/// What stands below the reason for a refusal.
+/// The usage that follows a message about the command line.
 pub(super) const SHORT_USAGE: &str = "\
 Usage: sema COMMAND PATH [OPTIONS]
        sema run PATH [OPTIONS] -- PROGRAM [ARGUMENTS]
@@ -520,7 +504,8 @@ Commands: try, acquire, release, status, wait, clean, run; see sema --help
 
 fn help() -> String {
     let mut text = String::from(
-        "Usage: sema COMMAND PATH [OPTIONS]\n       sema run PATH [OPTIONS] -- PROGRAM [ARGUMENTS]\n\n\
+        "Usage: sema COMMAND PATH [OPTIONS]\n       \
+         sema run PATH [OPTIONS] -- PROGRAM [ARGUMENTS]\n\n\
          Lock files that are safe even when they are stale.\n\nCommands:\n",
     );
     // Writing to a string cannot fail.
@@ -528,19 +513,16 @@ fn help() -> String {
         let _ = writeln!(text, "  {name:<9}{line}");
     }
     text.push_str("\nOptions:\n");
-    for known in &KNOWN {
-        let short = known
-            .short
-            .map_or_else(String::new, |short| format!("{short}, "));
-        let value = known
-            .value
-            .map_or_else(String::new, |value| format!(" {value}"));
-        let head = format!("{short}{}{value}", known.name);
-        let _ = writeln!(text, "  {head:<28}{}", known.help);
-        if known.commands.len() < ALL.len() {
+    for row in &OPTIONS {
+        let short = row.short.map(|short| format!("{short}, "));
+        let value = row.value.map(|value| format!(" {value}"));
+        let head = [short.as_deref(), Some(row.name), value.as_deref()];
+        let head: String = head.into_iter().flatten().collect();
+        let _ = writeln!(text, "  {head:<28}{}", row.help);
+        if row.commands.len() < ALL.len() {
             let names = COMMANDS
                 .iter()
-                .filter(|(command, ..)| known.commands.contains(command));
+                .filter(|(command, ..)| row.commands.contains(command));
             let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
@@ -558,7 +540,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_seconds_unless_it_says_otherwise() {
+    fn a_time_without_a_unit_is_seconds() {
         for (text, milliseconds) in [
             ("0", 0),
             ("90", 90_000),
@@ -578,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn malformed_times_are_refused() {
         for text in [
             "",
             " ",
@@ -608,7 +590,7 @@ mod tests {
     #[test]
     fn every_option_is_in_the_help() {
         let help = help();
-        for known in &KNOWN {
+        for known in &OPTIONS {
             assert!(help.contains(known.name), "{}", known.name);
         }
         assert!(help.lines().all(|line| line.len() <= 120), "{help}");

@@ -1,4 +1,4 @@
-//! What `sema` says, to people and in JSON.
+//! The output of `sema`: text for people, and JSON.
 
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -6,10 +6,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::lockfile::{Alive, Busy, Obstacle, Status};
+pub(super) use crate::cli::output::print_if_read as print;
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status};
 use crate::text::Plain;
 
-/// A JSON object whose keys stand in the order in which they were added.
+/// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
 pub(super) struct Object(Vec<(&'static str, Member)>);
 
@@ -48,7 +49,7 @@ impl Object {
         self
     }
 
-    /// In one line, without an end of line.
+    /// One line of JSON, without a line feed.
     pub(super) fn compact(&self) -> String {
         let members: Vec<String> = self
             .0
@@ -61,7 +62,8 @@ impl Object {
         format!("{{{}}}", members.join(","))
     }
 
-    /// A key to a line, indented by two blanks for each level, without an end of line.
+    /// JSON with one key in each line, indented by two spaces for each level, without a last line
+    /// feed.
     pub(super) fn pretty(&self) -> String {
         self.pretty_at("\n")
     }
@@ -82,7 +84,7 @@ impl Object {
         format!("{{{inside}{}{line_break}}}", members.join(&separator))
     }
 
-    /// `key: value` lines for people: texts without quotes, what is in them escaped.
+    /// Lines of `key: value` for people. Texts have no quotes, and are escaped.
     pub(super) fn lines(&self) -> String {
         let lines = self.0.iter().map(|(key, member)| match member {
             Member::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
@@ -93,97 +95,100 @@ impl Object {
     }
 }
 
-/// `{"locked":true,"pid":N,"since":T}`: zeros, and why, where the file does not say; and what else is in the
-/// way.
+/// A lock that is held, as `{"locked":true,"pid":N,"since":T}`: with zeros, and an `error`, if the
+/// file does not say, and with a `note` if something else prevents the grant, too.
 pub(super) fn held(busy: &Busy) -> Object {
-    let status = &busy.status;
+    let details = &busy.details;
     Object::new()
         .with("locked", true)
-        .with("pid", status.pid.unwrap_or(0))
-        .with("since", status.timestamp.unwrap_or(0))
-        .with_any("error", (!status.is_readable).then_some(UNREADABLE))
-        .with_any("note", note(busy.obstacle))
+        .with("pid", details.pid.unwrap_or(0))
+        .with("since", details.timestamp.unwrap_or(0))
+        .with_any("error", unreadable(details))
+        .with_any("note", note(busy))
 }
 
-/// What a file says that is no lock file, or none that we may read.
-const UNREADABLE: &str = "contents unreadable";
+/// A note on a file that does not name a process and a time.
+fn unreadable(details: &LockDetails) -> Option<&'static str> {
+    (!details.is_readable()).then_some("contents unreadable")
+}
 
-/// All of a status; with its path if it is one of several.
+/// A status as JSON, with the path of a slot.
 pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
-        .with("locked", status.is_locked);
-    if !status.is_locked {
+        .with("locked", status.is_locked());
+    let Some(details) = status.details() else {
         return object;
-    }
+    };
     object
-        .with_any("error", (!status.is_readable).then_some(UNREADABLE))
-        .with("pid", status.pid)
-        .with("timestamp", status.timestamp)
-        .with("tag", status.tag.clone())
-        .with("age", status.age)
-        .with("alive", alive(status.alive))
-        .with("stale", status.is_stale)
-        .with("token", status.token.clone())
+        .with_any("error", unreadable(details))
+        .with("pid", details.pid)
+        .with("timestamp", details.timestamp)
+        .with("tag", details.tag.clone())
+        .with("age", details.age)
+        .with("alive", alive(details.alive))
+        .with("stale", details.is_stale)
+        .with("token", details.token.clone())
 }
 
-/// All of a status, one `key: value` a line; with its path if it is one of several.
+/// A status as lines of `key: value`, with the path of a slot.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     let mut text = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
-    text.push_str(&format!("locked: {}\n", status.is_locked));
-    if !status.is_locked {
+    text.push_str(&format!("locked: {}\n", status.is_locked()));
+    let Some(details) = status.details() else {
         return text;
-    }
+    };
     let mut line = |key: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!("{key}: {value}\n"));
         }
     };
-    line(
-        "error",
-        (!status.is_readable).then(|| UNREADABLE.to_owned()),
-    );
-    line("pid", status.pid.map(|pid| pid.to_string()));
-    line("timestamp", status.timestamp.map(|time| time.to_string()));
-    line("tag", status.tag.as_deref().map(shown));
-    line("age", status.age.map(|age| format!("{age}s")));
-    line("alive", Some(alive(status.alive).to_owned()));
-    let stale = if status.is_stale { "yes" } else { "no" };
+    line("error", unreadable(details).map(str::to_owned));
+    line("pid", details.pid.map(|pid| pid.to_string()));
+    line("timestamp", details.timestamp.map(|time| time.to_string()));
+    line("tag", details.tag.as_deref().map(shown));
+    line("age", details.age.map(|age| format!("{age}s")));
+    line("alive", Some(alive(details.alive).to_owned()));
+    let stale = if details.is_stale { "yes" } else { "no" };
     line("stale", Some(stale.to_owned()));
     text
 }
 
-/// Who is in the way, in lines that are indented, below one that says of what.
+/// The holder of a lock, in indented lines.
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
-    let status = &busy.status;
+    let details = &busy.details;
     let mut text = String::new();
     let mut line = |key: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!("  {key}: {value}\n"));
         }
     };
-    line("Holder PID", status.pid.map(|pid| pid.to_string()));
+    line("Holder PID", details.pid.map(|pid| pid.to_string()));
     line("Path", Some(shown_path(path)));
-    line("Tag", status.tag.as_deref().map(shown));
-    line("Age", status.age.map(|age| format!("{age}s")));
-    let is_unknown = status.alive == Alive::Unknown;
-    let note = note(busy.obstacle)
-        .or((!status.is_readable).then_some(UNREADABLE))
+    line("Tag", details.tag.as_deref().map(shown));
+    line("Age", details.age.map(|age| format!("{age}s")));
+    let is_unknown = details.alive == Alive::Unknown;
+    let note = note(busy)
+        .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
     text
 }
 
-/// What is in the way if it is not just that somebody holds the lock.
-fn note(obstacle: Obstacle) -> Option<&'static str> {
-    match obstacle {
-        Obstacle::NotStale | Obstacle::Locked => None,
+/// What prevents a grant besides a holder.
+fn note(busy: &Busy) -> Option<&'static str> {
+    let runs = |pid| Semaphore::is_process_running(pid);
+    match busy.obstacle {
+        Obstacle::NotStale => None,
+        // Presumably the holder has it locked.
+        Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
+        Obstacle::Locked => Some("another process keeps the file locked"),
         Obstacle::NotAFile => Some("not a regular file"),
         Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
-        Obstacle::NoLocks => Some("stale, but the file system knows no locks on files"),
-        Obstacle::Contended => Some("somebody else reached for it at the same time"),
+        Obstacle::NoLocks => Some("stale, but the file system does not support locks on files"),
+        Obstacle::Contended => Some("another process tried to take it at the same time"),
     }
 }
 
@@ -203,19 +208,7 @@ fn alive(alive: Alive) -> &'static str {
     }
 }
 
-/// Prints on stdout. That nobody reads it any more is no failure.
-pub(super) fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Prints on stderr. Should that fail, there is nobody left to tell.
+/// Prints on stderr. If that fails, the exit status still tells of the failure.
 pub(super) fn complain(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
@@ -225,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_keeps_its_order_and_is_json() {
+    fn an_object_is_json_and_keeps_the_order_of_its_keys() {
         let object = Object::new()
             .with("z", 1)
             .with("a", "say \"hi\"\n\u{1b}")
@@ -238,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pretty_form_is_that_of_two_blanks() {
+    fn the_pretty_form_is_indented_by_two_spaces() {
         let inner = Object::new().with("b", true).with("a", "x");
         let object = Object::new()
             .with("z", 1)
@@ -247,7 +240,10 @@ mod tests {
         let text = object.pretty();
         assert_eq!(
             text,
-            "{\n  \"z\": 1,\n  \"inner\": {\n    \"b\": true,\n    \"a\": \"x\"\n  },\n  \"none\": null\n}"
+            concat!(
+                "{\n  \"z\": 1,\n  \"inner\": {\n    \"b\": true,\n    \"a\": \"x\"\n  },\n",
+                "  \"none\": null\n}"
+            )
         );
         let back: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(back["inner"]["b"], true);

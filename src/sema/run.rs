@@ -4,57 +4,63 @@ use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 
+use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Flag, LockInfo, Patience, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, SemaphoreResult, Waited,
+    acquire_any, Busy, CancelFlag, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard,
+    SemaphoreOptions, WaitLimit, Waited,
 };
-use crate::supervise::{self, Ended, Event, HeldLock, Job, Killed, Orphan, SignalWatch};
+use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::options::{OnLost, Options, Request};
+use super::options::{LossPolicy, SemaOptions, SemaRequest};
 use super::report::{complain, shown_path};
-use super::{
-    refuse_if_hopeless, slots, tell_timeout, Failure, Outcome, ALREADY_HELD, SYSTEM_ERROR, TIMEOUT,
-};
+use super::{refuse_if_hopeless, slots, tell_timeout, ALREADY_HELD, TIMEOUT};
 
-/// Waits for the lock, runs the command, gives the lock back, and exits as the command did.
-pub(super) fn run(request: &Request) -> Outcome {
+/// Waits for the lock, runs the command while holding it, releases it, and exits as the command
+/// did.
+pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     supervise::check_proc()
-        .map_err(|why| Failure::new(format_args!("cannot start a process: {why}")))?;
-    let no_signals = |error: io::Error| failure("cannot catch signals", &error);
-    let mut signals = SignalWatch::new().map_err(no_signals)?;
-    let lost = Event::new().map_err(no_signals)?;
-    let told = lost.clone();
+        .map_err(|why| Failure::system(format_args!("cannot start a process: {why}")))?;
+    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
+    let lost = Event::new().map_err(cannot_catch)?;
+    let lost_setter = lost.clone();
     let watched = SemaphoreOptions::new()
         .heartbeat(true)
-        .on_lost(move || told.set());
+        .on_lost(move || lost_setter.set());
     let slots = slots(request, watched)?;
-    let granted = wait_for_grant(&slots, options, &mut signals)
+    let end = wait(&slots, options, &mut signals)
         .map_err(|error| failure("cannot start a thread", &error))?;
-    let (at, guard) = match granted {
-        Err(killed) => return Ok(killed.follow()),
-        Ok(Ok(Ok(granted))) => granted,
-        Ok(Ok(Err((at, busy)))) => {
+    match end {
+        WaitEnd::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
+        WaitEnd::Busy(at, busy) => {
             refuse_if_hopeless(&slots[at], &busy)?;
             let line = match options.timeout {
                 Some(timeout) if timeout.is_zero() => ALREADY_HELD,
                 _ => TIMEOUT,
             };
             tell_timeout(line, &slots[at], &busy, request)?;
-            return Ok(options.busy_status);
+            Ok(options.busy_status)
         }
-        Ok(Err(error)) => return Err(Failure::about(&request.path, &error)),
-    };
+        WaitEnd::Failed(error) => Err(Failure::about(&request.path, &error)),
+        WaitEnd::Killed(killed) => Ok(killed.follow()),
+    }
+}
 
-    let path = slots[at].path();
-    let (nothing, confirmed) = (
-        Event::new().map_err(no_signals)?,
-        Event::new().map_err(no_signals)?,
-    );
+/// Runs the command while the guard holds the lock, and releases the lock.
+fn run_under(
+    guard: SemaphoreGuard<'_>,
+    slot: &Semaphore,
+    request: &SemaRequest,
+    signals: &mut SignalWatch,
+    lost: &Event,
+) -> CommandResult {
+    let (options, path) = (&request.options, slot.path());
+    let never = Event::new().map_err(cannot_catch)?;
+    let confirmed = Event::new().map_err(cannot_catch)?;
     let (lost, is_ignored) = match options.on_lost {
-        OnLost::Term => (&lost, false),
-        OnLost::Ignore => (&nothing, true),
+        LossPolicy::Term => (lost, false),
+        LossPolicy::Ignore => (&never, true),
     };
     let look = || match is_ignored || guard.is_held() {
         true => confirmed.set(),
@@ -72,62 +78,79 @@ pub(super) fn run(request: &Request) -> Outcome {
         inherited: Some(guard.as_fd()),
         orphan: Orphan::GoesOn,
     };
-    let ended = supervise::run(&job, &mut signals, &held)
+    let end = supervise::run(&job, signals, &held)
         .map_err(|error| failure("cannot start a process", &error))?;
-    if ended == Ended::Lost {
+    let JobEnd::Finished(finish) = end else {
         return Err(Failure::about(path, &SemaphoreError::Lost));
-    }
+    };
     match guard.release() {
         Ok(()) => {}
         Err(SemaphoreError::Lost) if options.quiet => {}
-        // The status is the command's all the same.
+        // The command has finished: its exit status counts.
         Err(SemaphoreError::Lost) => complain(&format!("Lock lost: {}\n", shown_path(path))),
         Err(error) => {
-            let Failure(message) = Failure::about(path, &error);
-            complain(&format!("Error: {message}\n"));
+            Failure::about(path, &error).explain();
         }
     }
-    Ok(match ended {
-        Ended::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
-        Ended::Killed(killed) => killed.follow(),
-        Ended::Lost => SYSTEM_ERROR,
-    })
+    Ok(finish.follow())
 }
 
-/// What comes of waiting: a signal, or what the library says.
-type Granted<'a> = Result<SemaphoreResult<Waited<SemaphoreGuard<'a>>>, Killed>;
+/// How a wait for the lock ended.
+enum WaitEnd<'a> {
+    /// The lock, or the slot with this index, was granted.
+    Granted(usize, SemaphoreGuard<'a>),
+    /// The timeout is over. The slot with this index is an example of what prevents the grant.
+    Busy(usize, Busy),
+    Failed(SemaphoreError),
+    /// A signal ended the wait.
+    Killed(Killed),
+}
 
-/// Waits on a thread of its own, so that a signal is heard.
-fn wait_for_grant<'a>(
+/// Waits for the lock on a thread of its own, so that this thread can handle signals meanwhile.
+///
+/// # Errors
+///
+/// If there is no thread or no descriptor for the wait.
+fn wait<'a>(
     slots: &'a [Semaphore],
-    options: &Options,
+    options: &SemaOptions,
     signals: &mut SignalWatch,
-) -> io::Result<Granted<'a>> {
+) -> io::Result<WaitEnd<'a>> {
     let info = LockInfo {
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Flag::new()?;
+    let cancel = CancelFlag::new()?;
     let granted = Event::new()?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
             .name("waiting".into())
             .spawn_scoped(scope, || {
-                let patience = Patience::new(options.timeout, Some(&cancel));
-                let acquired = acquire_any(slots, &info, &patience);
+                let limit = WaitLimit::new(options.timeout, Some(&cancel));
+                let acquired = acquire_any(slots, &info, &limit);
                 granted.set();
                 acquired
             })?;
-        let waited = signals.wait_for(&granted);
-        if waited.is_err() {
+        let killed = signals.wait_for(&granted).err();
+        if killed.is_some() {
             cancel.set();
         }
         let acquired = waiting.join().expect("the thread does not panic");
-        // What is granted as the signal comes is given back.
-        Ok(waited.map(|()| acquired))
+        // A signal wins over a grant at the same moment: the guard is dropped, and that releases
+        // it.
+        Ok(match (killed, acquired) {
+            (Some(killed), _) => WaitEnd::Killed(killed),
+            (None, Ok(Waited::Granted(at, guard))) => WaitEnd::Granted(at, guard),
+            (None, Ok(Waited::Busy(at, busy))) => WaitEnd::Busy(at, busy),
+            (None, Err(error)) => WaitEnd::Failed(error),
+        })
     })
 }
 
+fn cannot_catch(error: io::Error) -> Failure {
+    failure("cannot catch signals", &error)
+}
+
 fn failure(what: &str, error: &io::Error) -> Failure {
-    Failure::new(format_args!("{what}: {}", reason(error)))
+    Failure::system(format_args!("{what}: {}", reason(error)))
 }

@@ -1,27 +1,28 @@
-//! `sema` when it is called `semats`: the commands, texts and exit statuses of an older program of that name,
-//! with times in milliseconds. See sema(1), SEMATS.
+//! `sema` when its name is `semats`: the commands, texts and exit statuses of an older program of
+//! that name, with times in milliseconds. See sema(1), SEMATS.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::lockfile::{
-    acquire_any_detached, LockInfo, Obstacle, Patience, Semaphore, SemaphoreConfig, SemaphoreError,
-    SemaphoreOptions, Status, Terms,
+    acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
+    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
 };
 use crate::text::Plain;
 
+use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
 use super::{caller, give_back, impediment, reason, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 
-/// Nobody else needs to read these lock files.
+/// Only the owner reads these lock files.
 const MODE: u32 = 0o600;
 
-/// A lock may be stale once it is so old. There is no option for it.
+/// The age at which a lock may be stale. No option changes it.
 const STALE: Duration = Duration::from_secs(3600);
 
 const USAGE: &str = "\
@@ -32,21 +33,21 @@ Commands:
   try-acquire    take the lock if it is free or stale
   release        give the lock back
   status         show who holds the lock
-  clean          remove a stale lock and what crashes have left
+  clean          remove a stale lock and the left-overs of crashes
 
 Options:
   -t, --tag text             what the lock is held for
-  --timeout milliseconds     for how long to wait (for ever)
-  -f, --force                release whoever holds it
+  --timeout milliseconds     how long to wait (for ever)
+  -f, --force                release another holder's lock
   -j, --json                 print JSON
-  -v, --verbose              say on stderr what is done
+  -v, --verbose              print each step on stderr
   -h, --help                 print this and exit
 ";
 
-/// What the command line says. Whatever else stands there is passed over.
+/// A command line as typed values. Unknown options are ignored.
 #[derive(Debug, Default)]
-struct Request {
-    /// The command, the path, and more.
+struct SematsRequest {
+    /// The command, the path, and further words, which are ignored.
     words: Vec<OsString>,
     tag: Option<String>,
     timeout: Option<Duration>,
@@ -90,19 +91,11 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-fn read(arguments: impl Iterator<Item = OsString>) -> Request {
-    let mut request = Request::default();
+fn read(arguments: impl Iterator<Item = OsString>) -> SematsRequest {
+    let mut request = SematsRequest::default();
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
-        let bytes = argument.as_bytes();
-        let equals = bytes.iter().position(|byte| *byte == b'=');
-        let (name, attached) = match equals {
-            Some(at) if bytes.starts_with(b"--") => {
-                let value = OsStr::from_bytes(&bytes[at + 1..]).to_owned();
-                (&bytes[..at], Some(value))
-            }
-            _ => (bytes, None),
-        };
+        let (name, attached) = split_value(&argument);
         let mut value = || attached.clone().or_else(|| arguments.next());
         match name {
             b"-t" | b"--tag" => {
@@ -118,14 +111,14 @@ fn read(arguments: impl Iterator<Item = OsString>) -> Request {
             b"-j" | b"--json" => request.json = true,
             b"-v" | b"--verbose" => request.verbose = true,
             b"-h" | b"--help" => request.help = true,
-            _ if bytes.len() > 1 && bytes.starts_with(b"-") => {}
+            _ if name.len() > 1 && name.starts_with(b"-") => {}
             _ => request.words.push(argument),
         }
     }
     request
 }
 
-/// The whole number that a text begins with; what is below zero is no time at all.
+/// Reads the whole number that a text begins with. A negative number counts as zero.
 fn milliseconds(text: &str) -> Option<Duration> {
     let text = text.trim_start();
     let is_negative = text.starts_with('-');
@@ -160,13 +153,13 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
     })
 }
 
-fn try_acquire(semaphore: &Semaphore, request: &Request) -> u8 {
+fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Trying to acquire lock", semaphore, request);
     match semaphore.try_acquire_detached(&info(request)) {
-        Ok(Ok(())) => granted(semaphore, request),
-        Ok(Err(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
-        Ok(Err(busy)) => {
-            let status = &busy.status;
+        Ok(Attempt::Granted(())) => granted(semaphore, request),
+        Ok(Attempt::Busy(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Attempt::Busy(busy)) => {
+            let status = &busy.details;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
                 .undefined_or("holderPid", status.pid, request)
                 .undefined_or("lockedSince", status.timestamp, request);
@@ -176,14 +169,14 @@ fn try_acquire(semaphore: &Semaphore, request: &Request) -> u8 {
     }
 }
 
-fn acquire(semaphore: &Semaphore, request: &Request) -> u8 {
+fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Acquiring lock", semaphore, request);
-    let patience = Patience::new(request.timeout, None);
+    let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
-    match acquire_any_detached(slots, &info(request), &patience) {
-        Ok(Ok(_)) => granted(semaphore, request),
-        Ok(Err((_, busy))) if busy.is_hopeless() => refused(busy.obstacle, request),
-        Ok(Err(_)) => {
+    match acquire_any_detached(slots, &info(request), &limit) {
+        Ok(Waited::Granted(..)) => granted(semaphore, request),
+        Ok(Waited::Busy(_, busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Waited::Busy(..)) => {
             let waited = request.timeout.unwrap_or_default().as_millis();
             let message = format!("Timeout waiting for lock after {waited}ms");
             fail(&failed("TIMEOUT", &message), request)
@@ -192,8 +185,8 @@ fn acquire(semaphore: &Semaphore, request: &Request) -> u8 {
     }
 }
 
-/// Says what stands in the file now.
-fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
+/// Prints what the file says now.
+fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     let written = semaphore.lock_info().unwrap_or_else(|| info(request));
     let object = Object::new()
         .with("status", "acquired")
@@ -207,36 +200,36 @@ fn granted(semaphore: &Semaphore, request: &Request) -> u8 {
     status
 }
 
-fn release(semaphore: &Semaphore, request: &Request) -> u8 {
+fn release(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Releasing lock", semaphore, request);
-    let own = Terms {
+    let own = ReleaseTerms {
         force: request.force,
         pid: Some(caller()),
         asking: caller(),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let mut released = semaphore.release(&own);
-    if matches!(&released, Ok(Err(busy)) if !busy.status.is_readable) {
-        // It names nobody: then it depends on its age.
-        released = semaphore.release(&Terms { pid: None, ..own });
+    if matches!(&released, Ok(ReleaseOutcome::Kept(busy)) if !busy.details.is_readable()) {
+        // The file names no holder, so its age decides.
+        released = semaphore.release(&ReleaseTerms { pid: None, ..own });
     }
     match released {
-        Ok(Ok(())) => {
+        Ok(ReleaseOutcome::Released) => {
             let object = Object::new().with("status", "released");
             print_out(&shown(&object, request), DONE)
         }
-        Ok(Err(busy)) => {
+        Ok(ReleaseOutcome::Kept(busy)) => {
             if impediment(busy.obstacle).is_some() {
                 return refused(busy.obstacle, request);
             }
             let holder = busy
-                .status
+                .details
                 .pid
                 .map_or_else(|| "undefined".to_owned(), |pid| pid.to_string());
             let message = format!("Lock held by different process (PID {holder})");
             let failure = failed("PERMISSION_DENIED", &message).undefined_or(
                 "holderPid",
-                busy.status.pid,
+                busy.details.pid,
                 request,
             );
             fail(&failure, request)
@@ -246,16 +239,19 @@ fn release(semaphore: &Semaphore, request: &Request) -> u8 {
     }
 }
 
-fn status(semaphore: &Semaphore, request: &Request) -> u8 {
+fn status(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     let status = match semaphore.status() {
         Ok(status) => status,
         Err(error) => return io_error(&error, request),
     };
-    let info = status.info();
+    let info = status.details().and_then(LockDetails::info);
     let object = Object::new()
-        .with("locked", status.is_locked)
+        .with("locked", status.is_locked())
         .with_object("info", info.as_ref().map(info_object))
-        .with("isStale", is_old(&status))
+        .with(
+            "isStale",
+            info.as_ref().is_some_and(|info| info.is_stale(STALE)),
+        )
         .with(
             "isOwnedByCurrentProcess",
             info.is_some_and(|info| info.pid == caller()),
@@ -263,12 +259,7 @@ fn status(semaphore: &Semaphore, request: &Request) -> u8 {
     print_out(&shown(&object, request), DONE)
 }
 
-/// Whether a lock is stale as far as its age goes, which is what this program says.
-fn is_old(status: &Status) -> bool {
-    status.info().is_some_and(|info| info.is_stale(STALE))
-}
-
-fn clean(semaphore: &Semaphore, request: &Request) -> u8 {
+fn clean(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Cleaning stale locks", semaphore, request);
     match semaphore.clean() {
         Ok(cleaned) => {
@@ -279,7 +270,7 @@ fn clean(semaphore: &Semaphore, request: &Request) -> u8 {
     }
 }
 
-fn info(request: &Request) -> LockInfo {
+fn info(request: &SematsRequest) -> LockInfo {
     LockInfo {
         pid: caller(),
         tag: request.tag.clone(),
@@ -301,12 +292,12 @@ fn failed(kind: &str, message: &str) -> Object {
         .with("message", message)
 }
 
-fn refused(obstacle: Obstacle, request: &Request) -> u8 {
+fn refused(obstacle: Obstacle, request: &SematsRequest) -> u8 {
     let failure = failed("IO_ERROR", "IO error").with_any("cause", impediment(obstacle));
     fail(&failure, request)
 }
 
-fn io_error(error: &SemaphoreError, request: &Request) -> u8 {
+fn io_error(error: &SemaphoreError, request: &SematsRequest) -> u8 {
     let cause = match error {
         SemaphoreError::IoError(error) => reason(error),
         other => other.to_string(),
@@ -318,12 +309,12 @@ fn io_error(error: &SemaphoreError, request: &Request) -> u8 {
 }
 
 impl Object {
-    /// A key that JSON leaves out if there is no value, and people see as `undefined`.
+    /// The same with one key more. Without a value, JSON has no key, and text has `undefined`.
     fn undefined_or(
         self,
         key: &'static str,
         value: Option<impl Into<serde_json::Value>>,
-        request: &Request,
+        request: &SematsRequest,
     ) -> Object {
         match value {
             None if !request.json => self.with(key, "undefined"),
@@ -332,14 +323,14 @@ impl Object {
     }
 }
 
-fn shown(object: &Object, request: &Request) -> String {
+fn shown(object: &Object, request: &SematsRequest) -> String {
     match request.json {
         true => format!("{}\n", object.pretty()),
         false => object.lines(),
     }
 }
 
-fn fail(object: &Object, request: &Request) -> u8 {
+fn fail(object: &Object, request: &SematsRequest) -> u8 {
     complain(&shown(object, request));
     FAILED
 }
@@ -354,7 +345,7 @@ fn print_out(text: &str, status: u8) -> u8 {
     }
 }
 
-fn announce(what: &str, semaphore: &Semaphore, request: &Request) {
+fn announce(what: &str, semaphore: &Semaphore, request: &SematsRequest) {
     if request.verbose {
         complain(&format!(
             "[INFO] {what}: {}\n",
@@ -368,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_is_the_number_that_a_text_begins_with() {
+    fn a_timeout_is_the_leading_number_of_a_text() {
         for (text, count) in [
             ("200", Some(200)),
             ("200ms", Some(200)),

@@ -1,44 +1,143 @@
-//! What the servers have in common at their start: what they say, and to whom. Started by inetd, a server
-//! may find a client at its stderr, who must not read what is none of the protocol.
+//! How a server starts and ends: its messages, its log, its signals, its sockets. inetd may give a
+//! server a client's socket as stderr; nothing but the protocol may be written there.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use crossbeam_channel::{unbounded, Receiver};
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
+use signal_hook::iterator::Signals;
+
+use crate::cli::output;
 use crate::log::{Log, LogRules};
 use crate::net::inherited;
-use crate::text::reason;
+use crate::net::listener::Listener;
+use crate::sys::thread;
+use crate::text::{reason, Escaped};
 
 /// Exit status: the server cannot start.
 pub const CANNOT_START: u8 = 1;
-/// Exit status: the command line or a variable asks for what cannot be done.
+/// Exit status: the command line or a variable asks for something impossible.
 pub const USAGE: u8 = 2;
 
-/// Prints what was asked for instead of serving, and gives the exit status for it.
+/// Prints a text instead of serving, and returns the exit status.
 pub fn print(text: &str) -> ExitCode {
-    match io::stdout().write_all(text.as_bytes()) {
+    match output::print(text) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(CANNOT_START),
     }
 }
 
-/// Says in one line why `program` does not serve, unless a client would read it, and gives its exit status.
+/// Says in one line why `program` does not serve, unless a client would read it, and returns the
+/// exit status.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     if !inherited::stderr_is_a_peers() {
-        let _ = writeln!(io::stderr(), "{program}: {reason}");
+        output::complain(program, reason);
     }
     ExitCode::from(status)
 }
 
-/// Starts the log; a silent one where a client would read it, or a panic's message.
-///
-/// # Errors
-///
-/// If it cannot be started, in one line.
+/// Starts the log. If a client would read it, the log and the messages of panics stay silent.
 pub fn start_log(rules: LogRules) -> Result<Log, String> {
     if inherited::stderr_is_a_peers() {
         std::panic::set_hook(Box::new(|_| {}));
         return Ok(Log::silent());
     }
     Log::start(rules).map_err(|error| format!("cannot start the log: {}", reason(&error)))
+}
+
+/// Starts a thread; an error is one line.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    thread::spawn(name, body).map_err(no_thread)
+}
+
+/// The message for a thread that could not be started.
+pub fn no_thread(error: io::Error) -> String {
+    format!("cannot start a thread: {}", reason(&error))
+}
+
+/// SIGTERM and SIGINT, which end a server.
+pub struct EndSignals {
+    /// One message for each signal.
+    pub received: Receiver<i32>,
+    /// Readable once a signal has come.
+    pub stop: Arc<OwnedFd>,
+}
+
+/// Catches signals from now on. Those that must not end a server are caught and ignored. Rust
+/// ignores SIGPIPE in every program.
+pub fn watch_signals() -> Result<EndSignals, String> {
+    let no_signals = |error: io::Error| format!("cannot catch signals: {}", reason(&error));
+    let caught = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ];
+    let mut signals = Signals::new(caught).map_err(no_signals)?;
+    let (sender, received) = unbounded();
+    let (alarm, stop) = UnixStream::pair().map_err(no_signals)?;
+    let listen = move || {
+        for signal in signals.forever() {
+            if matches!(signal, SIGTERM | SIGINT) {
+                let _ = alarm.shutdown(Shutdown::Both);
+                let _ = sender.send(signal);
+            }
+        }
+    };
+    thread::spawn("signals", listen).map_err(no_signals)?;
+    Ok(EndSignals {
+        received,
+        stop: Arc::new(stop.into()),
+    })
+}
+
+/// Listens on an address; an error names it.
+pub fn listen_tcp(address: SocketAddr) -> Result<Listener, String> {
+    Listener::bind_tcp(address).map_err(|error| cannot_listen(&address, &error))
+}
+
+/// Listens on a path; an error names it.
+pub fn listen_unix(path: &Path, mode: u32, group: Option<u32>) -> Result<Listener, String> {
+    let bound = Listener::bind_unix(path, mode, group);
+    bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))
+}
+
+fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
+    let reason = match error.kind() {
+        io::ErrorKind::AddrInUse => "address already in use".into(),
+        _ => reason(error),
+    };
+    format!("cannot listen on {place}: {reason}")
+}
+
+/// Prints the port of the first TCP listener on stdout.
+pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
+    let Some(port) = listeners.iter().find_map(Listener::port) else {
+        return Ok(());
+    };
+    match output::print(&format!("{port}\n")) {
+        // Under inetd, stdout is the listening socket.
+        Err(error) if !inherited::stderr_is_a_peers() => {
+            Err(format!("cannot print the port: {}", reason(&error)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Raises the limit of descriptors to `wanted`, as far as the process may, and returns the limit.
+pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.current.unwrap_or(u64::MAX);
+    let raised = wanted.min(limit.maximum.unwrap_or(u64::MAX)).max(current);
+    let raise = Rlimit {
+        current: Some(raised).filter(|raised| *raised != u64::MAX),
+        ..limit
+    };
+    match setrlimit(Resource::Nofile, raise) {
+        Ok(()) => raised,
+        Err(_) => current,
+    }
 }

@@ -1,5 +1,7 @@
-//! The system, without a protocol: directories, processes, systemd.
+//! What the programs need of the system: directories, processes, threads, systemd's notifications.
 
 pub mod directory;
+pub mod memory;
 pub mod notify;
 pub mod process;
+pub mod thread;

@@ -1,4 +1,4 @@
-//! Telling systemd how we are: sd_notify(3), without its library.
+//! Reporting the server's state to systemd: sd_notify(3), without its library.
 
 use std::env;
 use std::io;
@@ -6,18 +6,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `state` (lines of `NAME=value`) to whoever NOTIFY_SOCKET names, if it names anybody.
-///
-/// # Errors
-///
-/// If it cannot be sent.
+/// Sends `state` (lines of `NAME=value`) to the socket that NOTIFY_SOCKET names, if it is set. Does
+/// not block: a supervisor that does not read must not hold up the server.
 pub fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
         return Ok(());
     };
     let address = address(path.as_bytes())?;
     let socket = UnixDatagram::unbound()?;
-    // A supervisor that does not listen must not hold us up.
     socket.set_nonblocking(true)?;
     socket.send_to_addr(state.as_bytes(), &address).map(drop)
 }

@@ -1,10 +1,13 @@
-//! Whether a process is there, since when, and whose it is: what the kernel tells about a number.
+//! What the kernel tells about processes: whether one is there, since when, and whose it is. No
+//! other module reads the stat and status files in /proc.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::process;
 use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
 use rustix::param::clock_ticks_per_second;
@@ -15,28 +18,30 @@ use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 pub struct Process {
     /// It has ended, and its parent has not asked how: it does nothing any more.
     pub is_zombie: bool,
-    /// When it was started, in clock ticks since boot, where /proc tells, and as all processes are told.
+    /// When it was started, in clock ticks since boot, if /proc tells that, and tells every process
+    /// the same.
     pub start_ticks: Option<u64>,
 }
 
-/// Whether a process with this number is there, be it a zombie, or somebody else's. 0 and what is beyond
-/// `i32::MAX` are the numbers of no process.
+/// Whether a process with this number is there; a zombie is, and so is another user's process. 0
+/// and numbers above `i32::MAX` are the numbers of no process.
 pub fn exists(pid: u32) -> bool {
     let Some(pid) = to_pid(pid) else {
         return false;
     };
-    // Not allowed to signal it: so there is one.
+    // If this process may not signal it, it is there.
     !matches!(test_kill_process(pid), Err(Errno::SRCH))
 }
 
-/// What is known of the process with this number; `None` if there is none. The number of a thread other
-/// than the first is the number of no process.
+/// What is known of the process with this number; `None` if there is none. The number of a thread
+/// other than the first is the number of no process.
 pub fn look_up(pid: u32) -> Option<Process> {
     if !exists(pid) {
         return None;
     }
-    // Where /proc is not mounted, or hides other users' processes, it is there, and that is all.
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+    // If /proc is not mounted, hides other users' processes, or is that of another pid namespace,
+    // nothing more is known of it.
+    let Some(status) = read_status(pid) else {
         return Some(Process {
             is_zombie: false,
             start_ticks: None,
@@ -50,8 +55,19 @@ pub fn look_up(pid: u32) -> Option<Process> {
     })
 }
 
-/// When a process was started, in clock ticks since boot; `None` where another process could be told another
-/// number, or has been: in a time namespace, boot is at another time.
+fn read_status(pid: u32) -> Option<String> {
+    is_proc_ours().then(|| fs::read_to_string(format!("/proc/{pid}/status")).ok())?
+}
+
+/// Whether /proc numbers the processes as the system calls of this process do. That of another pid
+/// namespace tells about other processes.
+fn is_proc_ours() -> bool {
+    fs::read_link("/proc/self")
+        .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
+}
+
+/// When a process was started, in clock ticks since boot; `None` if the kernel may tell another
+/// process another number: in a time namespace, boot is at another time.
 pub fn comparable_start(pid: u32) -> Option<u64> {
     let is_comparable = !is_shifted() && (pid == process::id() || !has_shifted_boot(pid)?);
     is_comparable.then(|| start_ticks(pid)).flatten()
@@ -63,13 +79,13 @@ fn is_shifted() -> bool {
     if let Some(is_shifted) = IS_SHIFTED.get() {
         return *is_shifted;
     }
-    // Without a descriptor to spare we shall know the next time.
-    has_shifted_boot(process::id()).is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
+    // Without a descriptor to spare, the next call finds out.
+    has_shifted_boot("self").is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
 }
 
-/// `None` if that cannot be found out for the moment.
-fn has_shifted_boot(pid: u32) -> Option<bool> {
-    let offsets = match fs::read_to_string(format!("/proc/{pid}/timens_offsets")) {
+/// Whether boot is at another time for the process; `None` if /proc cannot tell for the moment.
+fn has_shifted_boot(process: impl Display) -> Option<bool> {
+    let offsets = match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(offsets) => offsets,
         // A kernel without time namespaces (before 5.6), or a process that has ended.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
@@ -81,12 +97,13 @@ fn has_shifted_boot(pid: u32) -> Option<bool> {
     Some(offsets.any(|offset| offset != "0"))
 }
 
-/// The real and the effective user of a process. Not the owner of /proc/PID, which is root for a process
-/// that may not be dumped.
+/// The real and the effective user of a process. The owner of /proc/PID does not tell: it is root
+/// for a process that may not be dumped.
 pub fn users(pid: u32) -> Option<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let mut users = line.split_ascii_whitespace().map(str::parse);
+    let status = read_status(pid)?;
+    let mut users = field(&status, "Uid:")?
+        .split_ascii_whitespace()
+        .map(str::parse);
     Some((users.next()?.ok()?, users.next()?.ok()?))
 }
 
@@ -94,8 +111,8 @@ pub fn users(pid: u32) -> Option<(u32, u32)> {
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::Unsupported`] if the kernel
-/// (before 5.3) has no such descriptors, or whatever else the system says.
+/// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::Unsupported`] if the
+/// kernel (before 5.3) has no such descriptors, or any other error of the system.
 pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
     let pid = to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -109,36 +126,88 @@ pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
 
 /// When a process was started, in clock ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
-    /// This process's own, which is asked for at every grant and never changes; a fork has another number.
+    /// This process's own, which every grant asks for and which never changes; a fork has another
+    /// number.
     static OWN: OnceLock<(u32, u64)> = OnceLock::new();
     if pid != process::id() {
-        return read_start_ticks(pid);
+        return Some(stat(pid)?.start_ticks);
     }
     match OWN.get() {
         Some((of, ticks)) if *of == pid => Some(*ticks),
         _ => {
-            // Without a descriptor to spare we shall know the next time.
-            let ticks = read_start_ticks(pid)?;
+            // Without a descriptor to spare, the next call finds out.
+            let ticks = stat(pid)?.start_ticks;
             let _ = OWN.set((pid, ticks));
             Some(ticks)
         }
     }
 }
 
-fn read_start_ticks(pid: u32) -> Option<u64> {
-    const STARTTIME: usize = 22;
+/// Fields of /proc/PID/stat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessStat {
+    /// As proc(5) has it: `Z` is a zombie.
+    pub state: char,
+    pub parent: i32,
+    pub group: i32,
+    /// When it was started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// What /proc/PID/stat says of a process; `None` if it is gone, or /proc cannot tell.
+pub fn stat(pid: u32) -> Option<ProcessStat> {
+    if !is_proc_ours() {
+        return None;
+    }
     let mut stat = [0; 1024];
     let read = File::open(format!("/proc/{pid}/stat"))
         .and_then(|mut file| file.read(&mut stat))
         .ok()?;
-    let stat = String::from_utf8_lossy(&stat[..read]);
-    // The name, in parentheses, may hold anything; the third field comes after its end.
-    let after_name = &stat[stat.rfind(')')? + 1..];
-    let start = after_name.split_ascii_whitespace().nth(STARTTIME - 3)?;
-    start.parse().ok()
+    parse_stat(&String::from_utf8_lossy(&stat[..read]))
 }
 
-/// The instant, in seconds since 1970, that is so many clock ticks after boot.
+fn parse_stat(stat: &str) -> Option<ProcessStat> {
+    // The name, in parentheses, may hold anything; the third field comes after its end.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    Some(ProcessStat {
+        state: fields.next()?.chars().next()?,
+        parent: fields.next()?.parse().ok()?,
+        group: fields.next()?.parse().ok()?,
+        // The 22nd of all fields; five have been taken.
+        start_ticks: fields.nth(22 - 6)?.parse().ok()?,
+    })
+}
+
+/// Every process that /proc shows; `None` if it is not mounted, or not ours.
+pub fn all() -> Option<impl Iterator<Item = u32>> {
+    if !is_proc_ours() {
+        return None;
+    }
+    let entries = fs::read_dir("/proc").ok()?;
+    Some(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()))
+}
+
+/// The signals that this process ignores: bit N - 1 stands for signal N. 0 if /proc cannot tell.
+pub fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    mask.unwrap_or(0)
+}
+
+/// When a process was started at the latest, since the epoch, as this process's clock has it now:
+/// the kernel cuts the time down to clock ticks.
+pub fn latest_start(pid: u32) -> Option<Duration> {
+    let ticks = start_ticks(pid)?.checked_add(1)?;
+    let hertz = clock_ticks_per_second().max(1);
+    let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Some(now.checked_sub(uptime)? + after_boot)
+}
+
+/// The instant `ticks` clock ticks after boot, in seconds since 1970.
 pub fn instant_of(ticks: u64) -> Option<u64> {
     booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
 }
@@ -181,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn process_one_exists_whoever_asks() {
+    fn process_one_exists_for_every_user() {
         assert!(exists(1));
     }
 
@@ -220,6 +289,23 @@ mod tests {
         assert!(booted_at().expect("a boot") <= started && started <= now.as_secs() + 2);
         drop(child.stdin.take());
         child.wait().expect("its status");
+    }
+
+    #[test]
+    fn fields_are_counted_from_the_end_of_the_name() {
+        let numbers: Vec<String> = (4..=30).map(|field| field.to_string()).collect();
+        for name in ["cat", "a) Z 1 2", "(", "x y"] {
+            let stat = parse_stat(&format!("7 ({name}) S {}", numbers.join(" ")));
+            let expected = ProcessStat {
+                state: 'S',
+                parent: 4,
+                group: 5,
+                start_ticks: 22,
+            };
+            assert_eq!(stat, Some(expected), "{name}");
+        }
+        assert_eq!(parse_stat("7 (cat) S 4 5"), None);
+        assert_eq!(parse_stat(""), None);
     }
 
     #[test]

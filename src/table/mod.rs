@@ -1,15 +1,19 @@
-//! Who holds and who waits, for every key. Pure: the caller brings the time and the tokens.
+//! Who holds, who waits and who has enqueued, for every key. Pure: the caller brings the time and
+//! the tokens.
 //!
-//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases that
-//! have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
-//! the reaper has been by. Leases end in the order in which they run out, however few end at a time.
-//! Every operation that takes something away ends in [`LockTable::promote`], so no slot is ever free
-//! while a client waits for it (but for want of a fence).
+//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
+//! that have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether
+//! or not the reaper has come by. Leases end in the order in which they run out, however few end at
+//! a time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so
+//! no slot is free while a client waits for it (except for want of a fence).
 //!
 //! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
 
+mod connection;
 mod deadlines;
+mod expiry;
+mod phase_one;
 mod queue;
 mod snapshot;
 #[cfg(test)]
@@ -21,11 +25,14 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Salt, Token};
+pub use connection::PhaseOneEntries;
+use connection::{ConnectionEntry, PhaseOne};
 use deadlines::Deadlines;
 use queue::KeyQueue;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
 pub use types::{
-    Ask, Caps, Claim, ConnId, Grant, Holdings, Key, Kind, Limit, Progress, Refusal, Scope, Ticket,
+    Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
+    Ticket,
 };
 
 /// All keys, with their holders and waiters.
@@ -33,7 +40,7 @@ pub struct LockTable {
     /// Sorted, so that a snapshot can be taken in steps.
     keys: BTreeMap<Key, KeyQueue>,
     tickets: HashMap<Ticket, Place>,
-    conns: HashMap<ConnId, Belongings>,
+    conns: HashMap<ConnId, ConnectionEntry>,
     /// When each holder's lease is over.
     leases: Deadlines<(Fence, Key)>,
     /// Since when each idle key has been idle.
@@ -41,17 +48,17 @@ pub struct LockTable {
     /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
     owed: BTreeSet<(Ticket, Key)>,
     waiter_count: usize,
-    /// Whose wait has ended since they were last taken.
+    /// The connections whose waits have ended since they were last taken.
     resolved: Vec<ConnId>,
     next_ticket: u64,
     draining: bool,
-    /// When a slot was last taken away from a holder.
+    /// When a holder last lost its slot.
     last_held: Option<Instant>,
     caps: Caps,
     fences: Box<dyn FenceSource>,
 }
 
-/// What a ticket stands for.
+/// A place in a queue, under its ticket.
 struct Place {
     conn: ConnId,
     key: Key,
@@ -65,18 +72,8 @@ enum PlaceState {
     Waiting,
     /// Granted, but not collected yet. The token may be dead by now.
     Granted(Token),
-    /// Sent away by the drain.
+    /// Dismissed by the drain.
     Dismissed,
-}
-
-/// What belongs to one connection, so that its disconnect costs what it has and no more.
-struct Belongings {
-    held: BTreeMap<Fence, Key>,
-    tickets: BTreeSet<Ticket>,
-    /// How many of the tickets wait.
-    waiting_count: usize,
-    /// When it last held or waited for anything.
-    last_busy: Instant,
 }
 
 impl LockTable {
@@ -99,7 +96,7 @@ impl LockTable {
         }
     }
 
-    /// Asks for a key: it is granted now, or the claim is queued behind whoever came first.
+    /// Asks for a key: it is granted now, or the claim is queued behind those before it.
     ///
     /// # Errors
     ///
@@ -107,8 +104,13 @@ impl LockTable {
     /// what the connection has, [`Refusal::NoToken`] while waiters are owed slots,
     /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
     /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
-    pub fn enqueue(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Claim, Refusal> {
-        if let Some(grant) = self.try_acquire(ask, now)? {
+    pub fn acquire(
+        &mut self,
+        claimant: Claimant,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Result<Claim, Refusal> {
+        if let Some(grant) = self.try_acquire(claimant, ask, now)? {
             return Ok(Claim::Acquired(grant));
         }
         let ticket = Ticket(self.next_ticket);
@@ -119,30 +121,35 @@ impl LockTable {
             .expect("a key that is taken is known");
         queue.join(ticket);
         let place = Place {
-            conn: ask.conn,
+            conn: claimant.conn,
             key: queue.key().clone(),
             lease: ask.lease,
-            salt: ask.salt,
+            salt: claimant.salt,
             state: PlaceState::Waiting,
         };
         self.tickets.insert(ticket, place);
         self.waiter_count += 1;
-        let belongings = self.belongings(ask.conn, now);
-        belongings.tickets.insert(ticket);
-        belongings.waiting_count += 1;
+        let entry = self.entry(claimant.conn, now);
+        entry.tickets.insert(ticket);
+        entry.waiting_count += 1;
         Ok(Claim::Queued(ticket))
     }
 
-    /// Asks for a key without ever taking a place in its queue: `None` if somebody else is first.
+    /// Asks for a key without ever taking a place in its queue: `None` if the claim would wait.
     ///
     /// # Errors
     ///
-    /// As [`LockTable::enqueue`].
-    pub fn try_acquire(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Option<Grant>, Refusal> {
+    /// As [`LockTable::acquire`].
+    pub fn try_acquire(
+        &mut self,
+        claimant: Claimant,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Result<Option<Grant>, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        self.settle(Scope::Ask(ask), now);
+        self.settle(Scope::Ask(claimant.conn, ask), now);
         self.tokens_are_back(now);
         let is_free = match self.keys.get_mut(ask.key) {
             Some(queue) => {
@@ -151,11 +158,11 @@ impl LockTable {
             }
             None => true,
         };
-        if self.belongings_count(ask.conn) >= self.caps.max_per_connection {
+        if self.connection_count(claimant.conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
         if is_free {
-            return self.grant(ask, now).map(Some);
+            return self.grant(claimant, ask, now).map(Some);
         }
         let queue_len = self.keys[ask.key].waiter_count();
         let is_full = self.caps.max_waiters.is_some_and(|max| queue_len >= max);
@@ -171,7 +178,7 @@ impl LockTable {
     /// on never needs room under the cap. Only for want of a fence does it stay free; while one
     /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
     /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
-    fn grant(&mut self, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
+    fn grant(&mut self, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
         if !self.owed.is_empty() {
             return Err(Refusal::NoToken);
         }
@@ -184,57 +191,41 @@ impl LockTable {
         let fence = self.fences.next_fence().ok_or(Refusal::NoToken)?;
         let token = Token {
             fence: Fence(fence),
-            salt: ask.salt,
+            salt: claimant.salt,
         };
         let queue = &self.keys[ask.key];
         let key = queue.key().clone();
         if queue.is_idle() {
             self.idle.strike(queue.last_used, key.clone());
         }
-        self.hold(&key, ask.conn, token, ask.lease, now);
+        self.hold(&key, claimant.conn, token, ask.lease, now);
         Ok(Grant {
             token,
             lease: ask.lease,
         })
     }
 
-    /// Looks how a queued claim stands. A grant that is still alive is handed over with its lease
-    /// started anew. Any answer but `Waiting` spends the ticket.
-    pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Progress {
+    /// Looks whether a queued claim has been decided: `None` while it waits. A grant that is alive
+    /// is handed over with its lease started anew. Any answer spends the ticket.
+    pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
         self.settle(Scope::Ticket(ticket), now);
         let place = self
             .tickets
             .get(&ticket)
             .expect("a ticket is collected only once");
-        let progress = match place.state {
-            PlaceState::Waiting => return Progress::Waiting,
-            PlaceState::Dismissed => Progress::Refused(Refusal::Draining),
+        let answer = match place.state {
+            PlaceState::Waiting => return None,
+            PlaceState::Dismissed => Answer::Refused(Refusal::Draining),
             PlaceState::Granted(token) => {
                 let (key, lease) = (place.key.clone(), place.lease);
                 match self.extend(&key, token.fence, lease, now) {
-                    Some(()) => Progress::Granted(Grant { token, lease }),
-                    None => Progress::Refused(Refusal::LeaseExpired),
+                    Some(()) => Answer::Granted(Grant { token, lease }),
+                    None => Answer::Refused(Refusal::LeaseExpired),
                 }
             }
         };
         self.spend(ticket, now);
-        progress
-    }
-
-    /// Whether the ticket's grant came, and died before it was collected.
-    pub fn has_lapsed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.settle(Scope::Ticket(ticket), now);
-        match self.tickets.get(&ticket) {
-            Some(Place {
-                key,
-                state: PlaceState::Granted(token),
-                ..
-            }) => !self
-                .keys
-                .get(key)
-                .is_some_and(|queue| queue.holders().contains_key(&token.fence)),
-            _ => false,
-        }
+        Some(answer)
     }
 
     /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal that
@@ -253,19 +244,27 @@ impl LockTable {
         None
     }
 
-    /// Gives back a slot.
+    /// Gives back a slot. If `conn` has enqueued for it, that ends the two phases: many clients
+    /// never send `w`.
     ///
     /// # Errors
     ///
     /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used as `kind`.
     pub fn release(
         &mut self,
+        conn: ConnId,
         key: &str,
         kind: Kind,
         token: Token,
         now: Instant,
     ) -> Result<(), Refusal> {
         let key = self.find_holder(key, kind, token, now)?;
+        match self.phase_one(conn, key.as_str(), kind) {
+            Some(PhaseOne::Granted(grant)) if grant.token.fence == token.fence => {
+                self.end_phase(conn, key.as_str(), kind);
+            }
+            _ => {}
+        }
         self.vacate(&key, token.fence, now);
         Ok(())
     }
@@ -288,32 +287,34 @@ impl LockTable {
             .ok_or(Refusal::NotHeld)
     }
 
-    /// Whether `token` is that of a live holder of `key`, used as `kind`.
-    pub fn is_held(&mut self, key: &str, kind: Kind, token: Token, now: Instant) -> bool {
-        self.find_holder(key, kind, token, now).is_ok()
-    }
-
     /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
-    /// has not collected goes too: nobody was told the token.
+    /// has not collected goes too, since the client does not know the token.
     ///
-    /// Slots to be released go by [`LockTable::release_some`], which must be called until it is done.
-    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
-        let Some(belongings) = self.conns.get_mut(&conn) else {
-            return;
+    /// The slots are released by [`LockTable::release_some`], which the caller must call until it
+    /// is done. What is returned may be large: the caller drops it after it releases the mutex.
+    pub fn disconnect(
+        &mut self,
+        conn: ConnId,
+        holdings: Holdings,
+        now: Instant,
+    ) -> PhaseOneEntries {
+        let Some(entry) = self.conns.get_mut(&conn) else {
+            return PhaseOneEntries::default();
         };
-        let tickets = std::mem::take(&mut belongings.tickets);
+        let enqueued = std::mem::take(&mut entry.enqueued);
+        let tickets = std::mem::take(&mut entry.tickets);
         if holdings == Holdings::Keep {
             self.conns.remove(&conn);
         }
-        // First out of all queues, then out of the slots: otherwise a slot could pass from the
-        // connection to itself.
+        // The places go before the slots: otherwise a slot could pass from the connection to
+        // itself.
         let mut left = BTreeSet::new();
         let mut uncollected = Vec::new();
         for ticket in tickets {
             let place = self
                 .tickets
                 .remove(&ticket)
-                .expect("belongings name tickets in use");
+                .expect("a connection has tickets in use");
             match place.state {
                 PlaceState::Waiting => {
                     self.withdraw(ticket, conn, &place.key);
@@ -329,16 +330,17 @@ impl LockTable {
         for (fence, key) in uncollected {
             self.vacate(&key, fence, now);
         }
+        enqueued
     }
 
-    /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is left.
-    /// In steps, because a million slots would hold everybody else up for too long.
+    /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is
+    /// left. In steps, because a million slots would delay every other client for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         for _ in 0..at_most {
             let held = self
                 .conns
                 .get_mut(&conn)
-                .and_then(|belongings| belongings.held.pop_first());
+                .and_then(|entry| entry.held.pop_first());
             let Some((fence, key)) = held else {
                 self.conns.remove(&conn);
                 return true;
@@ -348,73 +350,12 @@ impl LockTable {
         false
     }
 
-    /// Ends up to `at_most` of the leases that have run out by `now`, those first that ran out first,
-    /// and passes the slots on. Calling it early, late or twice is harmless.
-    pub fn expire_some(&mut self, at_most: usize, now: Instant) {
-        for _ in 0..at_most {
-            let Some((fence, key)) = self.leases.pop_due(now) else {
-                return;
-            };
-            let queue = self.keys.get_mut(&key).expect("a leased key is known");
-            let holder = queue
-                .remove_holder(fence)
-                .expect("leases and holders agree");
-            self.forget_held(holder.conn, fence, now);
-            self.promote(&key, now);
-        }
+    /// How many slots and places a connection has.
+    fn connection_count(&self, conn: ConnId) -> usize {
+        self.conns.get(&conn).map_or(0, ConnectionEntry::count)
     }
 
-    /// Whether a lease that matters within `scope` has run out by `now` and has not been ended. Then
-    /// an operation ends all that ran out before it, too, which takes as long as there are many:
-    /// [`LockTable::expire_some`] does it in steps.
-    pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
-        if self.leases.next().is_none_or(|over_at| over_at > now) {
-            return false;
-        }
-        let has_due = |key: &str| {
-            let queue = self.keys.get(key);
-            queue.is_some_and(|queue| queue.has_due(now))
-        };
-        match scope {
-            Scope::Nothing => false,
-            Scope::Key(key) => has_due(key),
-            Scope::Ticket(ticket) => {
-                let place = self.tickets.get(&ticket);
-                place.is_some_and(|place| has_due(place.key.as_str()))
-            }
-            // What has run out must not count against a cap.
-            Scope::Ask(ask) => has_due(ask.key) || self.is_at_a_cap(ask),
-            Scope::Everything => true,
-        }
-    }
-
-    fn settle(&mut self, scope: Scope<'_>, now: Instant) {
-        while self.is_behind(scope, now) {
-            self.expire_some(1, now);
-        }
-    }
-
-    /// Whether any cap over more than one key is reached.
-    fn is_at_a_cap(&self, ask: &Ask<'_>) -> bool {
-        self.keys.len() >= self.caps.max_locks && !self.keys.contains_key(ask.key)
-            || self.leases.len() >= self.caps.max_slots
-            || self.belongings_count(ask.conn) >= self.caps.max_per_connection
-            || self.waiter_count >= self.caps.max_waiters_total
-    }
-
-    fn belongings_count(&self, conn: ConnId) -> usize {
-        self.conns.get(&conn).map_or(0, Belongings::count)
-    }
-
-    /// Drops every key that has been idle for `max_idle` by `now`.
-    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
-        let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
-        while self.idle_since().is_some_and(is_due) {
-            self.drop_an_idle_key();
-        }
-    }
-
-    /// Refuses new claims from now on, and sends away whoever waits.
+    /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);
         self.draining = true;
@@ -428,8 +369,8 @@ impl LockTable {
         }
         self.owed.clear();
         self.waiter_count = 0;
-        for belongings in self.conns.values_mut() {
-            belongings.waiting_count = 0;
+        for entry in self.conns.values_mut() {
+            entry.waiting_count = 0;
         }
         for key in left {
             let queue = self.keys.get_mut(&key).expect("a key waited for is known");
@@ -438,12 +379,8 @@ impl LockTable {
         }
     }
 
-    /// Whether the drain has begun.
-    pub fn is_draining(&self) -> bool {
-        self.draining
-    }
-
-    /// Grants what waiters are owed since there were no fences, over all keys in order of arrival.
+    /// Grants the slots that waiters are owed for want of fences, over all keys in order of
+    /// arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
         while let Some(first) = self.owed.first().cloned() {
             self.promote(&first.1, now);
@@ -451,15 +388,6 @@ impl LockTable {
                 return; // there is still no fence
             }
         }
-    }
-
-    /// Whether it is the ticket's turn, and only a fence is wanting.
-    pub fn is_owed(&mut self, ticket: Ticket, now: Instant) -> bool {
-        self.settle(Scope::Ticket(ticket), now);
-        // A ticket that waits no more may have outlived its key.
-        let place = self.tickets.get(&ticket);
-        let queue = place.and_then(|place| self.keys.get(&place.key));
-        queue.is_some_and(|queue| queue.next_in_line() == Some(ticket))
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
@@ -472,41 +400,36 @@ impl LockTable {
         }
     }
 
+    /// How many slots are held, and how many claims wait.
+    pub fn entry_count(&self) -> usize {
+        self.leases.len() + self.waiter_count
+    }
+
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
         self.leases.next().is_some()
     }
 
-    /// When the next lease is over. It moves forward only by an expiry, a release or a
-    /// renewal, and back only by a grant or a renewal that ends sooner.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.leases.next()
-    }
-
-    /// Since when the key that has been idle longest has been idle.
-    pub fn idle_since(&self) -> Option<Instant> {
-        self.idle.next()
-    }
-
-    /// The connections whose waits have ended since this was last asked. Each of them should look
-    /// again; one that is named in vain finds itself still waiting.
+    /// The connections whose waits have ended since the last call. Each should look again; one that
+    /// is named in vain finds that it still waits.
     pub fn take_resolved(&mut self) -> impl Iterator<Item = ConnId> + '_ {
         self.resolved.drain(..)
     }
 
-    /// When `conn` last held or waited for anything; `None` if it never did, `Some(now)` if it does.
-    /// It holds a slot until its lease has been ended, which may be a little after it ran out.
-    pub fn last_busy(&self, conn: ConnId, now: Instant) -> Option<Instant> {
-        let belongings = self.conns.get(&conn)?;
-        Some(if belongings.is_empty() {
-            belongings.last_busy
+    /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
+    /// `None` if it never did. It holds a slot until the lease is ended, which may be a little
+    /// after it runs out.
+    pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
+        let entry = self.conns.get(&conn)?;
+        Some(if entry.is_empty() {
+            entry.last_busy
         } else {
             now
         })
     }
 
-    /// What an operator may see of up to `at_most` keys, sorted: of those behind `after`, or of the
-    /// first ones.
+    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
+    /// ones.
     pub fn snapshot(
         &mut self,
         after: Option<&Key>,
@@ -557,8 +480,9 @@ impl LockTable {
         }
     }
 
-    /// Gives the waiters of `key` the slots that are free, in order of arrival; a key that nobody
-    /// uses any more becomes idle. Whatever takes a holder or a waiter away ends here.
+    /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
+    /// holders and waiters becomes idle. Every operation that takes a holder or a waiter away ends
+    /// here.
     fn promote(&mut self, key: &Key, now: Instant) {
         while let Some(ticket) = self.keys[key].next_in_line() {
             let Some(fence) = self.fences.next_fence() else {
@@ -591,20 +515,18 @@ impl LockTable {
         let queue = self.keys.get_mut(key).expect("only a known key is granted");
         queue.hold(token, conn, expires_at);
         self.leases.file(expires_at, (token.fence, key.clone()));
-        self.belongings(conn, now)
-            .held
-            .insert(token.fence, key.clone());
+        self.entry(conn, now).held.insert(token.fence, key.clone());
     }
 
     /// Takes a holder's slot away, if it still has one, and passes it on.
     fn vacate(&mut self, key: &Key, fence: Fence, now: Instant) {
-        let holder = self
-            .keys
-            .get_mut(key)
-            .and_then(|queue| queue.remove_holder(fence));
-        if let Some(holder) = holder {
+        let Some(queue) = self.keys.get_mut(key) else {
+            return;
+        };
+        let kind = queue.kind();
+        if let Some(holder) = queue.remove_holder(fence) {
             self.leases.strike(holder.expires_at, (fence, key.clone()));
-            self.forget_held(holder.conn, fence, now);
+            self.forget_held(holder.conn, (kind, key), fence, now);
             self.promote(key, now);
         }
     }
@@ -626,8 +548,8 @@ impl LockTable {
         let queue = self.keys.get_mut(key).expect("a key waited for is known");
         queue.leave(ticket);
         self.waiter_count -= 1;
-        if let Some(belongings) = self.conns.get_mut(&conn) {
-            belongings.waiting_count -= 1;
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            entry.waiting_count -= 1;
         }
         if !self.owed.is_empty() {
             self.owed.remove(&(ticket, key.clone()));
@@ -639,39 +561,39 @@ impl LockTable {
             .tickets
             .remove(&ticket)
             .expect("a ticket is spent only once");
-        if let Some(belongings) = self.conns.get_mut(&place.conn) {
-            belongings.tickets.remove(&ticket);
-            belongings.last_busy = now;
+        if let Some(entry) = self.conns.get_mut(&place.conn) {
+            entry.tickets.remove(&ticket);
+            entry.last_busy = now;
         }
         place
     }
 
-    fn forget_held(&mut self, conn: ConnId, fence: Fence, now: Instant) {
+    /// Takes a slot off the connection that held it; a phase-one entry dies with its token.
+    fn forget_held(&mut self, conn: ConnId, (kind, key): (Kind, &Key), fence: Fence, now: Instant) {
         self.last_held = Some(now);
         // A connection that is gone may have left slots behind.
-        if let Some(belongings) = self.conns.get_mut(&conn) {
-            belongings.held.remove(&fence);
-            belongings.last_busy = now;
+        let Some(entry) = self.conns.get_mut(&conn) else {
+            return;
+        };
+        entry.held.remove(&fence);
+        entry.last_busy = now;
+        match entry.enqueued.get(kind, key.as_str()) {
+            Some(PhaseOne::Granted(grant)) if grant.token.fence == fence => {}
+            Some(PhaseOne::Queued(ticket)) => match self.tickets[&ticket].state {
+                PlaceState::Granted(token) if token.fence == fence => {
+                    self.tickets.remove(&ticket);
+                    entry.tickets.remove(&ticket);
+                }
+                _ => return,
+            },
+            _ => return,
         }
+        entry.enqueued.mark_dead(kind, key);
     }
 
-    fn belongings(&mut self, conn: ConnId, now: Instant) -> &mut Belongings {
-        self.conns.entry(conn).or_insert_with(|| Belongings {
-            held: BTreeMap::new(),
-            tickets: BTreeSet::new(),
-            waiting_count: 0,
-            last_busy: now,
-        })
-    }
-}
-
-impl Belongings {
-    fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.tickets.is_empty()
-    }
-
-    /// How many slots and places there are. A place that becomes a slot goes on counting as one.
-    fn count(&self) -> usize {
-        self.held.len() + self.waiting_count
+    fn entry(&mut self, conn: ConnId, now: Instant) -> &mut ConnectionEntry {
+        self.conns
+            .entry(conn)
+            .or_insert_with(|| ConnectionEntry::new(now))
     }
 }

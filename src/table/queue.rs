@@ -45,6 +45,10 @@ impl KeyQueue {
         &self.key
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty()
     }
@@ -63,6 +67,7 @@ impl KeyQueue {
         self.waiters.iter()
     }
 
+    #[cfg(test)]
     pub(super) fn holders(&self) -> &BTreeMap<Fence, Holder> {
         &self.holders
     }

@@ -82,11 +82,9 @@ impl fmt::Display for ConnId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
-/// What a connection asks for.
+/// What a client asks for.
 #[derive(Clone, Copy)]
 pub struct Ask<'a> {
-    /// Who asks.
-    pub conn: ConnId,
     /// The name.
     pub key: &'a str,
     /// To use it as this.
@@ -95,7 +93,14 @@ pub struct Ask<'a> {
     pub limit: Limit,
     /// The length of the lease to come.
     pub lease: Duration,
-    /// The secret half of the token to come. The client brings it along, so that a waiter's turn
+}
+
+/// The connection that asks.
+#[derive(Clone, Copy)]
+pub struct Claimant {
+    /// The connection.
+    pub conn: ConnId,
+    /// The secret half of the token to come. The claimant brings it along, so that a waiter's turn
     /// never depends on the kernel's randomness.
     pub salt: Salt,
 }
@@ -109,8 +114,8 @@ pub enum Scope<'a> {
     Key(&'a str),
     /// The key that a ticket is for.
     Ticket(Ticket),
-    /// The key that is asked for, and every lease if a cap is reached.
-    Ask(&'a Ask<'a>),
+    /// The key that a connection asks for, and every lease if a cap is reached.
+    Ask(ConnId, &'a Ask<'a>),
     /// All keys.
     Everything,
 }
@@ -120,18 +125,26 @@ pub enum Scope<'a> {
 pub enum Claim {
     /// The key is held from now on.
     Acquired(Grant),
-    /// Somebody else is first; the ticket keeps the place.
+    /// Others are before it; the ticket keeps the place.
     Queued(Ticket),
 }
 
-/// How a queued claim stands.
+/// What a connection is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Its turn has not come; the ticket stays good.
-    Waiting,
-    /// Its turn has come; the ticket is spent and the lease runs anew.
+pub enum Answer {
+    /// The key is held, and the lease runs from now.
     Granted(Grant),
-    /// It will never be granted; the ticket is spent.
+    /// The claim is queued; a later wait asks for its grant.
+    Queued,
+    /// The key is held by others, and has not come free in time.
+    TimedOut,
+    /// The peer hung up while its claim waited; the place is given up.
+    Gone,
+    /// There is a phase-one entry for this key already.
+    AlreadyEnqueued,
+    /// There is no phase-one entry for this key.
+    NotEnqueued,
+    /// The request is refused.
     Refused(Refusal),
 }
 

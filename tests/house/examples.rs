@@ -53,10 +53,8 @@ fn a_command_whose_latch_stood_still_is_refused_by_fence_check() {
     assert_eq!(lines[0], "fast: written");
     assert!(lines[1].starts_with("slow: refused, fence "), "{printed}");
     assert_eq!(lines[2], "written by fast");
-    assert!(
-        lines[3].starts_with("latch: store: the lock was lost"),
-        "{printed}"
-    );
+    let expected = format!("latch: store at {}: the lock was lost: ", address(&daemon));
+    assert!(lines[3].starts_with(&expected), "{printed}");
     assert_eq!(lines[4], "latch run has exited with 70");
     assert_eq!(status, 0);
 }

@@ -72,6 +72,16 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         let Some(name) = function_name(line) else {
             continue;
         };
+        // A function without a body, as in a trait, ends before a brace opens.
+        let has_body = |line: &&&str| line.ends_with('{') || line.ends_with('}');
+        let is_end = |line: &&&str| line.ends_with(';') || has_body(line);
+        if !lines[start..]
+            .iter()
+            .find(is_end)
+            .is_some_and(|line| has_body(&line))
+        {
+            continue;
+        }
         let closing = format!("{}}}", " ".repeat(indent));
         let end = lines[start..].iter().position(|line| *line == closing);
         if let Some(len) = end {
@@ -244,6 +254,8 @@ fn comments_say_who_acts() {
 fn the_checks_see_what_they_look_for() {
     let text = "impl A {\n    pub(crate) fn long(&self) {\n        a();\n    }\n}\n";
     assert_eq!(functions(text), [("long".to_owned(), 3)]);
+    let text = "trait A {\n    fn none(\n        &self,\n    );\n    fn one(&self) {\n    }\n}\n";
+    assert_eq!(functions(text), [("one".to_owned(), 2)]);
     assert_eq!(visible_type("pub struct Key(u8);"), Some("Key"));
     assert_eq!(visible_type("pub(crate) enum Kind {"), Some("Kind"));
     assert_eq!(visible_type("pub(super) struct Inner;"), None);

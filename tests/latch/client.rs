@@ -502,6 +502,31 @@ fn presenting_the_auth_token_is_bounded_like_connecting() {
 }
 
 #[test]
+fn statistics_that_arrive_slowly_are_read_to_the_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = Address::Tcp(listener.local_addr().expect("its address").to_string());
+    let mut settings = Settings::default();
+    settings.reply_timeout = Duration::from_secs(2);
+    let slow = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("it connects");
+        let mut lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
+        for part in ["ok ", "{", "1", "2", "3", "4", "}\n"] {
+            thread::sleep(Duration::from_millis(400));
+            stream.write_all(part.as_bytes()).expect("a reader");
+        }
+        // In the second reply it stops.
+        let requests = lines.by_ref().take(6).map_while(Result::ok).count();
+        stream.write_all(b"ok {").expect("a reader");
+        (requests, stream)
+    });
+    let mut connection = Connection::open(&server, &settings).expect("it listens");
+    assert_eq!(connection.stats().expect("it is complete"), "{1234}");
+    let cut_off = connection.stats();
+    assert!(matches!(cut_off, Err(Error::NoReply { .. })), "{cut_off:?}");
+    assert_eq!(slow.join().expect("no panic").0, 6);
+}
+
+#[test]
 fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("socket");

@@ -21,7 +21,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 
 #[test]
-fn a_lock_that_somebody_has_is_busy_in_the_way_that_was_asked_for() {
+fn a_held_lock_is_busy_with_the_status_of_the_options() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -104,7 +104,7 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
 }
 
 #[test]
-fn a_wrong_auth_token_is_77_and_the_right_one_lets_in() {
+fn a_wrong_auth_token_is_77_and_the_right_one_works() {
     let directory = tempfile::tempdir().expect("a directory");
     let (right, wrong) = (
         directory.path().join("right"),
@@ -130,7 +130,7 @@ fn a_wrong_auth_token_is_77_and_the_right_one_lets_in() {
 }
 
 #[test]
-fn a_lock_can_be_taken_for_a_script_where_the_server_keeps_it() {
+fn a_script_keeps_a_lock_if_the_server_allows_it() {
     let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
     let output = run(&daemon, &["acquire", "k", "--lease", "20"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -146,7 +146,7 @@ fn a_lock_can_be_taken_for_a_script_where_the_server_keeps_it() {
 }
 
 #[test]
-fn what_cannot_be_printed_is_said_and_a_token_that_nobody_gets_is_given_back() {
+fn a_grant_whose_token_cannot_be_printed_is_released() {
     let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
     for arguments in [&["acquire", "k"][..], &["stats"], &["--help"]] {
         let full = File::options().write(true).open("/dev/full");
@@ -167,12 +167,12 @@ fn what_cannot_be_printed_is_said_and_a_token_that_nobody_gets_is_given_back() {
     let mut child = Latch::start(command.stdout(Stdio::piped()));
     daemon.wait_for_waiters("k", 1);
     drop(child.stdout.take());
-    // A program that another test is starting holds a copy of the reading end until it executes.
+    // A program that another test is just starting holds a copy of the reading end until its exec.
     let its_stdout = File::options()
         .write(true)
         .open(format!("/proc/{}/fd/1", child.id()))
         .expect("it runs");
-    eventually(PATIENCE, "nobody reads what it prints", || {
+    eventually(PATIENCE, "the reader of its output is gone", || {
         let mut pipe = [PollFd::new(&its_stdout, PollFlags::empty())];
         poll(&mut pipe, Some(&Timespec::default())).expect("one descriptor");
         pipe[0].revents().contains(PollFlags::ERR)
@@ -183,7 +183,7 @@ fn what_cannot_be_printed_is_said_and_a_token_that_nobody_gets_is_given_back() {
 }
 
 #[test]
-fn a_failure_says_what_is_missing_and_which_server_is_not_there() {
+fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
         (&["renew"][..], "key token"),
@@ -212,7 +212,7 @@ fn a_token_file_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn where_the_server_does_not_keep_it_acquire_says_so() {
+fn acquire_fails_if_the_server_does_not_keep_the_lock() {
     let daemon = Daemon::start(&[]);
     let output = run(&daemon, &["acquire", "k"]);
     assert_eq!(output.status.code(), Some(70));
@@ -236,7 +236,7 @@ fn stats_are_a_table_or_the_servers_json() {
 }
 
 #[test]
-fn an_older_token_is_told_from_the_newest() {
+fn fence_check_tells_an_older_token_from_the_newest() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("fence");
@@ -258,7 +258,7 @@ fn an_older_token_is_told_from_the_newest() {
 // Exit status
 
 #[test]
-fn the_status_for_busy_is_any_that_a_status_can_be() {
+fn busy_status_takes_any_exit_status() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -288,7 +288,7 @@ fn the_status_for_busy_is_any_that_a_status_can_be() {
 }
 
 #[test]
-fn a_server_without_room_and_one_that_is_about_to_stop_are_busy() {
+fn a_full_server_and_a_draining_one_are_busy() {
     let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -297,7 +297,7 @@ fn a_server_without_room_and_one_that_is_about_to_stop_are_busy() {
     daemon.wait_for_waiters("k", 1);
     assert_eq!(status(&daemon, &["run", "other", "--", "true"]), 75);
     assert_eq!(status(&daemon, &["run", "k", "--", "true"]), 75);
-    // --busy-ok is about somebody else who has the lock, which nobody can tell here.
+    // --busy-ok is only for a lock that another client holds, and here no server says so.
     let busy_ok = ["run", "other", "--busy-ok", "--", "true"];
     assert_eq!(status(&daemon, &busy_ok), 75);
     daemon.signal(Signal::TERM);
@@ -306,7 +306,7 @@ fn a_server_without_room_and_one_that_is_about_to_stop_are_busy() {
 }
 
 #[test]
-fn another_kind_or_limit_is_76_and_so_is_what_no_server_says() {
+fn a_mismatch_and_a_reply_that_is_not_valid_are_76() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     assert!(holder.request("sl", "pool", "0 2").starts_with("ok "));
@@ -334,7 +334,7 @@ fn another_kind_or_limit_is_76_and_so_is_what_no_server_says() {
 }
 
 #[test]
-fn a_server_that_is_not_there_or_goes_away_is_69() {
+fn a_server_that_is_down_or_goes_away_is_69() {
     let daemon = Daemon::start(&[]);
     let (_port, addr) = refusing_addr();
     for server in [&addr.to_string(), "/nowhere/at/all"] {
@@ -355,7 +355,7 @@ fn a_server_that_is_not_there_or_goes_away_is_69() {
 }
 
 #[test]
-fn a_system_that_refuses_what_is_needed_is_71() {
+fn a_system_without_resources_is_71() {
     let daemon = Daemon::start(&[]);
     let status_with = |descriptors: u32| {
         let script = format!("ulimit -n {descriptors}; exec {PROGRAM} run k -- true");
@@ -364,7 +364,7 @@ fn a_system_that_refuses_what_is_needed_is_71() {
         command.env("LATCH_SERVER", daemon.addr().to_string());
         output(&mut command).status.code()
     };
-    // With one less than four, the system could not start it.
+    // With three, the system could not start the program.
     let enough = (4..64)
         .find(|descriptors| match status_with(*descriptors) {
             Some(0) => true,
@@ -378,7 +378,7 @@ fn a_system_that_refuses_what_is_needed_is_71() {
 }
 
 #[test]
-fn a_server_that_wants_a_token_is_77_without_one_and_a_file_that_cannot_be_read_is_74() {
+fn a_missing_auth_token_is_77_and_an_unreadable_file_74() {
     let directory = tempfile::tempdir().expect("a directory");
     let right = directory.path().join("right");
     fs::write(&right, " secret\n\n").expect("write");
@@ -407,10 +407,10 @@ fn a_server_that_wants_a_token_is_77_without_one_and_a_file_that_cannot_be_read_
 #[test]
 fn a_command_that_is_too_long_with_its_environment_is_71() {
     let daemon = Daemon::start(&[]);
-    // The longest that latch itself can be started with; what it adds to that is too much.
+    // The longest command line that latch itself can have. What latch adds to it is too much.
     let with = |count: usize| {
         let mut command = latch(&daemon, &["run", "k", "--", "true"]);
-        // In pieces, since the length of a single one is limited, too.
+        // In pieces, because the length of a single word is limited, too.
         command.args((0..count / 1000).map(|_| "x".repeat(999)));
         command.arg("x".repeat(count % 1000));
         command
@@ -436,7 +436,7 @@ fn a_command_that_is_too_long_with_its_environment_is_71() {
 }
 
 #[test]
-fn a_variable_that_cannot_be_read_is_not_taken_for_none() {
+fn a_variable_that_is_not_utf8_is_not_ignored() {
     let daemon = Daemon::start(&[]);
     let unreadable = OsStr::from_bytes(b"/run/\xff/socket");
     for variable in ["LATCH_SERVER", "LATCH_AUTH_TOKEN_FILE"] {
@@ -445,7 +445,7 @@ fn a_variable_that_cannot_be_read_is_not_taken_for_none() {
         assert_eq!(output.status.code(), Some(64), "{variable}");
         assert!(text(&output.stderr).contains(variable));
     }
-    // An option goes before its variable, whatever that holds.
+    // An option overrides its variable, even one that is not UTF-8.
     let mut command = latch(&daemon, &["ping", "--server", &daemon.addr().to_string()]);
     let output = output(command.env("LATCH_SERVER", unreadable));
     assert_eq!(output.status.code(), Some(0));
@@ -478,14 +478,14 @@ fn a_try_at_a_socket_with_a_full_backlog_ends() {
 }
 
 #[test]
-fn a_server_that_is_silent_is_given_up_by_every_command() {
+fn every_command_gives_up_on_a_silent_server() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("socket");
     let _busy = FullBacklog::at(&path);
     let secret = directory.path().join("secret");
     fs::write(&secret, "secret").expect("write");
-    // It listens and accepts nothing: the kernel makes the connection.
+    // The server listens, but does not accept: the kernel completes the connection.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let silent = silent.local_addr().expect("its address").to_string();
     let servers = [path.to_str().expect("text"), &silent];
@@ -531,7 +531,58 @@ fn a_server_that_is_silent_is_given_up_by_every_command() {
 }
 
 #[test]
-fn a_connect_timeout_of_nothing_is_refused() {
+fn a_timeout_bounds_connecting_and_silence_together() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let (full, late) = (directory.path().join("full"), directory.path().join("late"));
+    let (_full, busy) = (FullBacklog::at(&full), FullBacklog::at(&late));
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = silent.local_addr().expect("its address").to_string();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("write");
+    let ends = |command: &[&str], server: &str, timeout: &str| {
+        // A wait for more than the timeout takes a minute.
+        let options = ["--connect-timeout", "60", "--server", server];
+        let arguments = [
+            &command[..2],
+            &["--timeout", timeout],
+            &options,
+            &command[2..],
+        ];
+        for has_secret in [false, true] {
+            let mut latch = latch(&daemon, &arguments.concat());
+            if has_secret {
+                latch.env("LATCH_AUTH_TOKEN_FILE", &secret);
+            }
+            let began = Instant::now();
+            let output = output(&mut latch);
+            let took = began.elapsed();
+            assert_eq!(output.status.code(), Some(69), "{command:?}: {output:?}");
+            assert!(took < Duration::from_secs(20), "{command:?}: {took:?}");
+        }
+    };
+    let commands: [&[&str]; 3] = [
+        &["run", "k", "--", "true"],
+        &["wait", "k"],
+        &["acquire", "k"],
+    ];
+    thread::scope(|scope| {
+        let ends = &ends;
+        for command in commands {
+            for server in [full.to_str().expect("text"), &silent] {
+                scope.spawn(move || ends(command, server, "0"));
+                scope.spawn(move || ends(command, server, "1"));
+            }
+        }
+        scope.spawn(|| ends(&["wait", "k"], late.to_str().expect("text"), "3"));
+        // The time in which this server is silent begins while the client connects.
+        thread::sleep(Duration::from_secs(1));
+        busy.listener.accept().expect("one is waiting");
+    });
+}
+
+#[test]
+fn a_connect_timeout_of_zero_is_refused() {
     let daemon = Daemon::start(&[]);
     for time in ["0", "-1", "x", "1.5"] {
         let output = run(&daemon, &["ping", "--connect-timeout", time]);
@@ -612,7 +663,7 @@ fn a_dead_server_does_not_hide_the_others() {
             .unwrap_or_else(|| panic!("{text}: {table}"))
     });
     assert!(places.is_sorted(), "{table}");
-    // A line for each server, so that the lines can be told apart.
+    // Each server has a line, so that the lines can be matched to the servers.
     let json = text(&ask(&["stats", "--json"]).stdout);
     let keys: Vec<serde_json::Value> = json
         .lines()
@@ -668,10 +719,10 @@ fn every_dead_server_is_named_with_its_reason() {
 }
 
 #[test]
-fn each_key_belongs_to_the_server_that_its_checksum_says() {
+fn the_checksum_of_a_key_selects_its_server() {
     let daemons = [(); 3].map(|()| Daemon::start(&["--no-auto-release-on-disconnect"]));
     let addresses: Vec<String> = daemons.iter().map(|d| d.addr().to_string()).collect();
-    // By an independent implementation of CRC-32 (zlib), modulo 3.
+    // The indices come from another implementation of CRC-32 (zlib), modulo 3.
     for (key, server) in [
         ("a", 0),
         ("my-job", 1),
@@ -687,7 +738,7 @@ fn each_key_belongs_to_the_server_that_its_checksum_says() {
         let token = run(&daemons[0], &arguments).stdout;
         let held = [0, 1, 2].map(|number| is_held(&daemons[number], key));
         assert_eq!(held, [0, 1, 2].map(|number| number == server), "{key}");
-        // The variable names the same servers; a run has its turn where the others look.
+        // The variable lists the same servers, and `run` takes the lock at the same one.
         let token = text(&token);
         let mut release = latch(&daemons[0], &["release", key, token.trim()]);
         let output = output(release.env("LATCH_SERVER", addresses.join(", ")));
@@ -704,7 +755,7 @@ fn each_key_belongs_to_the_server_that_its_checksum_says() {
 }
 
 #[test]
-fn stats_of_several_servers_stand_under_their_names_and_no_other_server_stands_in() {
+fn stats_show_each_server_under_its_own_name() {
     let [first, second] = [(); 2].map(|()| Daemon::start(&[]));
     let addresses = [&first, &second].map(|daemon| daemon.addr().to_string());
     let servers = ["--server", &addresses[0], "--server", &addresses[1]];
@@ -742,7 +793,7 @@ fn stats_of_several_servers_stand_under_their_names_and_no_other_server_stands_i
     assert_eq!(counts, [0, 1]);
 
     drop(second);
-    // By the checksum modulo 2, "a" is the second's and "deploy" the first's.
+    // By the checksum modulo 2, "a" belongs to the second server and "deploy" to the first.
     for (key, expected) in [("a", 69), ("deploy", 0)] {
         let mut arguments = vec!["run", key];
         arguments.extend(servers);
@@ -758,7 +809,7 @@ fn stats_of_several_servers_stand_under_their_names_and_no_other_server_stands_i
 // Watching
 
 #[test]
-fn a_watch_goes_on_until_nobody_watches() {
+fn a_watch_ends_when_its_reader_goes_away() {
     let daemon = Daemon::start(&[]);
     for (options, expected) in [(&["--watch"][..], "in use"), (&["--watch", "--json"], "{")] {
         let mut arguments = vec!["stats"];
@@ -767,7 +818,7 @@ fn a_watch_goes_on_until_nobody_watches() {
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, rounds) = mpsc::channel();
         let reader = thread::spawn(move || {
-            // Two rounds, and then the reader is gone.
+            // The reader reads two rounds, and goes away.
             let lines = stdout.lines().map_while(Result::ok);
             for line in lines.filter(|line| line.contains(expected)).take(2) {
                 let _ = sender.send(line);
@@ -811,7 +862,7 @@ struct Check {
     fence: u64,
     began: Instant,
     ended: Instant,
-    /// `None` if it was killed.
+    /// `None` if the caller was killed.
     status: Option<i32>,
 }
 
@@ -851,7 +902,7 @@ fn remembered(file: &Path) -> Option<u64> {
 }
 
 #[test]
-fn a_fence_file_that_stays_locked_is_given_up() {
+fn fence_check_gives_up_on_a_file_that_stays_locked() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("fence");
     let file = File::create(&path).expect("there is room");
@@ -873,7 +924,7 @@ fn a_fence_file_that_stays_locked_is_given_up() {
 }
 
 #[test]
-fn the_directory_of_what_a_link_names_is_synced() {
+fn the_directory_of_a_links_target_is_synced() {
     let directory = tempfile::tempdir().expect("a directory");
     let [links, files] = ["links", "files"].map(|name| directory.path().join(name));
     fs::create_dir(&links).expect("there is room");
@@ -900,7 +951,7 @@ fn the_directory_of_what_a_link_names_is_synced() {
 }
 
 #[test]
-fn fences_never_go_back_whoever_is_killed_at_whatever_moment() {
+fn fences_never_go_back_whenever_a_caller_is_killed() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("fence");
     let (next, over) = (AtomicU64::new(3), AtomicBool::new(false));
@@ -926,7 +977,7 @@ fn fences_never_go_back_whoever_is_killed_at_whatever_moment() {
                         random ^= random << 13;
                         random ^= random >> 17;
                         random ^= random << 5;
-                        // Sometimes a token that may be too old by now.
+                        // Sometimes an older token, which may be outdated.
                         let fence = next.fetch_add(1, Ordering::Relaxed) - u64::from(random % 3);
                         let time = Duration::from_micros(u64::from(random % 4000));
                         let kill_after = (random % 2 == 0).then_some(time);
@@ -944,7 +995,7 @@ fn fences_never_go_back_whoever_is_killed_at_whatever_moment() {
     let checks = checks.into_inner().unwrap();
     let killed = checks.iter().filter(|check| check.status.is_none()).count();
     println!("{killed} of {} were killed", checks.len());
-    assert!(killed > 0, "nobody was killed in time");
+    assert!(killed > 0, "no caller was killed in time");
     let mut accepted: Vec<&Check> = checks.iter().filter(|c| c.status == Some(0)).collect();
     assert!(accepted.len() > 50, "{} were accepted", accepted.len());
     assert!(checks

@@ -28,23 +28,23 @@ const SIGNALS: [(Signal, &str); 6] = [
     (Signal::USR2, "USR2"),
 ];
 
-/// A daemon that stands still, and goes on at the latest when the test ends.
-struct Standstill<'a>(&'a Daemon);
+/// Stops a daemon until the value is dropped.
+struct StoppedDaemon<'a>(&'a Daemon);
 
-impl Standstill<'_> {
-    fn of(daemon: &Daemon) -> Standstill<'_> {
+impl StoppedDaemon<'_> {
+    fn of(daemon: &Daemon) -> StoppedDaemon<'_> {
         daemon.signal(Signal::STOP);
-        Standstill(daemon)
+        StoppedDaemon(daemon)
     }
 }
 
-impl Drop for Standstill<'_> {
+impl Drop for StoppedDaemon<'_> {
     fn drop(&mut self) {
         self.0.signal(Signal::CONT);
     }
 }
 
-/// A process that the test has to end itself.
+/// A process outside the group, which the test ends.
 struct Stray(Pid);
 
 impl Drop for Stray {
@@ -85,7 +85,7 @@ fn the_commands_exit_status_and_streams_pass_through() {
 }
 
 #[test]
-fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
+fn a_command_that_cannot_run_gives_one_line_and_a_status() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let plain = directory.path().join("plain");
@@ -114,9 +114,9 @@ fn a_command_that_cannot_be_run_says_why_in_one_line_or_by_its_status_alone() {
     assert!(!is_held(&daemon, "k"));
 }
 
-/// As it is for a user who has the path of root.
+/// The situation of a user whose PATH is that of root.
 #[test]
-fn a_path_that_leads_where_one_may_not_look_hides_no_reason() {
+fn an_unreadable_directory_in_path_hides_no_error() {
     let daemon = Daemon::start(&[]);
     let (directory, program) = program_for_all(PROGRAM);
     let closed = directory.path().join("closed");
@@ -148,7 +148,7 @@ fn a_path_that_leads_where_one_may_not_look_hides_no_reason() {
 }
 
 #[test]
-fn the_words_of_the_command_are_passed_on_as_they_are() {
+fn the_words_of_the_command_are_passed_on_unchanged() {
     let daemon = Daemon::start(&[]);
     let words: [&[u8]; 6] = [b"--", b"--help", b"", b"a b", b"\xff\n", b"$HOME"];
     let mut command = latch(&daemon, &["run", "k", "--", "printf", "<%s>"]);
@@ -189,14 +189,14 @@ fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
     let mut child = Latch::start(&mut latch(&daemon, &["run", "k", "--", "sleep", "5"]));
     eventually(PATIENCE, "it is held", || is_held(&daemon, "k"));
     let began = Instant::now();
-    // A lock that is lost ends the command, and says so by the status.
-    eventually(PATIENCE, "it is given back", || !is_held(&daemon, "k"));
+    // If the lock were lost, the command would end and the status would be 70.
+    eventually(PATIENCE, "the lock is released", || !is_held(&daemon, "k"));
     assert!(began.elapsed() > Duration::from_secs(4));
     assert_eq!(wait_as_shell(&mut child), Some(0));
 }
 
 #[test]
-fn what_the_command_leaves_behind_in_its_group_ends_with_it() {
+fn processes_left_in_the_group_end_with_the_command() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let left = directory.path().join("left");
@@ -263,7 +263,7 @@ fn every_signal_reaches_the_command_and_ends_it() {
 }
 
 #[test]
-fn every_signal_reaches_the_whole_group_once_and_who_traps_it_decides() {
+fn every_signal_reaches_each_process_of_the_group_once() {
     let daemon = Daemon::start(&[]);
     for (sent, name) in SIGNALS {
         let directory = directory();
@@ -285,13 +285,13 @@ fn every_signal_reaches_the_whole_group_once_and_who_traps_it_decides() {
 }
 
 #[test]
-fn every_signal_is_passed_on_also_when_the_lock_is_lost() {
+fn every_signal_is_passed_on_after_the_lock_is_lost() {
     for (sent, name) in SIGNALS {
         let daemon = Daemon::start(&[]);
         let directory = directory();
         let log = directory.path().join("log");
         let log_path = log.display();
-        // The second TERM is ours; the first says that the lock is lost.
+        // The first TERM is for the loss of the lock, the second is the test's.
         let script = format!(
             "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
              trap 'echo TERM >> {log_path}; n=x$n; [ $n = xx ] && exit 0' TERM; \
@@ -354,7 +354,7 @@ fn latch_dies_at_once_of_a_signal_while_it_waits() {
 }
 
 #[test]
-fn what_latch_was_told_to_ignore_the_command_ignores_too() {
+fn a_signal_that_latch_ignores_is_ignored_by_the_command() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let inner = "eval \"$READY\"; exec sleep 60";
@@ -375,7 +375,7 @@ fn what_latch_was_told_to_ignore_the_command_ignores_too() {
 }
 
 #[test]
-fn signals_that_were_blocked_when_latch_was_started_are_heard_all_the_same() {
+fn signals_that_were_blocked_at_the_start_are_handled() {
     let daemon = Daemon::start(&[]);
     let blocked = |arguments: &[&str]| {
         let mut command = Command::new("env");
@@ -415,7 +415,7 @@ fn a_wait_can_be_stopped_and_continued() {
 }
 
 #[test]
-fn kill_9_of_latch_tells_its_command_to_end_and_the_next_has_the_lock_at_once() {
+fn kill_9_of_latch_ends_the_command_and_frees_the_lock() {
     let daemon = Daemon::start(&[]);
     let mut slowest = Duration::ZERO;
     for _ in 0..5 {
@@ -450,7 +450,7 @@ fn kill_9_of_latch_tells_its_command_to_end_and_the_next_has_the_lock_at_once() 
 // Loss
 
 #[test]
-fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
+fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
     for script in [
         "eval \"$READY\"; exec sleep 60",
         "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
@@ -466,14 +466,14 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
 }
 
 #[test]
-fn a_command_that_was_told_to_end_cannot_sleep_over_it() {
+fn a_stopped_command_that_must_end_is_continued() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let script = "trap 'kill -STOP $$; exit 3' TERM; eval \"$READY\"; while :; do sleep 0.02; done";
     let mut arguments = vec!["run", "k", "--kill-after", "60", "--"];
     arguments.extend(["sh", "-c", script]);
     let mut command = latch(&daemon, &arguments);
-    // Somebody could continue the two, and nobody does.
+    // In a group of its own, latch has a shell with job control, which does not continue it.
     command.process_group(0);
     let (mut child, command) = ready(command, &directory);
     drop(daemon);
@@ -482,18 +482,18 @@ fn a_command_that_was_told_to_end_cannot_sleep_over_it() {
 }
 
 #[test]
-fn without_the_latch_that_started_it_no_command_runs() {
+fn a_command_does_not_start_after_latch_was_killed() {
     let directory = directory();
     let file = directory.path().join("file");
     let mut orphan = Command::new(PROGRAM);
-    // As the second instance finds it when the first was killed at once: its parent is another.
-    orphan.args(["--exec-stage", "0", "-", "touch"]).arg(&file);
+    // The exec shim of a latch that was killed at once finds another parent.
+    orphan.args(["--exec-shim", "0", "-", "touch"]).arg(&file);
     assert_eq!(output(&mut orphan).status.code(), Some(143));
     assert!(!file.exists());
 }
 
 #[test]
-fn no_time_to_end_is_too_short_or_too_long() {
+fn the_shortest_and_the_longest_kill_after_work() {
     for (kill_after, script) in [
         (
             "0",
@@ -512,7 +512,7 @@ fn no_time_to_end_is_too_short_or_too_long() {
 }
 
 #[test]
-fn a_server_that_stands_still_does_not_keep_latch_once_the_command_has_ended() {
+fn a_stopped_server_does_not_delay_the_end_of_latch() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let go_on = directory.path().join("go-on");
@@ -521,21 +521,21 @@ fn a_server_that_stands_still_does_not_keep_latch_once_the_command_has_ended() {
         go_on.display()
     );
     let (mut child, _) = started(&daemon, "k", &directory, &["--lease", "3600"], &script);
-    let _standstill = Standstill::of(&daemon);
+    let _standstill = StoppedDaemon::of(&daemon);
     fs::write(&go_on, "").expect("written");
     let ended_at = Instant::now();
     assert_eq!(wait_as_shell(&mut child), Some(4));
-    // A reply may take ten seconds; this one never comes.
+    // A reply may take ten seconds. This one never comes.
     assert!(ended_at.elapsed() < Duration::from_secs(9));
 }
 
 #[test]
-fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() {
+fn a_stopped_server_is_a_loss_before_the_lease_ends() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let script = "eval \"$READY\"; exec sleep 60";
     let (mut child, command) = started(&daemon, "k", &directory, &["--lease", "4"], script);
-    // Just after a renewal, so that none comes between looking and the standstill.
+    // Stop just after a renewal, so that none comes between the look and the stop.
     let mut client = daemon.connect();
     let mut ends_at = Instant::now();
     eventually(PATIENCE, "it has just been renewed", || {
@@ -545,7 +545,7 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
         ends_at = asked_at + Duration::from_secs_f64(left);
         left > 3.8
     });
-    let standstill = Standstill::of(&daemon);
+    let standstill = StoppedDaemon::of(&daemon);
     let status = wait_as_shell(&mut child);
     let over = Instant::now();
     assert_eq!(status, Some(70));
@@ -557,12 +557,11 @@ fn a_server_that_stands_still_is_a_loss_before_the_lease_can_have_ended_there() 
     eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
 }
 
-/// A frozen group of the first version of cgroups, with one process in it; thawed and removed when
-/// dropped.
+/// A frozen group of cgroups version 1 with one process. Dropping it thaws and removes the group.
 struct Freezer(PathBuf);
 
 impl Freezer {
-    /// `None` where the system lets us make no such group.
+    /// `None` if the system does not allow such a group.
     fn with(pid: Pid) -> Option<Freezer> {
         let name = format!("latchd-test-{}", std::process::id());
         let path = Path::new("/sys/fs/cgroup/freezer").join(name);
@@ -573,7 +572,7 @@ impl Freezer {
             .and_then(|()| fs::write(freezer.0.join("cgroup.procs"), number))
             .and_then(|()| fs::write(freezer.0.join("freezer.state"), "FROZEN"));
         if let Err(error) = frozen {
-            // Not by a macro, whose output is captured: this shall be seen.
+            // The test harness captures the output of macros, and this line must be visible.
             let refusal = format!("NOT TESTED in a freezer: {error}\n");
             let _ = std::io::Write::write_all(&mut std::io::stderr(), refusal.as_bytes());
             return None;
@@ -584,7 +583,7 @@ impl Freezer {
 
 impl Drop for Freezer {
     fn drop(&mut self) {
-        // The process is gone when the group is removed, or goes to the root group.
+        // A group with a process cannot be removed: the process moves to the root group.
         let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         let parent = self.0.with_file_name("cgroup.procs");
         for number in lines_of(&self.0.join("cgroup.procs")) {
@@ -596,7 +595,7 @@ impl Drop for Freezer {
 
 #[test]
 fn a_stop_beyond_the_lease_ends_the_command_within_a_second() {
-    stand_still_beyond_the_lease(|child| {
+    stop_beyond_the_lease(|child| {
         signal(child, Signal::STOP);
         Some(Box::new(move || signal(child, Signal::CONT)))
     });
@@ -604,16 +603,15 @@ fn a_stop_beyond_the_lease_ends_the_command_within_a_second() {
 
 #[test]
 fn a_freeze_beyond_the_lease_ends_the_command_within_a_second() {
-    stand_still_beyond_the_lease(|child| {
+    stop_beyond_the_lease(|child| {
         let freezer = Freezer::with(Pid::from_child(child))?;
         Some(Box::new(move || drop(freezer)))
     });
 }
 
-/// `stop` stops latch, but not its command, and gives what makes it go on, unless it cannot.
-fn stand_still_beyond_the_lease(
-    stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOnce() + 'a>>,
-) {
+/// `stop` stops latch, but not its command, and returns the function that continues it, or `None`
+/// if the system does not allow it.
+fn stop_beyond_the_lease(stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOnce() + 'a>>) {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let log = directory.path().join("log");
@@ -640,7 +638,7 @@ fn stand_still_beyond_the_lease(
 }
 
 #[test]
-fn after_a_stop_latch_looks_at_once_whether_it_holds_the_lock() {
+fn after_a_stop_latch_checks_the_lock_at_once() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let token = directory.path().join("token");
@@ -653,12 +651,12 @@ fn after_a_stop_latch_looks_at_once_whether_it_holds_the_lock() {
     let token = &lines_of(&token)[0];
     assert_eq!(daemon.connect().request("r", "k", token), "ok");
     signal(&child, Signal::CONT);
-    // The next renewal is due in some minutes.
+    // The next renewal is due only in some minutes.
     assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
 }
 
-/// The exit status and what was said of a latch whose streams are pipes.
+/// The exit status and the standard error of a latch whose streams are pipes.
 fn ended(child: &mut Latch) -> (Option<i32>, String) {
     let status = wait_as_shell(child);
     let mut said = String::new();
@@ -668,7 +666,7 @@ fn ended(child: &mut Latch) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_lock_lost_before_the_command_ended_is_told() {
+fn a_lock_lost_before_the_end_of_the_command_is_reported() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let script = "eval \"$READY\"; sleep 0.5";
@@ -685,20 +683,22 @@ fn a_lock_lost_before_the_command_ended_is_told() {
     let (status, said) = ended(&mut child);
     assert_eq!(status, Some(70), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("k: the lock was lost"), "{said}");
+    let expected = format!("latch: k at {}: the lock was lost: ", daemon.addr());
+    assert!(said.starts_with(&expected), "{said}");
 }
 
 #[test]
-fn a_release_that_the_server_refuses_is_told() {
+fn a_refused_release_is_reported() {
     let daemon = Daemon::start(&[]);
     let script = format!("{PROGRAM} release k $LATCH_TOKEN; exit 4");
     let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
-    assert_eq!(
-        said,
-        "latch: k: the lock was lost: the server refused the request\n"
+    let expected = format!(
+        "latch: k at {}: the lock was lost: the server refused the request\n",
+        daemon.addr()
     );
+    assert_eq!(said, expected);
 }
 
 #[test]
@@ -721,7 +721,7 @@ fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
         ends_at = asked_at + Duration::from_secs_f64(left);
         left > 7.8
     });
-    let standstill = Standstill::of(&daemon);
+    let standstill = StoppedDaemon::of(&daemon);
     let status = wait_as_shell(&mut child);
     let over = Instant::now();
     assert_eq!(status, Some(70));
@@ -732,7 +732,7 @@ fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
 }
 
 #[test]
-fn a_lease_too_short_for_kill_after_is_told_at_the_start() {
+fn a_lease_too_short_for_kill_after_gives_a_warning() {
     let daemon = Daemon::start(&[]);
     for (options, expected) in [
         (
@@ -765,8 +765,8 @@ fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
     });
 }
 
-/// The command stops itself, and `latch` is continued after `pause`; then it ends with `expected`, and the
-/// command has said what became of it.
+/// The command stops itself. `latch` is continued after `pause` and exits with `expected`, and the
+/// command has written `said`.
 fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
     let daemon = Daemon::start(&["--default-lease-ttl", "4"]);
     let directory = directory();
@@ -777,7 +777,7 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
         log.display()
     );
     let mut command = latch(&daemon, &["run", "k", "--", "sh", "-c", &script]);
-    // A shell with job control would do so; else nobody is there to continue a job.
+    // A shell with job control does this. Without it, nothing continues a job.
     command.process_group(0);
     let (mut child, command) = ready(command, &directory);
     let pid = Pid::from_child(&child);
@@ -795,7 +795,7 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
 }
 
 #[test]
-fn where_nobody_could_continue_it_job_control_does_not_stop_the_command() {
+fn without_job_control_the_command_is_not_stopped() {
     let daemon = Daemon::start(&[]);
     let mut command = Command::new(installed("setsid", "util-linux"));
     command
@@ -809,7 +809,7 @@ fn where_nobody_could_continue_it_job_control_does_not_stop_the_command() {
 // Turns
 
 #[test]
-fn fifty_at_once_take_turns_in_the_order_of_their_arrival() {
+fn fifty_waiters_run_in_the_order_of_their_arrival() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let log = directory.path().join("log");
@@ -840,7 +840,7 @@ fn fifty_at_once_take_turns_in_the_order_of_their_arrival() {
 }
 
 #[test]
-fn a_new_version_of_the_program_does_not_disturb_one_that_waits() {
+fn an_upgrade_does_not_disturb_a_running_wait() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let grant = holder.acquire("k", 0);
@@ -862,7 +862,7 @@ fn a_new_version_of_the_program_does_not_disturb_one_that_waits() {
 // What the command leaves behind
 
 #[test]
-fn what_is_left_in_the_group_and_does_not_end_is_killed_and_the_status_stays() {
+fn processes_left_in_the_group_are_killed_in_the_end() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let left = directory.path().join("left");
@@ -877,7 +877,7 @@ fn what_is_left_in_the_group_and_does_not_end_is_killed_and_the_status_stays() {
 }
 
 #[test]
-fn what_leaves_the_group_is_neither_waited_for_nor_killed() {
+fn a_process_that_leaves_the_group_goes_on() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let file = directory.path().join("stray");
@@ -887,7 +887,7 @@ fn what_leaves_the_group_is_neither_waited_for_nor_killed() {
          while ! test -e {0}; do sleep 0.02; done; exit 4",
         file.display()
     );
-    // Its output must not be a pipe, which the stray would keep open.
+    // The output must not be a pipe: the stray process would keep it open.
     let mut child = Latch::start(&mut latch(
         &daemon,
         &["run", "k", "--", "sh", "-c", &script],
@@ -900,11 +900,11 @@ fn what_leaves_the_group_is_neither_waited_for_nor_killed() {
 }
 
 #[test]
-fn a_zombie_that_nobody_waits_for_does_not_hold_the_lock() {
+fn an_unreaped_zombie_does_not_hold_the_lock() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let file = directory.path().join("stray");
-    // Its parent leaves the group and never asks for its end.
+    // The parent of the zombie leaves the group and never reaps it.
     let stray = "import os, sys, time
 dead = os.fork()
 if dead == 0: os._exit(0)
@@ -962,7 +962,7 @@ fn streams_pass_through_unchanged_however_big() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_command_as_without_latch() {
+fn a_closed_pipe_ends_the_command_as_without_latch() {
     let daemon = Daemon::start(&[]);
     let pipe = "\"$1\" run k -- yes | head -n 1; echo \"${PIPESTATUS[@]}\"";
     let mut command = Command::new(installed("bash", "bash"));
@@ -989,7 +989,7 @@ fn closed_streams_do_no_harm() {
 }
 
 #[test]
-fn the_command_has_the_descriptors_that_it_would_have_without_latch() {
+fn the_command_has_the_same_descriptors_as_without_latch() {
     let daemon = Daemon::start(&[]);
     let descriptors = |prefix: &str| {
         let script = format!("exec {prefix} ls /proc/self/fd 7</dev/null");
@@ -1005,7 +1005,7 @@ fn the_command_has_the_descriptors_that_it_would_have_without_latch() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Surroundings
+// Environments
 
 #[test]
 fn it_works_as_cron_would_start_it() {
@@ -1033,7 +1033,7 @@ fn it_works_as_cron_would_start_it() {
     }
 }
 
-/// `latch` as process 1 of a namespace of its own; `None` where the system makes none for us.
+/// `latch` as process 1 of a pid namespace. `None` if the system allows no namespace.
 fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Command> {
     let mut command = process_1(daemon, "as process 1", &[])?;
     command
@@ -1043,8 +1043,8 @@ fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Comma
     Some(command)
 }
 
-/// The beginning of a command line for namespaces of its own, with `more` flags; `None` where the
-/// system makes none for us.
+/// The beginning of a command line that runs in new namespaces, with `more` flags. `None` if the
+/// system allows no namespace.
 fn process_1(daemon: &Daemon, what: &str, more: &[&str]) -> Option<Command> {
     let unshare = installed("unshare", "util-linux");
     let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
@@ -1054,7 +1054,7 @@ fn process_1(daemon: &Daemon, what: &str, more: &[&str]) -> Option<Command> {
     }
     let probe = output(Command::new(&unshare).args(&flags).arg("true"));
     if !probe.status.success() {
-        // Not by a macro, whose output is captured: this shall be seen.
+        // The test harness captures the output of macros, and this line must be visible.
         let refusal = format!("NOT TESTED {what}: {}", text(&probe.stderr));
         let _ = std::io::Write::write_all(&mut std::io::stderr(), refusal.as_bytes());
         return None;
@@ -1067,7 +1067,7 @@ fn process_1(daemon: &Daemon, what: &str, more: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// The process that `unshare` has started.
+/// The process that `unshare` started.
 fn init_of(unshare: &Latch) -> Pid {
     let number = unshare.id();
     let children = format!("/proc/{number}/task/{number}/children");
@@ -1081,7 +1081,7 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
     let grant = holder.acquire("k", 0);
     let directory = directory();
     let go_on = directory.path().join("go-on");
-    // The child of a shell that makes way for latch.
+    // The shell starts a child, and then becomes latch.
     let orphan = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
     let script = format!("{orphan} & exec {PROGRAM} run k -- sh -c 'exit 7'");
     let Some(mut command) = process_1(&daemon, "as process 1", &[]) else {
@@ -1100,7 +1100,7 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
 }
 
 #[test]
-fn without_proc_it_says_so_before_it_waits_for_the_lock() {
+fn without_proc_it_fails_before_the_wait() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -1119,7 +1119,7 @@ fn without_proc_it_says_so_before_it_waits_for_the_lock() {
 #[test]
 fn as_process_1_it_passes_the_status_on_and_reaps_orphans() {
     let daemon = Daemon::start(&[]);
-    // Each orphan says who its parent is now; then all of them have to vanish.
+    // Each orphan prints its new parent. Then all of them must be reaped.
     let script = "for i in 1 2 3 4 5 6 7 8; do
   (setsid sh -c 'sleep 0.1; echo orphan of $(cut -d \" \" -f 4 /proc/$$/stat)' &)
 done
@@ -1141,11 +1141,11 @@ grep . /proc/[0-9]*/status; exit 8";
 }
 
 #[test]
-fn as_process_1_it_hears_signals_and_cannot_be_stopped() {
+fn as_process_1_it_handles_signals_and_does_not_stop() {
     let daemon = Daemon::start(&[]);
     for (sent, name) in SIGNALS {
         let directory = directory();
-        // Process numbers are others in there. The file says that it runs, not under which number.
+        // Process numbers differ inside: the file says that the command runs, but not its number.
         let script = "eval \"$READY\"; exec sleep 60";
         let Some(command) = as_process_1(&daemon, &[], script) else {
             return;

@@ -1,5 +1,5 @@
-//! `latch run` at a terminal: the command reads it, Ctrl-C and Ctrl-Z reach it, `fg` and `bg` work, and
-//! the shell has its terminal back afterwards.
+//! `latch run` at a terminal: the command reads it, Ctrl-C and Ctrl-Z reach it, `fg` and `bg` work,
+//! and the shell has its terminal back afterwards.
 
 use std::cell::Cell;
 use std::fs;
@@ -36,7 +36,7 @@ struct Terminal {
     python: Child,
     keyboard: ChildStdin,
     screen: Arc<Mutex<String>>,
-    /// How much of the screen has been looked at.
+    /// The length of the output that the test has already matched.
     seen: Cell<usize>,
 }
 
@@ -46,18 +46,19 @@ impl Terminal {
         Terminal::start_any(daemon, shell)
     }
 
-    /// Starts any program, which says [`PROMPT`] when it is ready.
+    /// Starts a program that prints [`PROMPT`] when it is ready.
     fn start_any(daemon: &Daemon, command: &[&str]) -> Terminal {
         let mut python = Command::new(installed("python3", "python3"))
             .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
-            // Not by the environment of Python, which may be started by a shell that does not keep this.
+            // Not by the environment of Python, which may be started by a shell that does not keep
+            // this.
             .args(["env", &format!("PS1={PROMPT}")])
             .args(command)
             .env("LATCH_SERVER", daemon.addr().to_string())
             .env("LATCH", PROGRAM)
             .env("TERM", "dumb")
             .env_remove("ENV")
-            // Else bash notes in the user's own history what the test has typed.
+            // Without this, bash writes what the test types into the user's history.
             .env("HISTFILE", "")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -94,7 +95,7 @@ impl Terminal {
         self.press(&format!("{line}\n"));
     }
 
-    /// Waits until `text` appears behind all that was waited for before.
+    /// Waits until `text` appears after everything that was matched before.
     fn expect(&self, text: &str) {
         let position = Cell::new(None);
         let mut screen = String::new();
@@ -112,14 +113,14 @@ impl Terminal {
         self.seen.set(self.seen.get() + found + text.len());
     }
 
-    /// Has the shell say the last exit status, which shows that it reads its terminal.
+    /// Has the shell print the last exit status, which shows that it reads its terminal.
     fn expect_status(&mut self, status: i32) {
         assert_eq!(self.say("$?"), status.to_string(), "{}", self.screen());
     }
 
-    /// Has the shell say what `word` stands for.
+    /// Has the shell print the expansion of `word`.
     fn say(&mut self, word: &str) -> String {
-        // The echo of this line is another text.
+        // The terminal echoes this line as another text than the output.
         self.enter(&format!("echo \"<{word}:$((40 + 2))>\""));
         self.expect(":42>");
         let screen = self.screen();
@@ -153,8 +154,8 @@ fn free(daemon: &Daemon) {
     eventually(PATIENCE, "the lock is free", || !is_held(daemon, "k"));
 }
 
-/// A script that makes the pipe `file`, and then waits until it is told to go on. It starts no process to
-/// wait: a shell that is stopped between vfork and exec does not count as stopped.
+/// A script that makes the pipe `file`, and then waits until it is told to go on. It starts no
+/// process to wait: a shell that is stopped between vfork and exec does not count as stopped.
 fn waits_for(file: &Path) -> String {
     format!("mkfifo {0}; read line < {0}", file.display())
 }
@@ -170,7 +171,7 @@ fn appears(file: &Path) {
 }
 
 fn let_go_on(file: &Path) {
-    // Without a reader it cannot be opened in this way.
+    // Without a reader, this open fails.
     let flags = OFlags::WRONLY | OFlags::NONBLOCK;
     eventually(PATIENCE, "the command goes on", || {
         rustix::fs::open(file, flags, Mode::empty())
@@ -179,7 +180,7 @@ fn let_go_on(file: &Path) {
 }
 
 #[test]
-fn the_command_reads_the_terminal_and_ctrl_d_and_ctrl_c_are_for_it() {
+fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("hello");
@@ -229,7 +230,7 @@ fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
 }
 
 #[test]
-fn a_signal_from_elsewhere_ends_no_script_around_latch() {
+fn a_signal_that_was_not_typed_ends_no_script() {
     at_each_shell(|_, mut terminal| {
         let script = "$LATCH run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
                       echo after:$((6 * 7))";
@@ -241,7 +242,7 @@ fn a_signal_from_elsewhere_ends_no_script_around_latch() {
 }
 
 #[test]
-fn ctrl_c_at_fg_is_heard_although_the_server_is_silent() {
+fn ctrl_c_after_fg_works_with_a_silent_server() {
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
@@ -251,7 +252,7 @@ fn ctrl_c_at_fg_is_heard_although_the_server_is_silent() {
         daemon.signal(Signal::STOP);
         terminal.enter("fg");
         terminal.expect("run k");
-        thread::sleep(Duration::from_millis(300)); // dash says what it continues before it does
+        thread::sleep(Duration::from_millis(300)); // dash prints the job before it continues it
         let pressed_at = Instant::now();
         terminal.press(CTRL_C);
         terminal.expect(PROMPT);
@@ -265,9 +266,54 @@ fn ctrl_c_at_fg_is_heard_although_the_server_is_silent() {
 }
 
 #[test]
+fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
+    at_each_shell(|daemon, mut terminal| {
+        // Bash waits for its child to die of Ctrl-C, and so is there for a later signal, too.
+        let script = format!("{SAY}; true");
+        terminal.enter(&format!("$LATCH run k --lease 30 -- bash -c '{script}'"));
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        daemon.signal(Signal::STOP);
+        terminal.enter("fg");
+        terminal.expect("run k");
+        thread::sleep(Duration::from_millis(300)); // dash says what it continues before it does
+        terminal.press(CTRL_C);
+        terminal.expect(PROMPT);
+        daemon.signal(Signal::CONT);
+        terminal.expect_status(130);
+        free(daemon);
+    });
+}
+
+#[test]
+fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
+    let daemon = Daemon::start(&[]);
+    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    terminal.enter(&format!(
+        "$LATCH run k --lease 600 -- sh -c 'trap \"\" INT; {SAY}'"
+    ));
+    terminal.enter("one");
+    terminal.expect("got:one");
+    terminal.press(CTRL_Z);
+    terminal.expect(PROMPT);
+    daemon.signal(Signal::STOP);
+    // Bash can lose the first byte while it hears of a child that has stopped.
+    terminal.enter(" fg");
+    terminal.expect("run k");
+    thread::sleep(Duration::from_millis(300)); // Ctrl-C is for the command then
+    terminal.press(CTRL_C);
+    terminal.expect(PROMPT);
+    daemon.signal(Signal::CONT);
+    terminal.expect_status(143);
+    free(&daemon);
+}
+
+#[test]
 fn the_rest_of_a_pipeline_can_read_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
-        // As a pager does, after the command has started.
+        // Reads the terminal after the command has started, as a pager does.
         let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
         for pipeline in [
             format!("$LATCH run k -- sh -c 'echo x; sleep 2' | sh -c '{reader}'"),
@@ -286,6 +332,41 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
         terminal.press(CTRL_C);
         terminal.expect(PROMPT);
         free(daemon);
+    });
+}
+
+#[test]
+fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
+    at_each_shell(|daemon, mut terminal| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let flag = directory.path().join("flag");
+        let pager = "read x; echo first:$x; read y < /dev/tty; echo second:$y";
+        let pager = format!("{pager}; : > {}", flag.display());
+        for (prompt, mode) in [
+            ("read x < /dev/tty", "-tostop"),
+            (
+                "stty -echo < /dev/tty; read x < /dev/tty; stty echo < /dev/tty",
+                "-tostop",
+            ),
+            ("read x < /dev/tty", "tostop"),
+        ] {
+            let wait = format!("until [ -e {} ]; do sleep 0.1; done", flag.display());
+            let command = format!("{prompt}; echo $x; {wait}; read z < /dev/tty");
+            terminal.enter(&format!(
+                "stty {mode}; $LATCH run k -- sh -c '{command}' | sh -c '{pager}'"
+            ));
+            eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
+            terminal.enter("one");
+            terminal.expect("first:one");
+            terminal.enter("two");
+            terminal.expect("second:two");
+            // The command asks for the terminal once more.
+            terminal.enter("three");
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+            fs::remove_file(&flag).expect("the reader made it");
+        }
     });
 }
 
@@ -315,7 +396,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
 }
 
 #[test]
-fn bg_lets_a_silent_command_go_on_and_the_shell_keeps_its_terminal() {
+fn bg_continues_the_command_without_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
@@ -346,7 +427,7 @@ fn bg_lets_a_silent_command_go_on_and_the_shell_keeps_its_terminal() {
 }
 
 #[test]
-fn fg_gives_the_terminal_also_to_a_command_that_does_not_ask_for_it() {
+fn fg_gives_the_terminal_to_a_command_in_any_case() {
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
@@ -372,11 +453,11 @@ fn fg_gives_the_terminal_also_to_a_command_that_does_not_ask_for_it() {
 }
 
 #[test]
-fn a_job_that_was_started_in_the_background_can_be_brought_to_the_terminal() {
+fn fg_brings_a_background_job_to_the_terminal() {
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
-        // One stops for want of the terminal; the other does not want it before it has it.
+        // One command stops because it needs the terminal; the other does not need it.
         terminal.enter(&format!("$LATCH run k -- {SAY} &"));
         eventually(PATIENCE, "the job has stopped", || {
             terminal.enter("jobs");
@@ -487,7 +568,7 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
         terminal.expect(PROMPT);
         terminal.enter("fg");
         terminal.expect("run k");
-        thread::sleep(Duration::from_millis(100)); // dash says what it continues before it does
+        thread::sleep(Duration::from_millis(100)); // dash prints the job before it continues it
         terminal.press(CTRL_C);
         terminal.expect(PROMPT);
         terminal.expect_status(130);
@@ -516,14 +597,14 @@ fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
 #[test]
 fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
     let daemon = Daemon::start(&[]);
-    // As with `ssh -t host latch run ...`: nobody is there who could continue it.
+    // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
     let command: &[&str] = &[PROGRAM, "run", "k", "--", "sh", "-c", &script];
     let mut terminal = Terminal::start_any(&daemon, command);
     terminal.enter("one");
     terminal.expect("got:one");
     terminal.press(CTRL_Z);
-    thread::sleep(Duration::from_millis(100)); // Ctrl-Z throws away what is typed at the same time
+    thread::sleep(Duration::from_millis(100)); // Ctrl-Z discards what is typed at the same time
     terminal.enter("two");
     terminal.expect("got:two");
     terminal.press(CTRL_D);
@@ -534,7 +615,7 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
 }
 
 #[test]
-fn nothing_that_a_server_says_moves_the_cursor() {
+fn replies_of_a_server_cannot_move_the_cursor() {
     let daemon = Daemon::start(&[]);
     daemon.connect().acquire("free", 0);
     let mut holder = daemon.connect();

@@ -327,7 +327,7 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
         ("pwrite64", "error=ENOSPC", "no space left on device"),
         ("pwrite64", "error=EIO", "input/output error"),
         ("pwrite64", "error=EROFS", "read-only file system"),
-        ("flock", "error=ENOLCK", "no locks available"),
+        ("flock", "error=ENOLCK", "its file system has no locks"),
     ] {
         let (directory, path) = file_of(&record(1, 7));
         refuses(

@@ -125,6 +125,48 @@ fn a_limit_imposed_after_the_start_lets_no_client_end_the_server() {
     }
 }
 
+/// The table at its default caps takes more than these limits leave.
+#[test]
+fn clients_that_fill_the_table_under_a_limit_end_no_server() {
+    const CLAIMS: usize = 8000;
+    for (resource, limit) in [
+        (Resource::Data, 24),
+        (Resource::Data, 32),
+        (Resource::Data, 40),
+        (Resource::As, 450),
+    ] {
+        let daemon = Daemon::start(&["--max-per-connection", "8000"]);
+        limit_to(&daemon, resource, Some(limit << 20));
+        let mut crowd: Vec<Client> = (0..32).map(|_| daemon.connect()).collect();
+        crowd.retain_mut(is_served);
+        println!("{} clients within {limit} MB of {resource:?}", crowd.len());
+        let mut refused_count = 0;
+        for (number, client) in crowd.iter_mut().enumerate() {
+            let slot = |_| "sl\nslots\n0 1048576 9223372036\n".to_owned();
+            let place = |key| format!("se\np{}\n1 10000\n", key % 1000);
+            let requests: Vec<String> = match number % 2 {
+                0 => (0..CLAIMS).map(slot).collect(),
+                _ => (0..CLAIMS).map(place).collect(),
+            };
+            for some in requests.chunks(100) {
+                client.send(&some.concat());
+                refused_count += some
+                    .iter()
+                    .filter(|_| client.line() == "error_max_locks")
+                    .count();
+            }
+        }
+        println!("{refused_count} claims were refused");
+        let ended = daemon.wait_exit(Duration::ZERO);
+        assert!(ended.is_none(), "{limit} MB: {}", daemon.log());
+        drop(crowd);
+        limit_to(&daemon, resource, None);
+        eventually(PATIENCE, "new clients are served again", || {
+            is_served(&mut daemon.connect())
+        });
+    }
+}
+
 #[test]
 fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     let Some(group) = MemoryGroup::of_bytes(64 << 20) else {

@@ -154,8 +154,8 @@ impl Drop for Alive {
     }
 }
 
-/// The client of rxtx, byte for byte: a connection for each command, and no look at more than the first
-/// byte of an answer.
+/// The client of rxtx, byte for byte: a connection for each command, of whose answer it reads the first
+/// byte only.
 pub struct Rxtx {
     pub server: SocketAddr,
 }
@@ -163,12 +163,12 @@ pub struct Rxtx {
 /// What came of a call of the client.
 pub struct Call {
     pub succeeded: bool,
-    /// From before it connected until it had sent its command; for a lock, until the greeting had come.
+    /// From before it connected until it had sent its command; for a lock, until it had the greeting.
     pub sent_after: Duration,
 }
 
 impl Rxtx {
-    /// Waits for a greeting, whatever it says; sends, and looks at the first byte of what comes back.
+    /// Waits for a greeting, whatever it says; sends, and looks at the first byte of the answer.
     pub fn lock(&self, device: &str, pid: u32) -> io::Result<Call> {
         let started = Instant::now();
         let mut socket = self.connect()?;

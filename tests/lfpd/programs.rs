@@ -1,5 +1,5 @@
-//! `lfpd` among the programs that real hosts run: those that start it, those that talk to it, and those
-//! that lock serial devices without it.
+//! `lfpd` among the programs that real hosts run: those that start it, those that talk to it, and
+//! those that lock serial devices without it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -31,9 +31,9 @@ fn support_file(name: &str) -> PathBuf {
 
 // ---- those that lock by themselves -----------------------------------------------------------
 
-/// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are to our
-/// LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it has the device;
-/// two come when it has ended, and two when it was killed.
+/// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are to
+/// our LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it has the
+/// device; two come when it has ended, and two when it was killed.
 #[test]
 fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     for (program, package) in [
@@ -46,7 +46,7 @@ fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     }
     let namespace = ["--mount", "--propagation", "private"];
     if !rustix::process::geteuid().is_root() || !can_unshare(&namespace) {
-        eprintln!("NOT TESTED: no mount namespace to be had here, so minicom, cu, kermit and mgetty did not run");
+        eprintln!("NOT TESTED: minicom, cu, kermit and mgetty, for want of a mount namespace");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -86,7 +86,7 @@ fn can_unshare(namespace: &[&str]) -> bool {
 
 /// As these programs write them, and where: for hosts on which they cannot run.
 #[test]
-fn the_lock_files_of_other_programs_keep_us_off_while_their_holders_live() {
+fn live_locks_of_other_programs_are_respected() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
     let holder = Alive::new();
@@ -137,7 +137,8 @@ impl Inetd {
         let within = |name: &str| dirs.path().join(name).display().to_string();
         let user = Command::new("id").arg("-un").output().expect("id").stdout;
         let line = format!(
-            "{addr} stream tcp {patience} {} {program} lfpd --inetd --lock-dir {} --search-dirs {}\n",
+            "{addr} stream tcp {patience} {} {program} lfpd --inetd --lock-dir {} \
+             --search-dirs {}\n",
             String::from_utf8_lossy(&user).trim(),
             within("own"),
             within("other"),
@@ -159,7 +160,7 @@ impl Inetd {
             dirs,
             _port: port,
         };
-        // A connection would start a server; that somebody listens can be seen without.
+        // A connection would start a server, so the test looks at the list of sockets instead.
         eventually(PATIENCE, "inetd listens", || is_listened_on(addr));
         inetd
     }
@@ -172,7 +173,7 @@ impl Inetd {
 impl Drop for Inetd {
     fn drop(&mut self) {
         let inetd = Pid::from_child(&self.inetd);
-        // While inetd is stopped it reaps nobody, so every number still means the same process.
+        // While inetd is stopped it reaps no child, so every number still means the same process.
         let _ = kill_process(inetd, Signal::STOP);
         for child in children_of(self.inetd.id()) {
             let _ = kill_process(child, Signal::KILL);
@@ -184,7 +185,7 @@ impl Drop for Inetd {
 }
 
 /// A port for a program that cannot pick one. It is bound here and not listened on, so that the program
-/// can bind it too, as servers do, and nobody gets it by chance.
+/// can bind it too, as servers do, and no other process gets it by chance.
 struct Reserved {
     addr: SocketAddr,
     _socket: OwnedFd,
@@ -215,7 +216,7 @@ fn is_listened_on(addr: SocketAddr) -> bool {
 }
 
 #[test]
-fn under_inetd_rxtx_locks_and_unlocks_whether_it_starts_one_for_each_or_one_for_all() {
+fn under_inetd_rxtx_locks_and_unlocks_with_wait_and_nowait() {
     for patience in ["nowait.10000", "wait.10000"] {
         let inetd = Inetd::start(patience);
         let rxtx = Rxtx { server: inetd.addr };

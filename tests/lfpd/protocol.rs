@@ -131,7 +131,7 @@ fn every_line_gets_the_reply_that_is_its_due() {
 const DENIED_UNLESS_ROOT: &str = "550 or 450";
 
 #[test]
-fn what_is_not_understood_is_repeated_in_short_and_ten_times_at_most() {
+fn an_unknown_command_is_repeated_ten_times_at_most() {
     let server = Lfpd::start(&[]);
     let bad = [
         ("", ""),
@@ -157,7 +157,7 @@ fn what_is_not_understood_is_repeated_in_short_and_ten_times_at_most() {
 }
 
 #[test]
-fn a_line_of_1024_bytes_is_read_and_a_longer_one_is_swallowed_whole() {
+fn a_line_of_1024_bytes_is_read_and_a_longer_one_skipped() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
     let blanks = " ".repeat(1023 - "noop".len());
@@ -231,7 +231,7 @@ fn what_was_asked_is_done_though_the_peer_has_closed() {
                 server.files().is_empty()
             });
         } else {
-            // Whoever hangs up before the greeting may be nobody by then.
+            // The user of a client that hangs up before the greeting may be unknown by then.
             thread::sleep(Duration::from_millis(20));
             let mut client = server.connect();
             let _ = ask(&mut client, &format!("unlock /dev/lfpd-a {own}"));
@@ -282,7 +282,7 @@ fn telnet_commands_are_taken_out_and_refused() {
 }
 
 #[test]
-fn random_bytes_lock_nothing_and_stop_nobody() {
+fn random_bytes_lock_nothing_and_delay_no_client() {
     let server = Lfpd::start(&[]);
     let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
     let mut random = || {
@@ -331,7 +331,7 @@ fn who_idles_is_hung_up_on_even_if_a_byte_comes_now_and_then() {
 }
 
 #[test]
-fn nobody_waits_for_those_who_say_nothing_or_do_not_listen() {
+fn silent_and_deaf_peers_delay_no_client() {
     let server = Lfpd::start(&[]);
     let _silent: Vec<Client> = (0..20).map(|_| server.connect()).collect();
     let mut deaf = server.connect();
@@ -367,11 +367,10 @@ fn one_too_many_is_refused_in_the_place_of_the_greeting() {
     let refused = rxtx.lock("/dev/lfpd-a", own_pid());
     assert!(!refused.is_ok_and(|call| call.succeeded));
     drop(first);
-    eventually(
-        PATIENCE,
-        "there is room again",
-        || matches!(server.daemon.connect().next_event(PATIENCE), Event::Line(line) if line.starts_with(b"220 ")),
-    );
+    eventually(PATIENCE, "there is room again", || {
+        let event = server.daemon.connect().next_event(PATIENCE);
+        matches!(event, Event::Line(line) if line.starts_with(b"220 "))
+    });
 }
 
 /// After this a connection over which nothing comes counts as idle (5 s).
@@ -416,7 +415,7 @@ fn when_places_run_out_the_idlest_connection_goes() {
 }
 
 #[test]
-fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
+fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
     let server = Lfpd::start(&[]);
     let own = own_pid();
     let mut client = server.connect();
@@ -437,7 +436,7 @@ fn a_signal_to_stop_waits_for_what_has_come_and_leaves_the_locks() {
 }
 
 #[test]
-fn what_has_come_before_the_signal_to_stop_is_done_even_if_it_takes_a_while() {
+fn commands_before_the_stop_signal_are_done_even_if_slow() {
     const COUNT: usize = 50;
     // 20 ms for each lock.
     let server = Traced::start("inject=linkat:delay_enter=20000", None);
@@ -508,7 +507,7 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn a_connected_socket_on_descriptor_0_is_served_and_sees_nothing_but_replies() {
+fn a_connected_socket_on_descriptor_0_sees_only_replies() {
     for args in [&[][..], &["--inetd"], &["--inetd", "--debug"], &["--stdio"]] {
         let (mut theirs, ours) = tcp_pair();
         let mut inetd = Inetd::start(ours.into(), args);
@@ -647,8 +646,8 @@ fn a_unix_socket_knows_its_peers() {
 // ---------------------------------------------------------------------------------------------
 // Who may ask
 
-/// Says `lines` as a user who is neither root nor ourselves, if we may be somebody else; else as
-/// ourselves. Returns the replies.
+/// Sends `lines` as a user who is neither root nor this one, if this process may change its user; else
+/// as this one. Returns the replies.
 fn as_a_stranger(server: &Lfpd, lines: &str) -> Vec<String> {
     let port = server.daemon.port().to_string();
     as_a_stranger_at(&["127.0.0.1", &port], lines)
@@ -674,7 +673,7 @@ fn as_a_stranger_at(place: &[&str], lines: &str) -> Vec<String> {
 }
 
 #[test]
-fn nobody_speaks_for_the_process_of_another_user() {
+fn no_user_may_ask_for_the_process_of_another() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
     let own = own_pid();
@@ -705,7 +704,7 @@ fn nobody_speaks_for_the_process_of_another_user() {
 }
 
 #[test]
-fn on_a_unix_socket_too_nobody_speaks_for_another_users_process() {
+fn a_unix_socket_too_refuses_the_process_of_another_user() {
     use std::os::unix::fs::PermissionsExt;
     if !is_root() {
         return not_root();
@@ -732,7 +731,8 @@ fn on_a_unix_socket_too_nobody_speaks_for_another_users_process() {
         .expect("sleep");
     let pid = theirs.id();
     let lines = format!(
-        "lock /dev/lfpd-b 1\nunlock /dev/lfpd-a {own}\nunlock /dev/lfpd-a {pid}\nlock /dev/lfpd-c {pid}\n"
+        "lock /dev/lfpd-b 1\nunlock /dev/lfpd-a {own}\nunlock /dev/lfpd-a {pid}\n\
+         lock /dev/lfpd-c {pid}\n"
     );
     let replies = as_a_stranger_at(&["-U", socket], &lines);
     let files = names_in(&dirs.path().join("own"));
@@ -758,7 +758,7 @@ fn the_rule_about_users_can_be_relaxed() {
 }
 
 #[test]
-fn a_lock_for_nobody_is_logged_or_refused() {
+fn a_lock_for_no_process_is_logged_or_refused() {
     let server = Lfpd::start(&[]);
     let dead = dead_pid();
     let mut client = server.connect();
@@ -800,7 +800,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
         "dead number 200 200\n\
          reused number 200 200\n\
          same process 200 450 450\n\
-         nobody's number 200 200\n",
+         unused number 200 200\n",
         "{said}"
     );
 }
@@ -832,7 +832,7 @@ fn with_chown_the_file_belongs_to_the_user_of_the_process() {
 // Files
 
 #[test]
-fn locks_of_others_are_respected_wherever_and_however_they_are_written() {
+fn locks_of_others_count_in_every_directory_and_format() {
     let server = Lfpd::start(&[]);
     let own = own_pid();
     let mut client = server.connect();
@@ -901,7 +901,7 @@ fn what_is_no_file_stays_in_its_place() {
 
 /// A server of another user, on a directory with the sticky bit, and a connection to it. The other
 /// directory is root's and has this mode.
-fn server_of_nobody(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
+fn server_of_another_user(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
     use std::os::unix::fs::PermissionsExt;
     for (name, mode) in [("", 0o755), ("own", 0o1777), ("other", mode_of_other)] {
         let permissions = fs::Permissions::from_mode(mode);
@@ -936,7 +936,7 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
     let own = dirs.path().join("own");
     let stale = format!("{:10}\n", dead_pid());
     fs::write(own.join("LCK..lfpd-a"), &stale).expect("written");
-    let (daemon, mut client) = server_of_nobody(dirs.path(), 0o755);
+    let (daemon, mut client) = server_of_another_user(dirs.path(), 0o755);
     let pid = own_pid();
     assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {pid}")), DENIED);
     assert_eq!(
@@ -949,7 +949,7 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_opened_just_now_is_not_taken_for_an_empty_one() {
+fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
     for error in ["EMFILE", "ENFILE", "ENOMEM", "EIO"] {
         let injection = format!("inject=openat:error={error}:when=1");
         let server = Traced::start(&injection, Some("other"));
@@ -1001,7 +1001,7 @@ fn fresh_server(dirs: &Path) -> (Daemon, Client) {
 }
 
 #[test]
-fn a_server_killed_at_any_step_leaves_no_half_made_lock_and_the_next_one_copes() {
+fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
     let (own, dead) = (own_pid(), dead_pid());
     let rename = "?renameat,?renameat2";
     for (call, nth) in [
@@ -1042,7 +1042,7 @@ fn a_server_killed_at_any_step_leaves_no_half_made_lock_and_the_next_one_copes()
 }
 
 #[test]
-fn a_server_killed_amid_traffic_leaves_whole_locks_and_the_next_one_copes() {
+fn a_server_killed_amid_traffic_leaves_whole_locks() {
     const ROUNDS: u64 = 8;
     const DEVICES: usize = 4;
     let dirs = lock_dirs();
@@ -1079,12 +1079,12 @@ fn a_server_killed_amid_traffic_leaves_whole_locks_and_the_next_one_copes() {
 }
 
 #[test]
-fn a_directory_that_is_not_ours_to_look_into_keeps_nobody_off() {
+fn a_directory_that_may_not_be_searched_is_ignored() {
     if !is_root() {
         return not_root();
     }
     let dirs = lock_dirs();
-    let (_daemon, mut client) = server_of_nobody(dirs.path(), 0o700);
+    let (_daemon, mut client) = server_of_another_user(dirs.path(), 0o700);
     let lock = format!("lock /dev/lfpd-a {}", own_pid());
     assert_eq!(ask(&mut client, &lock), OKAY);
     assert_eq!(names_in(&dirs.path().join("own")), ["LCK..lfpd-a"]);
@@ -1171,7 +1171,7 @@ fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
 }
 
 #[test]
-fn without_descriptors_nothing_is_given_away_and_afterwards_all_is_well() {
+fn without_descriptors_nothing_is_locked_until_some_are_free() {
     let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
     let mut client = server.connect();
     let own = own_pid();
@@ -1207,7 +1207,7 @@ fn without_descriptors_nothing_is_given_away_and_afterwards_all_is_well() {
 // What the usual client forces
 
 #[test]
-fn five_hundred_times_rxtx_locks_and_unlocks_without_a_left_over_or_a_false_refusal() {
+fn rxtx_locks_and_unlocks_five_hundred_times_without_an_error() {
     let _alone = alone();
     let server = Lfpd::start(&[]);
     let rxtx = Rxtx {

@@ -112,4 +112,4 @@ end(number)
 
 number = dead_number()
 asked = ask(STRANGER, f"lock /dev/lfpd-d {number}")
-say("nobody's number", asked, ask(STRANGER, f"unlock /dev/lfpd-d {number}"))
+say("unused number", asked, ask(STRANGER, f"unlock /dev/lfpd-d {number}"))

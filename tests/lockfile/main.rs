@@ -1,7 +1,7 @@
-//! Lock files as another program uses them: the shapes of the library, each known weakness of lock files, waiting,
-//! and what an attacker or bad luck can put in the way.
+//! Lock files as another program uses them: the shapes of the library, the weaknesses of lock
+//! files, waiting, and the obstacles that an attacker or bad luck can put in the way.
 //!
-//! Some parts are played by this program once more, as another process or another user.
+//! Some tests run this program again as another process or another user.
 
 use std::error::Error;
 use std::fs::{self, File, Permissions};
@@ -10,13 +10,15 @@ use std::os::unix::fs::{chown, lchown, symlink, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use latchd::lockfile::{
-    Alive, Cleaned, LockInfo, Obstacle, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, SemaphoreResult, Settle, StaleRule, Terms,
+    Alive, Attempt, Busy, Cleaned, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
+    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard, SemaphoreOptions, SemaphoreResult,
+    Settle, StaleRule, Status,
 };
 use tempfile::TempDir;
 
@@ -25,16 +27,16 @@ mod support;
 
 use support::limited::copy_program;
 
-/// No process has it.
+/// The number of no process.
 const DEAD: u32 = 999_999_999;
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65_534;
 
-/// By then it has happened, however busy the host is.
+/// Long enough for any event, however busy the host is.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// So long that whoever only looks again, be it for the last time at [`LIMIT`], comes too late.
+/// So long that a waiter that only looks again, for the last time at [`LIMIT`], comes too late.
 const SELDOM: Duration = Duration::from_secs(60);
 
 struct Scratch(TempDir);
@@ -52,7 +54,7 @@ impl Scratch {
         Semaphore::with_defaults(self.path()).expect("a lock path")
     }
 
-    /// The lock, once it holds such a text.
+    /// The lock with this text in its file.
     fn lock_with(&self, text: impl AsRef<[u8]>) -> Semaphore {
         fs::write(self.path(), text).expect("a lock file");
         self.lock()
@@ -110,15 +112,32 @@ fn is_held<T>(attempt: &SemaphoreResult<T>) -> bool {
     matches!(attempt, Err(SemaphoreError::AlreadyLocked { .. }))
 }
 
-/// A record of ours for this process, as one that nobody keeps locked, with some lines changed. An empty value
-/// takes the line away.
+/// Takes a free lock for the process that `info` names.
+fn take_detached(lock: &Semaphore, info: &LockInfo) {
+    match lock.try_acquire_detached(info).expect("an attempt") {
+        Attempt::Granted(()) => {}
+        Attempt::Busy(busy) => panic!("{busy:?}"),
+    }
+}
+
+fn release(lock: &Semaphore, terms: &ReleaseTerms) -> Result<(), Busy> {
+    match lock.release(terms).expect("an attempt") {
+        ReleaseOutcome::Released => Ok(()),
+        ReleaseOutcome::Kept(busy) => Err(busy),
+    }
+}
+
+/// What is known of a lock that is held.
+fn details(lock: &Semaphore) -> LockDetails {
+    let status = lock.status().expect("a status");
+    status.details().expect("a held lock").clone()
+}
+
+/// A record of ours for this process, without a guard, with some lines changed. An empty value
+/// removes the line.
 fn record_with(changes: &[(&str, &str)]) -> String {
     let scratch = Scratch::new();
-    scratch
-        .lock()
-        .try_acquire_detached(&LockInfo::new())
-        .expect("an attempt")
-        .expect("a free lock");
+    take_detached(&scratch.lock(), &LockInfo::new());
     let mut text = String::new();
     for line in scratch.text().lines() {
         let key = line.split('=').next().unwrap_or_default();
@@ -138,7 +157,7 @@ fn record_with(changes: &[(&str, &str)]) -> String {
     text
 }
 
-/// This program once more. It prints a line that begins with `=> `.
+/// The words that run this program again. It prints a line that begins with `=> `.
 fn again(program: &Path, role: &str, lock: &Path) -> Vec<String> {
     let mut words = vec!["env".to_owned()];
     words.push(format!("LATCHD_TEST_ROLE={role}"));
@@ -174,7 +193,7 @@ fn answer_of(mut command: Command) -> String {
     }
 }
 
-/// What another process says, started by some shell words before its own.
+/// The answer of another process, started by a shell with these words first.
 fn answer(before: &str, role: &str, lock: &Path) -> String {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{before} \"$@\""), "sh"]);
@@ -182,13 +201,13 @@ fn answer(before: &str, role: &str, lock: &Path) -> String {
     answer_of(shell)
 }
 
-/// What a user who owns nothing is told. `None` if we cannot be that user.
+/// The answer for a user who owns nothing. `None` if this process cannot become that user.
 fn answer_of_nobody(role: &str, lock: &Path) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can ask as another user");
         return None;
     }
-    // It may not see our build directory.
+    // That user may not see our build directory.
     let place = tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o755))
         .tempdir()
@@ -305,9 +324,9 @@ impl Drop for Holder {
 
 // The shapes that other programs are written against.
 
-/// Compiles only if nothing was added to the shapes, and nothing taken away.
+/// Compiles only with exactly these shapes.
 #[test]
-fn the_shapes_are_those_that_programs_are_written_against() {
+fn the_types_have_the_shapes_that_programs_expect() {
     let info = LockInfo {
         pid: 1,
         timestamp: 2,
@@ -366,9 +385,9 @@ fn the_shapes_are_those_that_programs_are_written_against() {
     assert!(!Semaphore::is_process_running(DEAD));
 }
 
-/// Compiles only if every function takes and gives just what programs are written against.
+/// Compiles only with exactly these signatures.
 #[test]
-fn the_calls_are_those_that_programs_are_written_against() {
+fn the_calls_have_the_signatures_that_programs_expect() {
     type Guarded<'a> = SemaphoreResult<SemaphoreGuard<'a>>;
     let _: fn() -> LockInfo = LockInfo::new;
     let _: fn(&'static str) -> LockInfo = LockInfo::with_tag;
@@ -416,7 +435,7 @@ fn the_calls_are_those_that_programs_are_written_against() {
 }
 
 #[test]
-fn errors_say_what_programs_expect_them_to_say() {
+fn errors_have_the_texts_that_programs_expect() {
     let held = |holder_pid, locked_since| SemaphoreError::AlreadyLocked {
         holder_pid,
         locked_since,
@@ -461,7 +480,7 @@ fn no_duration_is_too_long() {
         let guard = lock.acquire().expect("a free lock");
         assert!(is_held(&lock.try_acquire()));
         let status = lock.status().expect("a status");
-        assert!(status.is_locked && !status.is_stale);
+        assert!(matches!(status, Status::Held(details) if !details.is_stale));
         assert!(matches!(
             lock.acquire_timeout(Duration::from_millis(20)),
             Err(SemaphoreError::Timeout)
@@ -493,33 +512,31 @@ fn releasing_nothing_by_force_is_no_error() {
     guard.force_release().expect("a release");
     guard.force_release().expect("nothing to do");
     assert!(matches!(
-        guard.release(&Terms::default()),
+        guard.release(&ReleaseTerms::default()),
         Err(SemaphoreError::NotLocked)
     ));
 }
 
 #[test]
-fn a_tag_and_a_token_stand_in_the_file() {
+fn a_tag_and_a_token_are_in_the_file() {
     let scratch = Scratch::new();
     let options = SemaphoreOptions::new().token("secret\tword ").mode(0o600);
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
         .expect("a lock path");
     let info = LockInfo::with_tag("nightly \"run\"");
-    lock.try_acquire_detached(&info)
-        .expect("an attempt")
-        .expect("a free lock");
-    let status = lock.status().expect("a status");
-    assert_eq!(status.tag.as_deref(), Some("nightly \"run\""));
+    take_detached(&lock, &info);
+    let details = details(&lock);
+    assert_eq!(details.tag.as_deref(), Some("nightly \"run\""));
     assert_eq!(
         fs::metadata(scratch.path()).expect("a file").mode() & 0o777,
         0o600
     );
     let asked = |token: &str| {
-        let terms = Terms {
+        let terms = ReleaseTerms {
             token: Some(token.into()),
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
-        lock.release(&terms).expect("an attempt")
+        release(&lock, &terms)
     };
     assert_eq!(
         asked("other").expect_err("another token").obstacle,
@@ -530,36 +547,26 @@ fn a_tag_and_a_token_stand_in_the_file() {
 }
 
 #[test]
-fn a_release_on_terms_goes_through_only_if_they_are_met() {
+fn a_release_succeeds_only_if_its_terms_are_met() {
     let scratch = Scratch::new();
     let lock = scratch.lock_with(record_with(&[]));
-    let by_pid = |pid| Terms {
+    let by_pid = |pid| ReleaseTerms {
         pid: Some(pid),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
-    assert!(lock
-        .release(&Terms::default())
-        .expect("an attempt")
-        .is_err());
-    assert!(lock.release(&by_pid(1)).expect("an attempt").is_err());
-    lock.release(&by_pid(process::id()))
-        .expect("an attempt")
-        .expect("its own");
+    assert!(release(&lock, &ReleaseTerms::default()).is_err());
+    assert!(release(&lock, &by_pid(1)).is_err());
+    release(&lock, &by_pid(process::id())).expect("its own");
 
-    // Of the dead it is released to anybody, be it young.
+    // Any process can release the lock of a dead holder, even a young one.
     let lock = scratch.lock_with(record_with(&[("pid", "999999999")]));
-    lock.release(&Terms::default())
-        .expect("an attempt")
-        .expect("of the dead");
+    release(&lock, &ReleaseTerms::default()).expect("of the dead");
 
-    // Nothing but force robs a guard.
+    // Only force releases the lock of a guard.
     let guard = lock.try_acquire().expect("a free lock");
-    let busy = lock
-        .release(&by_pid(process::id()))
-        .expect("an attempt")
-        .expect_err("a guard");
+    let busy = release(&lock, &by_pid(process::id())).expect_err("a guard");
     assert_eq!(
-        (busy.obstacle, busy.status.alive),
+        (busy.obstacle, busy.details.alive),
         (Obstacle::Locked, Alive::Yes)
     );
     lock.force_release().expect("force");
@@ -569,9 +576,9 @@ fn a_release_on_terms_goes_through_only_if_they_are_met() {
 #[test]
 fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
     let scratch = Scratch::new();
-    let own = Terms {
+    let own = ReleaseTerms {
         asking: process::id(),
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     for (what, changes, is_released) in [
         (
@@ -589,7 +596,7 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
     ] {
         let text = record_with(changes);
         let lock = scratch.lock_with(&text);
-        let released = lock.release(&own).expect("an attempt");
+        let released = release(&lock, &own);
         assert_eq!(released.is_ok(), is_released, "{what}");
         if let Err(busy) = released {
             assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
@@ -599,15 +606,15 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
 }
 
 #[test]
-fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
+fn a_flock_of_a_reader_blocks_no_release_by_the_holder() {
     use rustix::fs::{flock, FlockOperation};
     let scratch = Scratch::new();
     let token = ("pid", "1\nx-token=abc");
-    let terms = |pid, token: Option<&str>, asking| Terms {
+    let terms = |pid, token: Option<&str>, asking| ReleaseTerms {
         pid,
         token: token.map(str::to_owned),
         asking,
-        ..Terms::default()
+        ..ReleaseTerms::default()
     };
     let own = process::id();
     for (text, terms, is_released) in [
@@ -622,55 +629,62 @@ fn a_flock_of_a_mere_reader_blocks_no_release_by_the_holder() {
             terms(None, None, own),
             false,
         ),
+        (
+            format!("pid={DEAD}\ntimestamp=1\n"),
+            terms(Some(DEAD), None, own),
+            false,
+        ),
     ] {
         for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
             let lock = scratch.lock_with(&text);
             let reader = File::open(scratch.path()).expect("the lock file");
             flock(&reader, operation).expect("a lock");
-            let released = lock.release(&terms).expect("an attempt");
+            let released = release(&lock, &terms);
             assert_eq!(released.is_ok(), is_released, "{terms:?} {text}");
             assert_eq!(scratch.path().exists(), !is_released);
         }
     }
 }
 
-// The weaknesses of lock files, by their claims.
+// The weaknesses of lock files.
 
-/// W1.
 #[test]
 fn creation_replaces_nothing_and_shows_only_complete_files() {
     let scratch = Scratch::new();
     let lock = scratch.lock();
+    let seen = AtomicU32::new(0);
     thread::scope(|scope| {
         let path = scratch.path();
         let (stop, stopped) = mpsc::channel::<()>();
+        let seen = &seen;
         let reader = scope.spawn(move || {
-            let mut seen = 0;
             while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
                 if let Ok(text) = fs::read_to_string(&path) {
                     assert!(
                         text.starts_with("pid=") && text.ends_with("x-live=flock\n"),
                         "{text:?}"
                     );
-                    seen += 1;
+                    seen.fetch_add(1, Ordering::SeqCst);
                 }
             }
-            seen
         });
-        let over = Instant::now() + Duration::from_millis(300);
-        while Instant::now() < over {
+        let began = Instant::now();
+        let is_over = |limit| began.elapsed() > limit;
+        while !is_over(Duration::from_millis(300))
+            || (seen.load(Ordering::SeqCst) == 0 && !is_over(LIMIT) && !reader.is_finished())
+        {
             let guard = lock.try_acquire().expect("a free lock");
             assert!(is_held(&lock.try_acquire()));
             drop(guard);
         }
         drop(stop);
-        assert!(reader.join().expect("the reader") > 0);
+        reader.join().expect("the reader");
     });
+    assert!(seen.load(Ordering::SeqCst) > 0);
 }
 
-/// W2.
 #[test]
-fn of_many_takers_of_a_stale_lock_one_gets_it() {
+fn one_of_many_takers_gets_a_stale_lock() {
     let scratch = Scratch::new();
     for _ in 0..30 {
         fs::write(scratch.path(), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
@@ -691,7 +705,6 @@ fn of_many_takers_of_a_stale_lock_one_gets_it() {
     }
 }
 
-/// W3.
 #[test]
 fn a_lock_is_not_born_stale_after_a_long_wait() {
     let scratch = Scratch::new();
@@ -716,7 +729,6 @@ fn a_lock_is_not_born_stale_after_a_long_wait() {
     });
 }
 
-/// W4.
 #[test]
 fn a_living_holder_is_not_robbed_however_old_its_lock() {
     let scratch = Scratch::new();
@@ -738,12 +750,12 @@ fn a_living_holder_is_not_robbed_however_old_its_lock() {
         assert!(is_held(&lock.try_acquire()), "{rule:?}");
         assert!(guard.is_held());
     }
-    // Nobody has it locked, but the process lives.
+    // No process has it locked, but its holder is alive.
     let lock = scratch.lock_with(record_with(&[("timestamp", "9")]));
     assert!(is_held(&lock.try_acquire()));
-    let status = lock.status().expect("a status");
-    assert!(status.alive == Alive::Yes && !status.is_stale && status.stale_in.is_none());
-    // By age alone it is free to take.
+    let details = details(&lock);
+    assert!(details.alive == Alive::Yes && !details.is_stale && details.stale_in.is_none());
+    // By age alone it can be taken over.
     let options = SemaphoreOptions::new().stale_rule(StaleRule::Age);
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)
         .expect("a lock path");
@@ -756,7 +768,7 @@ fn guard_timestamp(scratch: &Scratch) -> String {
     rest[..10].to_owned()
 }
 
-/// W4: of another user, too, whom one may not even signal.
+/// The holder is of another user, and cannot even be signalled.
 #[test]
 fn a_living_holder_of_another_user_is_not_robbed() {
     let scratch = Scratch::new();
@@ -770,7 +782,6 @@ fn a_living_holder_of_another_user_is_not_robbed() {
     }
 }
 
-/// W5.
 #[test]
 fn a_release_leaves_the_successors_file() {
     let scratch = Scratch::new();
@@ -790,58 +801,53 @@ fn a_release_leaves_the_successors_file() {
     }
 }
 
-/// W6.
 #[test]
 fn an_unreadable_file_is_held_until_it_is_old() {
-    for text in ["", "\n", "p", "pid=5\n", "pid=5\ntimest", "pid=5\ntag=x\n"] {
+    for text in ["", "pid=", "pid=5\n", "pid=5\ntimest", "pid=5\ntag=x\n"] {
         let scratch = Scratch::new();
         let lock = scratch.lock_with(text);
         assert!(is_held(&lock.try_acquire()), "{text:?}");
         let status = lock.status().expect("a status");
         assert!(
-            status.is_locked && !status.is_readable && !status.is_stale,
+            matches!(&status, Status::Unreadable(details) if !details.is_stale),
             "{text:?}"
         );
-        let busy = lock
-            .release(&Terms::default())
-            .expect("an attempt")
-            .expect_err("young");
+        let busy = release(&lock, &ReleaseTerms::default()).expect_err("young");
         assert_eq!(busy.obstacle, Obstacle::NotStale);
         scratch.make_old("a.lock");
-        assert!(lock.status().expect("a status").is_stale, "{text:?}");
-        // A process that another test is just starting has our locks for a moment.
+        assert!(details(&lock).is_stale, "{text:?}");
+        // A process that another test is starting has our locks for a moment.
         drop(lock.acquire_timeout(LIMIT).expect("an old file"));
         assert!(scratch.names().is_empty());
     }
 }
 
-/// W7.
 #[test]
-fn another_process_with_the_holders_number_does_not_keep_the_lock() {
+fn a_later_process_with_the_same_number_does_not_hold_it() {
     let scratch = Scratch::new();
-    // Ours says when its process was started; others do not, but this process is younger than the lock.
+    // Our record says when its process was started. The other one does not, but this process is
+    // younger than the lock.
     for text in [
         record_with(&[("timestamp", "9"), ("x-start", "1")]),
         format!("pid={}\ntimestamp=9\n", process::id()),
     ] {
         let lock = scratch.lock_with(&text);
-        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{text}");
+        assert_eq!(details(&lock).alive, Alive::No, "{text}");
         drop(lock.try_acquire().expect("a stale lock"));
     }
 }
 
-/// W8 and W9.
 #[test]
-fn what_is_not_of_this_place_is_judged_by_age_alone() {
+fn a_lock_of_another_host_is_judged_by_age_alone() {
     let scratch = Scratch::new();
     let elsewhere = [("x-host", "elsewhere"), ("x-boot", "another")];
     for change in [&elsewhere[..], &[("x-pidns", "1")]] {
         let old = record_with(&[&[("timestamp", "9")], change].concat());
         let lock = scratch.lock_with(old);
-        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        assert_eq!(details(&lock).alive, Alive::Unknown);
         drop(lock.try_acquire().expect("an old lock"));
         let lock = scratch.lock_with(record_with(&[&[("pid", "999999999")], change].concat()));
-        assert_eq!(lock.status().expect("a status").alive, Alive::Unknown);
+        assert_eq!(details(&lock).alive, Alive::Unknown);
         assert!(is_held(&lock.try_acquire()));
     }
     let before_boot = record_with(&[
@@ -849,17 +855,17 @@ fn what_is_not_of_this_place_is_judged_by_age_alone() {
         ("timestamp", "9"),
     ]);
     let lock = scratch.lock_with(before_boot);
-    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    assert_eq!(details(&lock).alive, Alive::No);
     drop(lock.try_acquire().expect("a lock of an earlier boot"));
 }
 
-/// W8: the name of the host may have changed since the grant.
+/// The name of the host may have changed since the grant.
 #[test]
 fn the_same_boot_is_this_kernel_whatever_the_name_of_the_host() {
     let scratch = Scratch::new();
     let renamed = record_with(&[("x-host", "elsewhere"), ("timestamp", "9")]);
     let lock = scratch.lock_with(&renamed);
-    assert_eq!(lock.status().expect("a status").alive, Alive::Yes);
+    assert_eq!(details(&lock).alive, Alive::Yes);
     assert!(is_held(&lock.try_acquire()));
     // Its guard is gone, and so is its process.
     let dead = renamed.replace(
@@ -867,24 +873,24 @@ fn the_same_boot_is_this_kernel_whatever_the_name_of_the_host() {
         &format!("pid={DEAD}\n"),
     );
     let lock = scratch.lock_with(dead);
-    assert_eq!(lock.status().expect("a status").alive, Alive::No);
+    assert_eq!(details(&lock).alive, Alive::No);
     drop(lock.try_acquire().expect("a lock of the dead"));
 }
 
-/// W9: a cloned host has our name and another boot, and its grants are of now.
+/// A cloned host has our name and another boot, and its grants are recent.
 #[test]
 fn a_grant_of_another_boot_under_our_name_may_be_of_a_clone() {
     let scratch = Scratch::new();
     let boot = ("x-boot", "00000000-0000-0000-0000-000000000000");
     let text = record_with(&[boot]);
     let lock = scratch.lock_with(&text);
-    let status = lock.status().expect("a status");
-    assert_eq!((status.alive, status.is_stale), (Alive::Unknown, false));
+    let details = details(&lock);
+    assert_eq!((details.alive, details.is_stale), (Alive::Unknown, false));
     assert!(is_held(&lock.try_acquire()));
     assert_eq!(scratch.text(), text);
 }
 
-/// What another process says to a lock whose record is old and whose holder lives, with this file failing.
+/// The answer of another process for an old lock of a living holder, with errors on this file.
 fn answer_without(file: &str, error: &str, lock: &Path) -> Option<String> {
     let inject = format!("inject=openat,readlink,readlinkat:error={error}");
     let options = ["-P", file, "-e", &inject];
@@ -919,9 +925,9 @@ fn a_holder_that_cannot_be_judged_is_not_robbed() {
     }
 }
 
-/// There, the start of a process and of the host are at other times than here.
+/// In a time namespace the process and the host seem to start at other times.
 #[test]
-fn a_taker_in_another_time_namespace_robs_nobody_who_lives() {
+fn a_taker_in_another_time_namespace_robs_no_living_holder() {
     let unshared = "unshare --time --boottime 1000000 --fork";
     if !Command::new("sh")
         .args(["-c", &format!("{unshared} true")])
@@ -936,7 +942,7 @@ fn a_taker_in_another_time_namespace_robs_nobody_who_lives() {
     let held = format!("Lock already held by PID {} since 9; ", process::id());
     let answer = answer(unshared, "try", &scratch.path());
     assert!(answer.starts_with(&held), "{answer}");
-    // A grant of there, seen from here.
+    // A grant in the namespace, judged outside.
     let mut there = Command::new("sh");
     there.args([
         "-c",
@@ -955,13 +961,12 @@ fn a_taker_in_another_time_namespace_robs_nobody_who_lives() {
         ("pid", pid.trim()),
         ("x-start", "1"),
     ]));
-    let status = lock.status().expect("a status");
+    let details = details(&lock);
     drop(there.stdin.take());
     there.wait().expect("its end");
-    assert_eq!((status.alive, status.is_stale), (Alive::Yes, false));
+    assert_eq!((details.alive, details.is_stale), (Alive::Yes, false));
 }
 
-/// W10.
 #[test]
 fn a_lock_from_the_future_is_as_old_as_its_file() {
     let scratch = Scratch::new();
@@ -973,7 +978,7 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
     }
 }
 
-/// W10, where no file can be made without a name: its age is still told by the clock that it got its time from.
+/// Without unnamed files, too, the clock of the file system tells the age.
 #[test]
 fn the_age_of_a_file_is_that_of_its_file_system() {
     let is_there = |program: &str| {
@@ -989,7 +994,7 @@ fn the_age_of_a_file_is_that_of_its_file_system() {
     let ahead = SystemTime::now() + Duration::from_secs(1000);
     let file = File::options().write(true).open(scratch.path());
     file.expect("a file").set_modified(ahead).expect("a time");
-    // Our clock is two hours ahead.
+    // The clock of the process is two hours ahead.
     let words = ["faketime", "-f", "+2h"].map(str::to_owned);
     let no_unnamed = ["-P", ".", "-e", "inject=openat:error=EOPNOTSUPP"];
     for options in [&["-e", "trace=openat"][..], &no_unnamed] {
@@ -1008,15 +1013,14 @@ fn the_age_of_a_file_is_that_of_its_file_system() {
     }
 }
 
-/// W11: however far ahead our clock is, the living keep their locks.
+/// Living holders keep their locks, however far ahead our clock is.
 #[test]
-fn a_clock_that_jumps_ahead_robs_nobody_who_lives() {
+fn a_clock_that_jumps_ahead_robs_no_living_holder() {
     let scratch = Scratch::new();
     let lock = scratch.lock_with(record_with(&[("timestamp", "1")]));
     assert!(is_held(&lock.try_acquire()));
 }
 
-/// W12.
 #[test]
 fn cleaning_spares_what_may_still_be_used() {
     let scratch = Scratch::new();
@@ -1051,12 +1055,12 @@ fn cleaning_spares_what_may_still_be_used() {
         scratch.0.path().join(&link),
     )
     .expect("a link");
-    // While somebody has it locked it is in use.
+    // While a process has it locked, it is in use.
     let in_use = File::open(scratch.0.path().join(&doomed[1])).expect("a file");
     rustix::fs::flock(&in_use, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
     assert_eq!(lock.clean().expect("cleaning").temporaries, 1);
     drop(in_use);
-    // A process that another test is just starting has our locks for a moment.
+    // A process that another test is starting has our locks for a moment.
     let over = Instant::now() + LIMIT;
     while lock.clean().expect("cleaning").temporaries == 0 {
         assert!(Instant::now() < over, "{:?}", scratch.names());
@@ -1067,7 +1071,6 @@ fn cleaning_spares_what_may_still_be_used() {
     assert_eq!(scratch.names(), left);
 }
 
-/// W13.
 #[test]
 fn a_link_is_followed_only_if_it_is_not_planted() {
     let scratch = Scratch::new();
@@ -1079,7 +1082,7 @@ fn a_link_is_followed_only_if_it_is_not_planted() {
     drop(guard);
     assert_eq!(scratch.names(), ["a.lock"]);
 
-    // What comes after we have looked is not followed.
+    // A link that appears after the path was resolved is not followed.
     fs::remove_file(scratch.path()).expect("the link");
     let lock = scratch.lock();
     symlink(&target, scratch.path()).expect("a link");
@@ -1099,7 +1102,7 @@ fn a_link_is_followed_only_if_it_is_not_planted() {
     ));
 }
 
-/// W13, where everybody may plant one.
+/// Every user may plant a link there.
 #[test]
 fn a_link_of_another_user_in_a_shared_directory_is_refused() {
     if !rustix::process::geteuid().is_root() {
@@ -1116,12 +1119,12 @@ fn a_link_of_another_user_in_a_shared_directory_is_refused() {
         matches!(refused, Err(SemaphoreError::InvalidPath(_))),
         "{refused:?}"
     );
-    // Of the directory's owner it may be.
+    // A link of the owner of the directory is followed.
     chown(scratch.0.path(), Some(NOBODY), None).expect("another owner");
     drop(scratch.lock().try_acquire().expect("a free lock"));
 }
 
-/// W13, where a group may plant one.
+/// A group may plant a link there.
 #[test]
 fn a_link_counts_only_if_it_is_ours_or_the_directorys_owners() {
     if !rustix::process::geteuid().is_root() {
@@ -1151,9 +1154,8 @@ fn a_link_counts_only_if_it_is_ours_or_the_directorys_owners() {
     }
 }
 
-/// W14.
 #[test]
-fn what_is_no_file_is_neither_opened_nor_removed() {
+fn a_path_that_is_no_file_is_neither_opened_nor_removed() {
     use rustix::fs::{makedev, mknodat, FileType, Mode, CWD};
     let scratch = Scratch::new();
     let path = scratch.path();
@@ -1166,16 +1168,11 @@ fn what_is_no_file_is_neither_opened_nor_removed() {
         assert!(lock.lock_info().is_none(), "{what}");
         let status = lock.status().expect("a status");
         assert!(
-            status.is_locked && !status.is_readable && !status.is_stale,
+            matches!(&status, Status::Unreadable(details) if !details.is_stale),
             "{what}"
         );
         assert!(!lock.clean().expect("cleaning").lock, "{what}");
-        assert!(
-            lock.release(&Terms::default())
-                .expect("an attempt")
-                .is_err(),
-            "{what}"
-        );
+        assert!(release(&lock, &ReleaseTerms::default()).is_err(), "{what}");
         let _ = lock
             .acquire_timeout(Duration::from_millis(20))
             .expect_err(what);
@@ -1201,7 +1198,6 @@ fn what_is_no_file_is_neither_opened_nor_removed() {
     check("a directory");
 }
 
-/// W14.
 #[test]
 fn a_huge_file_is_not_read_to_its_end() {
     let scratch = Scratch::new();
@@ -1237,28 +1233,22 @@ fn a_wait_for_a_file_that_is_no_lock_file_ends_at_once() {
     is_refused(lock.wait(None));
     is_refused(lock.status().map(drop));
     is_refused(lock.clean().map(drop));
-    is_refused(lock.release(&Terms::default()).map(drop));
+    is_refused(lock.release(&ReleaseTerms::default()).map(drop));
     is_refused(lock.force_release());
     assert!(lock.is_locked() && lock.lock_info().is_none());
     assert_eq!(scratch.text(), text);
 }
 
-/// W15.
 #[test]
 fn a_tag_cannot_forge_a_record() {
     let scratch = Scratch::new();
     let info = LockInfo::with_tag("x\npid=1\r\nx-boot=none\u{1b}[2J");
-    scratch
-        .lock()
-        .try_acquire_detached(&info)
-        .expect("an attempt")
-        .expect("a free lock");
+    take_detached(&scratch.lock(), &info);
     let read = scratch.lock().lock_info().expect("a record");
     assert_eq!(read.pid, process::id());
     assert_eq!(read.tag.as_deref(), Some("x pid=1  x-boot=none [2J"));
 }
 
-/// W17.
 #[test]
 fn what_is_no_process_or_has_ended_holds_nothing() {
     let scratch = Scratch::new();
@@ -1278,15 +1268,14 @@ fn what_is_no_process_or_has_ended_holds_nothing() {
     .expect("its end");
     for pid in [0, zombie.id(), i32::MAX as u32 + 1, u32::MAX] {
         let lock = scratch.lock_with(format!("pid={pid}\ntimestamp=9\n"));
-        assert_eq!(lock.status().expect("a status").alive, Alive::No, "{pid}");
+        assert_eq!(details(&lock).alive, Alive::No, "{pid}");
         drop(lock.try_acquire().expect("a stale lock"));
     }
     zombie.wait().expect("its status");
 }
 
-/// W18.
 #[test]
-fn a_stale_lock_that_one_may_not_replace_is_held() {
+fn a_stale_lock_that_this_user_cannot_replace_is_held() {
     let scratch = Scratch::new();
     let directory = scratch.0.path();
     let text = format!("pid={DEAD}\ntimestamp=1\n");
@@ -1300,16 +1289,17 @@ fn a_stale_lock_that_one_may_not_replace_is_held() {
         assert_eq!(answer, format!("{held}[\"a.lock\"]"), "{mode:o}");
         assert_eq!(scratch.text(), text);
     }
-    // One that may not be read either.
+    // This user may not read it either.
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o600)).expect("a file");
     let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
     assert!(answer.starts_with("Lock already held; "), "{answer}");
-    // A directory that may not be listed is one where locks can be made.
+    // Locks can be created in a directory that cannot be listed.
     fs::remove_file(scratch.path()).expect("the lock");
     fs::set_permissions(directory, Permissions::from_mode(0o1733)).expect("a directory");
     let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
     assert_eq!(answer, "granted true");
-    // And one that may not be written, or not be searched, is an error: nobody holds a lock there.
+    // A directory that this user may not write or search is an error: no process holds a lock
+    // there.
     for mode in [0o755, 0o744] {
         fs::set_permissions(directory, Permissions::from_mode(mode)).expect("a directory");
         let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
@@ -1320,7 +1310,7 @@ fn a_stale_lock_that_one_may_not_replace_is_held() {
     }
 }
 
-/// Its owner has it open for writing perhaps, and may write it again.
+/// Its owner may have it open for writing, and may write it again.
 #[test]
 fn a_stale_file_of_another_user_is_replaced() {
     if !rustix::process::geteuid().is_root() {
@@ -1340,7 +1330,7 @@ fn a_stale_file_of_another_user_is_replaced() {
     assert!(scratch.names().is_empty());
 }
 
-/// Another host may be about to give back its lease on it (Samba, NFS).
+/// Another host may still have to give up its lease on the file (Samba, NFS).
 #[test]
 fn a_file_that_cannot_be_opened_for_the_moment_is_held() {
     let scratch = Scratch::new();
@@ -1355,7 +1345,6 @@ fn a_file_that_cannot_be_opened_for_the_moment_is_held() {
     assert_eq!(scratch.text(), text);
 }
 
-/// W19.
 #[test]
 fn waiting_for_a_stale_lock_ends_at_once() {
     let scratch = Scratch::new();
@@ -1371,7 +1360,7 @@ fn waiting_for_a_stale_lock_ends_at_once() {
     lock.wait(Some(Duration::ZERO)).expect("a free lock");
 }
 
-/// Nothing would ever make room for a lock there.
+/// No event can make room for a lock there.
 #[test]
 fn a_wait_where_no_lock_file_can_be_ends_at_once() {
     let scratch = Scratch::new();
@@ -1391,7 +1380,7 @@ fn a_wait_where_no_lock_file_can_be_ends_at_once() {
     }
 }
 
-/// The system calls of one process that takes and gives back a lock, by strace; `None` where there is none.
+/// The system calls of a process that takes and releases a lock, by strace; `None` without strace.
 fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)> {
     traced_words(options, &again(&this_program(), role, lock))
 }
@@ -1420,7 +1409,6 @@ fn traced_words<'a>(
     None
 }
 
-/// W20.
 #[test]
 fn a_record_is_on_the_disk_before_it_has_a_name() {
     let scratch = Scratch::new();
@@ -1439,7 +1427,7 @@ fn a_record_is_on_the_disk_before_it_has_a_name() {
 }
 
 #[test]
-fn where_the_kernel_refuses_a_step_another_takes_its_place() {
+fn a_step_that_the_kernel_refuses_has_a_fallback() {
     let scratch = Scratch::new();
     for (fault, is_taken_over, is_live) in [
         ("linkat:error=EPERM", true, true),
@@ -1457,7 +1445,7 @@ fn where_the_kernel_refuses_a_step_another_takes_its_place() {
         assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
         assert!(trace.contains("(INJECTED)"), "{fault}");
         scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
-        // So that the file is replaced, and not rewritten.
+        // With a second name, the file is replaced and not rewritten.
         let other = scratch.0.path().with_extension("link");
         fs::hard_link(scratch.path(), &other).expect("another name");
         let (answer, trace) = traced(&options, "try", &scratch.path()).expect("strace");
@@ -1495,7 +1483,7 @@ fn a_takeover_needs_neither_links_nor_renames() {
 }
 
 #[test]
-fn whoever_finds_the_lock_free_watches_nothing() {
+fn a_process_that_finds_the_lock_free_watches_nothing() {
     let scratch = Scratch::new();
     let options = ["-e", "trace=linkat,inotify_init1"];
     if let Some((answer, trace)) = traced(&options, "hold", &scratch.path()) {
@@ -1510,7 +1498,7 @@ fn whoever_finds_the_lock_free_watches_nothing() {
 // Other implementations.
 
 #[test]
-fn what_others_write_is_read_and_they_can_read_ours() {
+fn other_implementations_and_this_one_read_each_other() {
     let scratch = Scratch::new();
     let lock = scratch.lock_with("pid=4711\ntimestamp=1700000000\ntag=backup\n");
     let info = lock.lock_info().expect("a record");
@@ -1526,7 +1514,7 @@ fn what_others_write_is_read_and_they_can_read_ours() {
         .status();
     assert!(made.expect("a shell").success());
     assert!(is_held(&lock.try_acquire()));
-    assert!(lock.status().expect("a status").pid.is_some());
+    assert!(details(&lock).pid.is_some());
     fs::remove_file(scratch.path()).expect("the lock");
 
     let _guard = lock
@@ -1610,11 +1598,7 @@ fn a_waiter_wakes_when_the_lock_becomes_stale() {
     let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(1), SELDOM))
         .expect("a lock path");
     assert!(is_held(&lock.try_acquire()));
-    let stale_in = lock
-        .status()
-        .expect("a status")
-        .stale_in
-        .expect("it will be stale");
+    let stale_in = details(&lock).stale_in.expect("it will be stale");
     assert!(stale_in <= Duration::from_secs(2));
     let began = Instant::now();
     drop(lock.acquire().expect("the lock"));
@@ -1646,7 +1630,7 @@ fn a_waiter_gives_up_in_time() {
 // Holding.
 
 #[test]
-fn a_heartbeat_moves_the_timestamp_and_not_the_time_of_the_grant() {
+fn a_heartbeat_moves_the_timestamp_but_not_x_since() {
     let scratch = Scratch::new();
     let options = SemaphoreOptions::new().heartbeat(true);
     let lock = Semaphore::with_options(
@@ -1691,7 +1675,7 @@ fn a_holder_is_told_once_that_its_lock_is_lost() {
         let scratch = Scratch::new();
         let (sender, receiver) = mpsc::channel();
         let options = SemaphoreOptions::new().on_lost(move || {
-            // As much as any thread may need.
+            // As much stack as a thread usually has.
             let room = [1_u8; 512 * 1024];
             sender
                 .send(std::hint::black_box(&room)[0])
@@ -1781,7 +1765,7 @@ fn paths_that_cannot_be_locks_are_refused() {
 }
 
 #[test]
-fn an_absolute_path_does_for_a_process_whose_directory_is_gone() {
+fn an_absolute_path_works_without_a_working_directory() {
     let (scratch, gone) = (Scratch::new(), Scratch::new());
     let before = format!("cd '{0}' && rmdir '{0}' &&", gone.0.path().display());
     assert_eq!(answer(&before, "try", &scratch.path()), "granted true");
@@ -1791,7 +1775,7 @@ fn an_absolute_path_does_for_a_process_whose_directory_is_gone() {
 fn a_relative_path_means_the_same_file_wherever_the_process_is() {
     let scratch = Scratch::new();
     let before = format!("cd '{}' &&", scratch.0.path().display());
-    // The lock is held here, and asked for by its name there.
+    // This process holds the lock; the other one asks for it by its relative path.
     let lock = scratch.lock();
     let _guard = lock.try_acquire().expect("a free lock");
     let answer = answer(&before, "try", Path::new("a.lock"));
@@ -1826,12 +1810,12 @@ fn a_directory_that_is_made_anew_is_another_lock() {
 fn without_descriptors_a_lock_is_refused_and_nothing_is_left() {
     let scratch = Scratch::new();
     let answer = answer("ulimit -n 40;", "exhaust", &scratch.path());
-    // Once there are descriptors again, the record says all that it says else.
+    // With descriptors again, the record is complete.
     assert_eq!(answer, "true true true true");
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
-/// Runs a process on a small file system of its own. `None` if we may not make one.
+/// Runs a process on a small file system of its own. `None` if this process may not create one.
 fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
     let scratch = Scratch::new();
     let directory = scratch.0.path().display();
@@ -1872,7 +1856,7 @@ fn on_a_full_disk_a_lock_is_refused_and_nothing_is_left() {
 }
 
 #[test]
-fn on_a_file_system_that_may_not_be_written_a_stale_lock_is_held() {
+fn on_a_read_only_file_system_a_stale_lock_is_held() {
     let freeze = "mount -o remount,ro \"$PWD\"";
     let stale = format!("printf 'pid={DEAD}\\ntimestamp=1\\n' > a.lock && {freeze}");
     if let Some(answer) = on_a_file_system(&stale, "size=64k") {
@@ -1887,7 +1871,7 @@ fn on_a_file_system_that_may_not_be_written_a_stale_lock_is_held() {
 }
 
 #[test]
-fn settling_notices_who_acts_on_an_old_judgement() {
+fn settling_notices_a_removal_by_an_old_judgement() {
     let scratch = Scratch::new();
     let options = SemaphoreOptions::new().settle(Settle::Always(Duration::from_millis(400)));
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)

@@ -1,4 +1,4 @@
-//! `sema` with real processes and real files: what a shell sees of it.
+//! `sema` with real processes and real files, as a shell sees it.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -18,8 +18,8 @@ use support::latch::shell_status;
 use support::limited::copy_program;
 use support::{eventually, installed, stat_of, PATIENCE};
 
-/// The number of no process: none is so high.
-const NOBODY: &str = "99999999";
+/// A number that no process has: it is above every process number.
+const NO_PROCESS: &str = "99999999";
 
 const TWO_HOURS: u64 = 7200;
 
@@ -91,7 +91,7 @@ impl Place {
         self.sema(arguments).status.code().expect("an exit status")
     }
 
-    /// The same as a user who is not root, and owns nothing here.
+    /// The same, as a user who is not root and owns nothing here.
     fn as_nobody(&self, program: &str, arguments: &[&str]) -> Output {
         let bin = self.bin.path().join("for-all");
         if !bin.exists() {
@@ -155,7 +155,7 @@ impl Place {
         (child, pid)
     }
 
-    /// Starts sema and waits until it waits for files.
+    /// Starts sema, and returns when it waits for a change of files.
     fn waiting(&self, arguments: &[&str]) -> Child {
         self.waiting_as("sema", arguments)
     }
@@ -173,7 +173,7 @@ impl Place {
     }
 }
 
-/// Whether a process waits for files.
+/// Whether a process waits for a change of files.
 fn watches(process: impl std::fmt::Display) -> bool {
     let links = fs::read_dir(format!("/proc/{process}/fd"));
     links
@@ -215,7 +215,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).expect("it runs");
 }
 
-/// Gone, or a zombie that somebody else has to see to.
+/// Whether a process has ended. A zombie has: another process must reap it.
 fn is_gone(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     test_kill_process(pid).is_err() || stat.map_or(true, |stat| stat.contains(") Z"))
@@ -230,8 +230,8 @@ fn now() -> u64 {
     since.expect("a clock").as_secs()
 }
 
-/// When a process was started, in clock ticks: of an old lock whose holder was started only now, or
-/// with the system, nobody else would think that it is alive.
+/// The start of a process, in clock ticks. Without it, another program would not take the holder of
+/// an old lock for alive if that holder started just now.
 fn start_of(pid: u32) -> String {
     let fields = stat_of(pid).expect("it runs");
     fields[19].clone()
@@ -248,13 +248,13 @@ fn age(path: &Path, seconds: u64) {
 
 /// One run of a program over one lock file.
 struct Row {
-    /// What stands in `f` before; `None` for nothing.
+    /// The contents of `f` before the run. `None` for no file.
     file: Option<&'static str>,
     arguments: &'static str,
     code: i32,
     stdout: &'static str,
     stderr: &'static str,
-    /// Whether there is an `f` afterwards.
+    /// Whether `f` exists afterwards.
     is_left: bool,
 }
 
@@ -276,7 +276,8 @@ const fn row(
     }
 }
 
-/// A lock of this process, of process 1, of nobody; young and old; and what is none.
+/// Locks of this process, of process 1 and of no process, young and old, and files that are no
+/// locks.
 const MINE: Option<&str> = Some("pid={me}\ntimestamp={now}\ntag=build 7\n");
 const ANOTHERS: Option<&str> = Some("pid=1\ntimestamp={now}\n");
 const DEAD: Option<&str> = Some("pid=99999999\ntimestamp={now}\n");
@@ -317,7 +318,7 @@ fn play(program: &str, rows: &[Row]) {
     }
 }
 
-/// The same without what depends on when a second begins: ages, and the time of a grant.
+/// The text without ages and times of grants, which depend on when a second begins.
 fn timeless(text: &str, now: u64) -> String {
     let mut text = text.to_owned();
     for later in 0..20 {
@@ -343,7 +344,7 @@ const ACQUIRED_JSON: &str = "{\"acquired\":true,\"path\":\"f\",\"pid\":{me},\"si
 const HELD_JSON: &str = "{\"locked\":true,\"pid\":{me},\"since\":{now}}\n";
 
 #[test]
-fn try_and_acquire_say_what_their_users_rely_on() {
+fn try_and_acquire_print_what_their_users_rely_on() {
     play(
         "sema",
         &[
@@ -435,18 +436,20 @@ fn a_lock_is_stale_by_age_unless_its_holder_is_provably_alive() {
 }
 
 #[test]
-fn release_gives_back_what_is_not_provably_somebody_elses() {
+fn release_refuses_a_lock_that_may_have_a_live_holder() {
     const RELEASED: &str = "Lock released: f\n";
     const REFUSED: &str = "Lock held by different process\n  Holder PID: 1\n  Path: f\n  Age: 0s\n";
     const UNREADABLE: &str = "Lock not released\n  Path: f\n  Note: contents unreadable\n";
     const TOKEN: Option<&str> = Some("pid=1\ntimestamp={now}\nx-token=abc\n");
-    // Of another host, where a process happens to have the number of the one that asks.
+    // A lock of another host, whose holder has the same number as the process that asks.
     const REMOTE: Option<&str> =
         Some("pid={me}\ntimestamp={now}\nx-host=elsewhere\nx-boot=b\nx-token=abc\n");
     const REMOTE_STALE: Option<&str> =
         Some("pid={me}\ntimestamp={old}\nx-host=elsewhere\nx-boot=b\n");
-    const REMOTE_REFUSED: &str = "Lock held by different process\n  Holder PID: {me}\n  Path: f\n  \
-                                  Age: 0s\n  Note: it cannot be told from here whether the holder is alive\n";
+    const REMOTE_REFUSED: &str =
+        "Lock held by different process\n  Holder PID: {me}\n  Path: f\n  \
+                                  Age: 0s\n  Note: it cannot be told from here whether the \
+                                  holder is alive\n";
     const RELEASED_JSON: &str = "{\"released\":true,\"path\":\"f\"}\n";
     const NONE_JSON: &str = "{\"released\":false,\"path\":\"f\"}\n";
     play(
@@ -488,7 +491,7 @@ fn release_gives_back_what_is_not_provably_somebody_elses() {
 }
 
 #[test]
-fn status_shows_a_line_for_each_thing_it_knows() {
+fn status_shows_a_line_for_each_known_value() {
     const FREE: &str = "locked: false\n";
     const MINE_TEXT: &str = "locked: true\npid: {me}\ntimestamp: {now}\ntag: build 7\nage: 0s\n\
                              alive: yes\nstale: no\n";
@@ -496,7 +499,14 @@ fn status_shows_a_line_for_each_thing_it_knows() {
         "sema",
         &[
             row(NOTHING, "status f", 0, FREE, "", false),
-            row(NOTHING, "status f --json", 0, "{\"locked\":false}\n", "", false),
+            row(
+                NOTHING,
+                "status f --json",
+                0,
+                "{\"locked\":false}\n",
+                "",
+                false,
+            ),
             row(MINE, "status f", 1, MINE_TEXT, "", true),
             row(MINE, "status f -q", 1, MINE_TEXT, "", true),
             row(
@@ -512,7 +522,8 @@ fn status_shows_a_line_for_each_thing_it_knows() {
                 STALE,
                 "status f",
                 1,
-                "locked: true\npid: 99999999\ntimestamp: {old}\ntag: gone\nage: 0s\nalive: no\nstale: yes\n",
+                "locked: true\npid: 99999999\ntimestamp: {old}\ntag: gone\nage: 0s\n\
+                 alive: no\nstale: yes\n",
                 "",
                 true,
             ),
@@ -537,7 +548,8 @@ fn status_shows_a_line_for_each_thing_it_knows() {
                 EMPTY,
                 "status f --json",
                 1,
-                "{\"locked\":true,\"error\":\"contents unreadable\",\"pid\":null,\"timestamp\":null,\
+                "{\"locked\":true,\"error\":\"contents unreadable\",\"pid\":null,\
+                 \"timestamp\":null,\
                  \"tag\":null,\"age\":null,\"alive\":\"unknown\",\"stale\":false,\"token\":null}\n",
                 "",
                 true,
@@ -610,7 +622,7 @@ fn wait_and_clean_see_staleness() {
 }
 
 #[test]
-fn as_semats_it_speaks_as_semats() {
+fn as_semats_it_prints_the_texts_of_semats() {
     const FAILED: &str = "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\n\
                           holderPid: {me}\nlockedSince: {now}\n";
     const TIMEOUT: &str =
@@ -624,61 +636,182 @@ fn as_semats_it_speaks_as_semats() {
     let rows = [
         row(NOTHING, "try-acquire f", 0, ACQUIRED, "", true),
         row(NOTHING, "acquire f --nonsense -x", 0, ACQUIRED, "", true),
-        row(NOTHING, "-t x acquire --timeout abc f and more", 0,
-            "status: acquired\npid: {me}\ntimestamp: {now}\ntag: x\n", "", true),
+        row(
+            NOTHING,
+            "-t x acquire --timeout abc f and more",
+            0,
+            "status: acquired\npid: {me}\ntimestamp: {now}\ntag: x\n",
+            "",
+            true,
+        ),
         row(NOTHING, "try-acquire f --tag", 0, ACQUIRED, "", true),
-        row(NOTHING, "try-acquire f -j --tag=x", 0,
-            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now},\n  \"tag\": \"x\"\n}\n",
-            "", true),
-        row(NOTHING, "-j acquire f", 0,
-            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now}\n}\n", "", true),
+        row(
+            NOTHING,
+            "try-acquire f -j --tag=x",
+            0,
+            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now},\n  \
+             \"tag\": \"x\"\n}\n",
+            "",
+            true,
+        ),
+        row(
+            NOTHING,
+            "-j acquire f",
+            0,
+            "{\n  \"status\": \"acquired\",\n  \"pid\": {me},\n  \"timestamp\": {now}\n}\n",
+            "",
+            true,
+        ),
         row(MINE, "try-acquire f", 1, FAILED, "", true),
-        row(EMPTY, "try-acquire f", 1,
-            "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\nholderPid: undefined\n\
-             lockedSince: undefined\n", "", true),
-        row(EMPTY, "try-acquire f --json", 1,
+        row(
+            EMPTY,
+            "try-acquire f",
+            1,
+            "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\n\
+             holderPid: undefined\n\
+             lockedSince: undefined\n",
+            "",
+            true,
+        ),
+        row(
+            EMPTY,
+            "try-acquire f --json",
+            1,
             "{\n  \"status\": \"failed\",\n  \"type\": \"ALREADY_LOCKED\",\n  \
-             \"message\": \"Lock already held\"\n}\n", "", true),
+             \"message\": \"Lock already held\"\n}\n",
+            "",
+            true,
+        ),
         row(STALE, "try-acquire f", 0, ACQUIRED, "", true),
-        row(OLD_AND_ALIVE, "try-acquire f", 1,
+        row(
+            OLD_AND_ALIVE,
+            "try-acquire f",
+            1,
             "status: failed\ntype: ALREADY_LOCKED\nmessage: Lock already held\nholderPid: 1\n\
-             lockedSince: {old}\n", "", true),
+             lockedSince: {old}\n",
+            "",
+            true,
+        ),
         row(MINE, "acquire f --timeout 20", 1, "", TIMEOUT, true),
-        row(MINE, "acquire f --timeout 20 -v", 1, "",
+        row(
+            MINE,
+            "acquire f --timeout 20 -v",
+            1,
+            "",
             "[INFO] Acquiring lock: f\nstatus: failed\ntype: TIMEOUT\n\
-             message: Timeout waiting for lock after 20ms\n", true),
-        row(NOTHING, "try-acquire -v f", 0, ACQUIRED, "[INFO] Trying to acquire lock: f\n", true),
+             message: Timeout waiting for lock after 20ms\n",
+            true,
+        ),
+        row(
+            NOTHING,
+            "try-acquire -v f",
+            0,
+            ACQUIRED,
+            "[INFO] Trying to acquire lock: f\n",
+            true,
+        ),
         row(MINE, "release f", 0, "status: released\n", "", false),
-        row(MINE, "release --verbose f -j", 0, "{\n  \"status\": \"released\"\n}\n",
-            "[INFO] Releasing lock: f\n", false),
+        row(
+            MINE,
+            "release --verbose f -j",
+            0,
+            "{\n  \"status\": \"released\"\n}\n",
+            "[INFO] Releasing lock: f\n",
+            false,
+        ),
         row(ANOTHERS, "release f", 1, "", DENIED, true),
-        row(Some("pid={me}\ntimestamp={now}\nx-host=elsewhere\nx-boot=b\n"), "release f", 1, "",
+        row(
+            Some("pid={me}\ntimestamp={now}\nx-host=elsewhere\nx-boot=b\n"),
+            "release f",
+            1,
+            "",
             "status: failed\ntype: PERMISSION_DENIED\n\
-             message: Lock held by different process (PID {me})\nholderPid: {me}\n", true),
+             message: Lock held by different process (PID {me})\nholderPid: {me}\n",
+            true,
+        ),
         row(ANOTHERS, "release f -f", 0, "status: released\n", "", false),
         row(NOTHING, "release f", 1, "", NOT_LOCKED, false),
         row(NOTHING, "release f --force", 1, "", NOT_LOCKED, false),
-        row(EMPTY, "release f", 1, "",
+        row(
+            EMPTY,
+            "release f",
+            1,
+            "",
             "status: failed\ntype: PERMISSION_DENIED\n\
-             message: Lock held by different process (PID undefined)\nholderPid: undefined\n", true),
+             message: Lock held by different process (PID undefined)\nholderPid: undefined\n",
+            true,
+        ),
         row(NOTHING, "status f", 0, FREE, "", false),
-        row(MINE, "status f", 0,
-            "locked: true\ninfo: {\"pid\":{me},\"timestamp\":{now},\"tag\":\"build 7\"}\nisStale: false\n\
-             isOwnedByCurrentProcess: true\n", "", true),
-        row(OLD_AND_ALIVE, "status f", 0,
+        row(
+            MINE,
+            "status f",
+            0,
+            "locked: true\ninfo: {\"pid\":{me},\"timestamp\":{now},\"tag\":\"build 7\"}\n\
+             isStale: false\n\
+             isOwnedByCurrentProcess: true\n",
+            "",
+            true,
+        ),
+        row(
+            OLD_AND_ALIVE,
+            "status f",
+            0,
             "locked: true\ninfo: {\"pid\":1,\"timestamp\":{old}}\nisStale: true\n\
-             isOwnedByCurrentProcess: false\n", "", true),
-        row(EMPTY, "status f", 0,
-            "locked: true\ninfo: null\nisStale: false\nisOwnedByCurrentProcess: false\n", "", true),
-        row(ANOTHERS, "status f -j", 0,
-            "{\n  \"locked\": true,\n  \"info\": {\n    \"pid\": 1,\n    \"timestamp\": {now}\n  },\n  \
-             \"isStale\": false,\n  \"isOwnedByCurrentProcess\": false\n}\n", "", true),
+             isOwnedByCurrentProcess: false\n",
+            "",
+            true,
+        ),
+        row(
+            EMPTY,
+            "status f",
+            0,
+            "locked: true\ninfo: null\nisStale: false\nisOwnedByCurrentProcess: false\n",
+            "",
+            true,
+        ),
+        row(
+            ANOTHERS,
+            "status f -j",
+            0,
+            "{\n  \"locked\": true,\n  \"info\": {\n    \"pid\": 1,\n    \
+             \"timestamp\": {now}\n  },\n  \
+             \"isStale\": false,\n  \"isOwnedByCurrentProcess\": false\n}\n",
+            "",
+            true,
+        ),
         row(STALE, "clean f", 0, "cleaned: true\n", "", false),
-        row(MINE, "clean f -v", 0, "cleaned: false\n", "[INFO] Cleaning stale locks: f\n", true),
-        row(EMPTY, "clean f --json", 0, "{\n  \"cleaned\": false\n}\n", "", true),
-        row(NOTHING, "release", 1, "", "Error: Lock path is required\n", false),
-        row(NOTHING, "acquire nowhere/f", 1, "", "Error: Parent directory does not exist: nowhere\n",
-            false),
+        row(
+            MINE,
+            "clean f -v",
+            0,
+            "cleaned: false\n",
+            "[INFO] Cleaning stale locks: f\n",
+            true,
+        ),
+        row(
+            EMPTY,
+            "clean f --json",
+            0,
+            "{\n  \"cleaned\": false\n}\n",
+            "",
+            true,
+        ),
+        row(
+            NOTHING,
+            "release",
+            1,
+            "",
+            "Error: Lock path is required\n",
+            false,
+        ),
+        row(
+            NOTHING,
+            "acquire nowhere/f",
+            1,
+            "",
+            "Error: Parent directory does not exist: nowhere\n",
+            false,
+        ),
     ];
     play("semats", &rows);
     play("/usr/bin/file-semaphore-ts", &rows[..3]);
@@ -710,9 +843,9 @@ fn as_semats_it_speaks_as_semats() {
 }
 
 #[test]
-fn bad_usage_is_said_in_one_line_and_touches_nothing() {
+fn bad_usage_gives_one_line_and_touches_nothing() {
     let place = Place::new();
-    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
     let before = place.content();
     for (arguments, reason) in [
         (&[][..], "missing command"),
@@ -809,7 +942,7 @@ fn bad_usage_is_said_in_one_line_and_touches_nothing() {
 }
 
 #[test]
-fn what_the_system_refuses_is_3_and_says_where() {
+fn an_error_of_the_system_is_3_and_names_the_path() {
     let place = Place::new();
     fs::create_dir(place.path("directory")).expect("a directory");
     let long = "x".repeat(500);
@@ -860,7 +993,7 @@ fn what_the_system_refuses_is_3_and_says_where() {
 }
 
 #[test]
-fn a_grant_that_cannot_be_told_is_given_back() {
+fn a_grant_that_cannot_be_printed_is_released() {
     let place = Place::new();
     for (name, command, code) in [
         ("sema", "try", 3),
@@ -878,13 +1011,13 @@ fn a_grant_that_cannot_be_told_is_given_back() {
     }
 }
 
-/// A lock that may be released, in a directory where this user may remove nothing: the system is in the
-/// way, and not a holder.
+/// A lock that may be released, in a directory where this user may remove nothing: the system, and
+/// not a holder, prevents the release.
 #[test]
-fn where_only_the_system_is_in_the_way_it_is_3_and_names_no_holder() {
+fn an_error_of_the_system_names_no_holder() {
     let place = Place::new();
-    place.write("f", &format!("pid={NOBODY}\ntimestamp={}\n", now()));
-    place.write("old", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp={}\n", now()));
+    place.write("old", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
     let before = place.content();
     for (path, mode) in [
         (place.path("f"), 0o644),
@@ -932,7 +1065,7 @@ fn where_only_the_system_is_in_the_way_it_is_3_and_names_no_holder() {
         assert_eq!(output.status.code(), Some(code), "{name} {arguments:?}");
         assert_eq!(place.content(), before, "{name} {arguments:?}");
     }
-    // Who wants to take it finds it held, and learns why, also when time is up.
+    // A command that takes the lock finds it held, and prints why, also after a timeout.
     let note = "\n  Note: stale, but this user may not remove the file\n";
     for arguments in [
         &["try", "old"][..],
@@ -958,7 +1091,7 @@ fn where_only_the_system_is_in_the_way_it_is_3_and_names_no_holder() {
 }
 
 #[test]
-fn a_wait_for_a_file_that_one_may_not_read_says_so() {
+fn a_wait_for_an_unreadable_file_says_why() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: a file of another user");
         return;
@@ -985,7 +1118,7 @@ fn a_wait_for_a_file_that_one_may_not_read_says_so() {
 }
 
 #[test]
-fn help_and_version_go_to_stdout_wherever_they_stand() {
+fn help_and_version_work_at_any_place() {
     let place = Place::new();
     for arguments in [
         &["-h"][..],
@@ -1008,10 +1141,10 @@ fn help_and_version_go_to_stdout_wherever_they_stand() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What stands in the files
+// The contents of the files
 
 #[test]
-fn a_record_begins_with_the_lines_that_all_know() {
+fn a_record_begins_with_the_common_lines() {
     let place = Place::new();
     let before = now();
     assert_eq!(place.status(&["try", "f", "--tag", "build 7"]), 0);
@@ -1026,7 +1159,10 @@ fn a_record_begins_with_the_lines_that_all_know() {
     let (last, ours) = lines[3..].split_last().expect("a last line");
     assert_eq!(*last, "", "it ends with a line break");
     assert!(ours.iter().all(|line| line.starts_with("x-")), "{record}");
-    assert!(!record.contains("x-live"), "nobody has it locked: {record}");
+    assert!(
+        !record.contains("x-live"),
+        "no process has it locked: {record}"
+    );
 
     assert_eq!(place.status(&["try", "g"]), 0);
     assert!(!place.read("g").contains("tag="));
@@ -1035,7 +1171,7 @@ fn a_record_begins_with_the_lines_that_all_know() {
 }
 
 #[test]
-fn a_tag_cannot_forge_lines_nor_reach_the_terminal() {
+fn a_tag_cannot_forge_lines_or_control_the_terminal() {
     let place = Place::new();
     assert_eq!(
         place.status(&["try", "f", "--tag", "a\npid=1\r\u{1b}[31m\u{9b}m"]),
@@ -1085,7 +1221,8 @@ fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
          sema release f && sema try f -q --pid 1 && grep -qx pid=1 f; echo $?\n\
          sema release f -q; echo $?; sema release f -q --pid 1; echo $?\n\
          semats try-acquire f >/dev/null && grep -qx pid=$$ f && semats release f; echo $?\n\
-         sema try f -q --token t; sh -c 'sema release f -q; echo $?; sema release f -q --token t; echo $?'",
+         sema try f -q --token t; sh -c 'sema release f -q; echo $?; \
+         sema release f -q --token t; echo $?'",
     );
     assert_eq!(
         text(&output.stdout),
@@ -1094,8 +1231,8 @@ fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
     );
 }
 
-/// Runs a script in a pid namespace of its own; `None` where there can be none. In the script, `$sema` is
-/// the program.
+/// Runs a script in a new pid namespace. `None` if the system allows none. In the script, `$sema`
+/// is the program.
 fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     let mut flags = vec!["--pid", "--fork", "--kill-child", "--mount-proc"];
     if !rustix::process::geteuid().is_root() {
@@ -1115,12 +1252,25 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     };
     let probe = unshare(&["true"]);
     if !probe.status.success() {
-        // Not by a macro, whose output is captured: this shall be seen.
+        // The test harness captures the output of macros, and this line must be visible.
         let refusal = format!("NOT TESTED as process 1: {}", text(&probe.stderr));
         let _ = std::io::stderr().write_all(refusal.as_bytes());
         return None;
     }
     Some(unshare(words))
+}
+
+/// Without the /proc of the namespace, that of the host is seen, with another process 1.
+#[test]
+fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
+    let place = Place::new();
+    let script = "$sema acquire f -q --pid 1; umount -l /proc; $sema status f | grep alive; \
+                  sed -i 's/^timestamp=.*/timestamp=0000000001/' f; \
+                  sh -c '$sema release f -q; echo $?; $sema try f -q; echo $?'";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    assert_eq!(text(&output.stdout), "alive: yes\n1\n1\n", "{output:?}");
 }
 
 const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
@@ -1138,7 +1288,7 @@ fn a_container_script_that_is_process_1_holds_its_lock() {
     assert_eq!(text(&output.stderr), "", "{output:?}");
 }
 
-/// Process 1 takes in those whose script is gone, and starts the services of a host: its number says nothing.
+/// Process 1 adopts orphans and starts the services of a host, so it does not count as the caller.
 #[test]
 fn a_lock_for_no_known_process_is_granted_with_a_note() {
     let place = Place::new();
@@ -1154,7 +1304,7 @@ fn a_lock_for_no_known_process_is_granted_with_a_note() {
     assert!(pid > 1 && lines[2] == "alive: no", "{output:?}");
     assert_eq!(text(&output.stderr), NO_CALLER);
     assert_eq!(place.status(&["release", "f", "--force"]), 0);
-    // As process 1 it is called by nobody that it could know.
+    // As process 1, the program has no caller in its namespace.
     let words = [env!("CARGO_BIN_EXE_sema"), "acquire", "f"];
     let output = in_a_namespace(&place, &words).expect("just now it could");
     assert_eq!(text(&output.stdout), "Lock acquired: f\n");
@@ -1162,7 +1312,7 @@ fn a_lock_for_no_known_process_is_granted_with_a_note() {
 }
 
 #[test]
-fn a_lock_of_a_script_that_has_ended_is_free_for_the_next_who_releases() {
+fn release_removes_the_lock_of_a_script_that_has_ended() {
     let place = Place::new();
     place.script("sema try f; true");
     assert_eq!(place.status(&["try", "f"]), 1, "it is not old");
@@ -1172,7 +1322,7 @@ fn a_lock_of_a_script_that_has_ended_is_free_for_the_next_who_releases() {
 }
 
 #[test]
-fn clean_removes_what_crashes_have_left_and_nothing_else() {
+fn clean_removes_left_overs_of_crashes_and_nothing_else() {
     let place = Place::new();
     let orphans = [".sema-0123456789abcdef~", "f.99999999.0123456789abcdef.tmp"];
     let mine = format!("f.{}.0123456789abcdef.tmp", std::process::id());
@@ -1191,7 +1341,7 @@ fn clean_removes_what_crashes_have_left_and_nothing_else() {
     for name in young {
         place.write(name, "x");
     }
-    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
     let output = place.sema(&["clean", "f"]);
     assert_eq!(
         text(&output.stdout),
@@ -1203,13 +1353,15 @@ fn clean_removes_what_crashes_have_left_and_nothing_else() {
 }
 
 #[test]
-fn a_file_that_is_no_lock_file_is_never_touched() {
+fn a_file_that_is_not_a_lock_file_is_never_touched() {
     let place = Place::new();
     for content in [
         "#!/bin/sh\nexec sema run \"$0\" -- true\n",
         "pid=/run/daemon.pid\ntimestamp=1\n",
         "pid=5\nuser=root\n",
         "12345\n",
+        "p",
+        "\n",
         "\0\0\0",
     ] {
         place.write("f", content);
@@ -1272,7 +1424,7 @@ fn an_unreadable_lock_is_stale_by_the_age_of_its_file() {
 #[test]
 fn settle_always_waits_after_every_grant() {
     let place = Place::new();
-    // The quickest of some: any of them may be slow for other reasons.
+    // The fastest of several: each of them can be slow for other reasons.
     let quickest = (0..10).map(|_| {
         let start = Instant::now();
         let options = ["--settle=always", "--no-sync", "-q"];
@@ -1285,13 +1437,13 @@ fn settle_always_waits_after_every_grant() {
     let quickest = quickest.min().expect("ten times");
     assert!(quickest >= Duration::from_millis(20), "{quickest:?}");
     for when in ["never", "takeover"] {
-        place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+        place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
         assert_eq!(place.status(&["try", "f", "--settle", when]), 0, "{when}");
     }
 }
 
 #[test]
-fn slots_are_as_many_locks() {
+fn each_slot_is_a_lock() {
     let place = Place::new();
     for slot in 0..3 {
         let output = place.sema(&["try", "pool", "--slots", "3"]);
@@ -1364,9 +1516,10 @@ fn slots_are_shown_waited_for_and_released_together() {
     assert_eq!(text(&output.stdout), "Lock is free: p.1.lock\n");
     assert_eq!(all("status", &[]).status.code(), Some(0), "one is free");
 
-    // Of the slots, the one of the script that asks: not that of process 1, nor that of the dead.
+    // `release` selects the slot of the script that asks, not that of process 1 or of an ended
+    // process.
     fs::rename(place.path("p.0.lock"), place.path("p.1.lock")).expect("a slot");
-    for other in ["1", NOBODY] {
+    for other in ["1", NO_PROCESS] {
         place.write("p.0.lock", &format!("pid={other}\ntimestamp={}\n", now()));
         let mine = place.read("p.1.lock");
         assert_eq!(
@@ -1377,7 +1530,7 @@ fn slots_are_shown_waited_for_and_released_together() {
         assert_eq!(all("release", &["-q"]).status.code(), Some(1), "{other}");
         place.write("p.1.lock", &mine);
     }
-    let released = all("release", &["--pid", NOBODY]);
+    let released = all("release", &["--pid", NO_PROCESS]);
     assert_eq!(text(&released.stdout), "Lock released: p.0.lock\n");
     place.write("p.0.lock", "pid=1\ntimestamp=1\nx-token=t\n");
     let released = all("release", &["--token", "t", "--json"]);
@@ -1392,10 +1545,42 @@ fn slots_are_shown_waited_for_and_released_together() {
     assert_eq!(text(&all("release", &[]).stdout), "Lock released: p\n");
 }
 
+/// In a directory that all may write to, any user can make such files.
+#[test]
+fn slots_that_can_be_no_locks_are_passed_over() {
+    let place = Place::new();
+    place.write("p.1.lock", "x");
+    fs::create_dir(place.path("p.2.lock")).expect("a directory");
+    symlink("p.3.lock", place.path("p.3.lock")).expect("a link");
+    let all = |command: &str, count: &str, more: &[&str]| {
+        place.sema(&[&[command, "p", "--slots", count], more].concat())
+    };
+    assert_eq!(all("try", "5", &["-q"]).status.code(), Some(0));
+    let shown = all("status", "5", &[]);
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    assert!(text(&shown.stdout).contains("path: p.4.lock\nlocked: false\n"));
+    let granted = all("try", "5", &[]);
+    assert_eq!(text(&granted.stdout), "Lock acquired: p.4.lock\n");
+    let held = all("acquire", "5", &["--timeout", "20ms"]);
+    assert_eq!(held.status.code(), Some(1), "{held:?}");
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
+    assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    for name in ["p.0.lock", "p.2.lock"] {
+        let _ = fs::remove_dir(place.path(name));
+        place.write(name, "x");
+    }
+    for command in ["try", "acquire", "wait", "status", "release"] {
+        let refused = all(command, "4", &[]);
+        assert_eq!(refused.status.code(), Some(3), "{command}: {refused:?}");
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Waiting
 
-/// The script waits in the background for its own lock, as it does while a trap of the shell is to run.
+/// The script waits for its own lock in the background, as it does so that a trap of the shell can
+/// run.
 #[test]
 fn a_waiter_gives_up_when_its_script_is_killed() {
     for program in ["sema", "semats"] {
@@ -1421,7 +1606,7 @@ fn a_waiter_gives_up_when_its_script_is_killed() {
         let waiter = waiter.expect("just read");
         shell.kill().expect("it runs");
         shell.wait().expect("its status");
-        // Should it not give up, it would take the lock below and end.
+        // If it did not give up, it would take the lock below and end.
         let deadline = Instant::now() + PATIENCE;
         while !is_gone(waiter) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
@@ -1435,14 +1620,14 @@ fn a_waiter_gives_up_when_its_script_is_killed() {
 }
 
 #[test]
-fn nothing_is_taken_for_a_process_that_has_ended() {
+fn no_lock_is_taken_for_a_process_that_has_ended() {
     let place = Place::new();
     let refused =
         |pid: &str| format!("Error: process {pid}, which was to hold the lock, has ended\n");
     for command in ["try", "acquire"] {
-        let output = place.sema(&[command, "f", "--pid", NOBODY]);
+        let output = place.sema(&[command, "f", "--pid", NO_PROCESS]);
         assert_eq!(output.status.code(), Some(3), "{command}");
-        assert_eq!(text(&output.stderr), refused(NOBODY), "{command}");
+        assert_eq!(text(&output.stderr), refused(NO_PROCESS), "{command}");
         assert_eq!(place.names(), [""; 0], "{command}");
     }
     // The second time, the kernel has no descriptors for processes.
@@ -1475,7 +1660,7 @@ fn nothing_is_taken_for_a_process_that_has_ended() {
         thread::sleep(Duration::from_millis(300));
         assert_eq!(waiter.try_wait().expect("a child"), None);
         holder.kill().expect("it runs");
-        // It is a zombie until then, and that holds nothing either.
+        // Until then the holder is a zombie, which holds nothing either.
         let code = wait(&mut waiter);
         holder.wait().expect("its status");
         let output = waiter.wait_with_output().expect("its output");
@@ -1535,7 +1720,7 @@ fn a_wait_ends_when_the_lock_becomes_stale() {
     for command in ["wait", "acquire"] {
         let place = Place::new();
         let start = Instant::now();
-        place.write("f", &format!("pid={NOBODY}\ntimestamp={}\n", now()));
+        place.write("f", &format!("pid={NO_PROCESS}\ntimestamp={}\n", now()));
         assert_eq!(
             place.status(&[command, "f", "--stale", "1s"]),
             0,
@@ -1546,10 +1731,10 @@ fn a_wait_ends_when_the_lock_becomes_stale() {
 }
 
 #[test]
-fn a_wait_for_what_it_cannot_have_does_not_spin() {
+fn a_wait_for_a_lock_that_stays_held_does_not_spin() {
     let place = Place::new();
-    // Stale by its looks, but somebody has it locked.
-    place.write("f", &format!("pid={NOBODY}\ntimestamp=1\n"));
+    // The record is stale, but a process has the file locked.
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
     let file = File::open(place.path("f")).expect("a file");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
     let mut child = place.waiting(&["acquire", "f"]);
@@ -1563,6 +1748,30 @@ fn a_wait_for_what_it_cannot_have_does_not_spin() {
     assert!(switches < 150, "it slept {switches} times in 1.5 s");
     drop(file);
     assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn a_flock_that_keeps_a_stale_lock_is_told() {
+    let place = Place::new();
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
+    let reader = File::open(place.path("f")).expect("a file");
+    rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockShared).expect("a lock");
+    for (arguments, status) in [
+        ("try f", 1),
+        ("run f -w 0 -- true", 1),
+        ("release f", 1),
+        ("wait f --timeout 20ms", 1),
+        ("clean f", 3),
+    ] {
+        let output = place.sema(&arguments.split(' ').collect::<Vec<_>>());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments}: {said}");
+        let reason = "another process keeps the file locked";
+        assert!(said.contains(reason), "{arguments}: {said}");
+    }
+    drop(reader);
+    assert_eq!(place.status(&["wait", "f", "--timeout", "0"]), 0);
+    assert_eq!(place.status(&["clean", "f"]), 0);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1605,7 +1814,7 @@ fn the_commands_exit_status_and_streams_pass_through() {
 }
 
 #[test]
-fn a_lock_that_somebody_has_is_1_or_what_was_asked_for() {
+fn a_held_lock_is_1_or_the_busy_status() {
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
     for (arguments, code, line) in [
@@ -1650,7 +1859,7 @@ fn a_lock_that_somebody_has_is_1_or_what_was_asked_for() {
 }
 
 #[test]
-fn n_and_w_mean_what_they_mean_to_flock() {
+fn n_and_w_mean_the_same_as_for_flock() {
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
     for (arguments, code, line) in [
@@ -1684,9 +1893,9 @@ fn n_and_w_mean_what_they_mean_to_flock() {
     assert_eq!(place.status(&["run", "g", "-w", "5", "--", "true"]), 0);
 }
 
-/// The kernel takes 5 to 20 ms over the end of a watch, which is longer than such a command.
+/// The kernel takes 5 to 20 ms to end a watch, longer than such a command runs.
 #[test]
-fn a_short_command_is_not_watched_over_by_inotify() {
+fn a_short_command_sets_up_no_inotify_watch() {
     let place = Place::new();
     let watches_for = |command: &str| {
         let output = finish(
@@ -1760,7 +1969,7 @@ fn it_dies_of_the_signal_that_ends_its_wait_or_its_command() {
 }
 
 #[test]
-fn a_lock_that_is_granted_as_the_signal_comes_is_given_back() {
+fn a_lock_granted_at_the_moment_of_a_signal_is_released() {
     let place = Place::new();
     for round in 0..40 {
         place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
@@ -1774,12 +1983,12 @@ fn a_lock_that_is_granted_as_the_signal_comes_is_given_back() {
 }
 
 #[test]
-fn kill_9_of_sema_leaves_the_lock_with_the_command_until_it_ends() {
+fn after_kill_9_of_sema_the_command_keeps_the_lock() {
     let place = Place::new();
     let (mut child, command) = place.started(&[], "while ! [ -e go ]; do sleep 0.01; done");
     signal(&child, Signal::KILL);
     wait(&mut child);
-    // However old it looks.
+    // The age of the record does not matter.
     thread::sleep(Duration::from_millis(2100));
     assert!(!is_gone(command));
     for arguments in [
@@ -1807,13 +2016,13 @@ fn kill_9_of_sema_leaves_the_lock_with_the_command_until_it_ends() {
     let mut next = place.waiting(&["acquire", "f"]);
     place.write("go", "");
     eventually(PATIENCE, "the command has ended", || is_gone(command));
-    // Young as it is: the kernel says that nobody holds it any more.
+    // The record is young, but the kernel shows that no process holds the lock.
     assert_eq!(wait(&mut next), Some(0));
     assert!(!place.read("f").contains("x-live"));
 }
 
 #[test]
-fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
+fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
     for script in ["exec sleep 60", "trap '' TERM; while :; do sleep 1; done"] {
         let place = Place::new();
         let (mut child, command) = place.started(&["--kill-after", "200ms"], script);
@@ -1826,7 +2035,7 @@ fn a_lost_lock_ends_the_command_also_one_that_ignores_the_polite_way() {
 }
 
 #[test]
-fn a_lock_that_is_replaced_is_lost_and_stays_with_whoever_has_it_now() {
+fn a_replaced_lock_is_lost_and_its_new_file_stays() {
     let place = Place::new();
     let (mut child, command) = place.started(&[], "exec sleep 60");
     let theirs = format!("pid=1\ntimestamp={}\n", now());
@@ -1839,7 +2048,7 @@ fn a_lock_that_is_replaced_is_lost_and_stays_with_whoever_has_it_now() {
 }
 
 #[test]
-fn a_lock_under_which_a_command_runs_is_released_only_by_force() {
+fn the_lock_of_a_running_command_needs_force_to_release() {
     let place = Place::new();
     let (mut child, _) = place.started(&["--token", "t"], "exec sleep 60");
     let pid = child.id().to_string();
@@ -1853,7 +2062,7 @@ fn a_lock_under_which_a_command_runs_is_released_only_by_force() {
 }
 
 #[test]
-fn the_longest_times_are_no_trouble() {
+fn the_longest_times_work() {
     let longest = u64::MAX.to_string();
     let place = Place::new();
     let options = [
@@ -1875,7 +2084,7 @@ fn the_longest_times_are_no_trouble() {
 }
 
 #[test]
-fn a_command_whose_lock_is_lost_while_it_was_stopped_does_not_go_on() {
+fn a_lock_lost_during_a_stop_ends_the_command() {
     let script = "kill -STOP $$; while :; do touch went-on; done";
     for options in [&[][..], &["--on-lost=term"]] {
         let place = Place::new();
@@ -1894,12 +2103,12 @@ fn a_command_whose_lock_is_lost_while_it_was_stopped_does_not_go_on() {
 }
 
 #[test]
-fn a_command_may_ignore_that_its_lock_is_lost() {
+fn on_lost_ignore_lets_the_command_go_on() {
     let place = Place::new();
     let wait_for_go = "while ! [ -e go ]; do sleep 0.01; done; exit 5";
     let (mut child, command) = place.started(&["--on-lost", "ignore"], wait_for_go);
     fs::remove_file(place.path("f")).expect("it is there");
-    // Whoever has it now keeps it.
+    // The new holder keeps the lock.
     assert_eq!(place.status(&["try", "f"]), 0);
     thread::sleep(Duration::from_millis(300));
     assert!(!is_gone(command));
@@ -1911,7 +2120,7 @@ fn a_command_may_ignore_that_its_lock_is_lost() {
 }
 
 #[test]
-fn the_heart_beats_while_the_command_runs() {
+fn the_timestamp_is_refreshed_while_the_command_runs() {
     let place = Place::new();
     let (mut child, _) = place.started(&["--stale", "3"], "while ! [ -e go ]; do sleep 0.01; done");
     let timestamp = || {
@@ -1942,7 +2151,7 @@ fn commands_under_one_lock_never_overlap() {
         })
         .collect();
     for child in &mut children {
-        // All the others may come before it, on a machine that is busy enough.
+        // On a busy machine, all the others may come first.
         assert_eq!(wait_for(child, 4 * PATIENCE), Some(0));
     }
     let log = place.read("log");
@@ -1953,7 +2162,7 @@ fn commands_under_one_lock_never_overlap() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Others
+// Other programs
 
 #[test]
 fn plain_shell_scripts_take_part() {
@@ -2014,7 +2223,7 @@ fn the_whole_script_in_the_manual_runs_under_its_lock() {
     );
     let mode = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.path("job"), mode).expect("it is ours");
-    // Under another lock it takes its own all the same.
+    // Called under another lock, it still takes its own.
     let output = place.script("./job a 'b c'; sema run other -- ./job d");
     assert_eq!(
         text(&output.stdout),
@@ -2025,7 +2234,7 @@ fn the_whole_script_in_the_manual_runs_under_its_lock() {
 }
 
 #[test]
-fn the_lock_of_a_script_line_by_line_is_read_and_ours_by_a_few_lines_of_python() {
+fn scripts_in_shell_and_python_understand_the_lock_file() {
     let place = Place::new();
     let output = place.script(
         "echo \"pid=$$\" > my.lock

@@ -45,7 +45,7 @@ impl DerefMut for Latch {
 
 impl Drop for Latch {
     fn drop(&mut self) {
-        // Both fail only if it has ended by itself, which is as good.
+        // Both fail only if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -72,7 +72,8 @@ pub fn output(command: &mut Command) -> Output {
     fed(command, &[])
 }
 
-/// What `command` prints, and its status, if it reads `input`. All three streams are served at once.
+/// What `command` prints, and its status, if it reads `input`. All three streams are served at
+/// once.
 pub fn fed(command: &mut Command, input: &[u8]) -> Output {
     if !input.is_empty() {
         command.stdin(Stdio::piped());
@@ -84,7 +85,7 @@ pub fn fed(command: &mut Command, input: &[u8]) -> Output {
     thread::scope(|scope| {
         scope.spawn(|| {
             if let Some(mut stdin) = stdin {
-                // Whoever does not want it all may go.
+                // A program may end without reading all of it.
                 let _ = stdin.write_all(input);
             }
         });
@@ -153,15 +154,15 @@ pub fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).expect("it runs");
 }
 
-/// Whether somebody holds the lock `key`.
+/// Whether the lock `key` is held.
 pub fn is_held(daemon: &Daemon, key: &str) -> bool {
     let stats = daemon.stats();
     let locks = stats["locks"].as_array().expect("a list");
     locks.iter().any(|lock| lock["key"] == key)
 }
 
-/// Starts a command under a lock and waits until it is ready; returns its process number. The script
-/// says so with `eval "$READY"`.
+/// Starts a command under a lock and waits until it is ready; returns its process number. The
+/// script says so with `eval "$READY"`.
 pub fn started(
     daemon: &Daemon,
     key: &str,
@@ -175,11 +176,12 @@ pub fn started(
     ready(latch(daemon, &arguments), directory)
 }
 
-/// Starts a command and waits until a shell under it evaluates `$READY`; returns that shell's number.
+/// Starts a command and waits until a shell under it evaluates `$READY`; returns that shell's
+/// number.
 pub fn ready(mut command: Command, directory: &tempfile::TempDir) -> (Latch, Pid) {
     let file = directory.path().join("ready");
     let say = format!("echo $$ > {0}.new; mv {0}.new {0}", file.display());
-    // Nobody is interested in the core of a process that SIGQUIT ends.
+    // SIGQUIT must not leave a core dump behind.
     let child = Latch::start(command.env("READY", format!("ulimit -c 0; {say}")));
     let mut pid = None;
     eventually(PATIENCE, "the command runs", || {
@@ -189,7 +191,7 @@ pub fn ready(mut command: Command, directory: &tempfile::TempDir) -> (Latch, Pid
     (child, pid.expect("just read"))
 }
 
-/// The process number that stands in `file`, if it is there already.
+/// The process number in `file`, once the file has one.
 pub fn number_in(file: &std::path::Path) -> Option<Pid> {
     let text = fs::read_to_string(file).ok()?;
     Pid::from_raw(text.trim().parse().ok()?)

@@ -1,5 +1,5 @@
-//! What a device's path leads to. The device itself is never opened: that might do something, such as
-//! hang up a modem.
+//! The device that a path leads to, and the names of its lock files. The device itself is never
+//! opened: that may have an effect, such as hanging up a modem.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +12,8 @@ use rustix::fs::{major, minor};
 
 use super::names::{numbered_names, DevicePath};
 
-/// As many links as the kernel follows, and as many parts as a path can have that a client sends.
+/// The longest walk along links: 40, as many as the kernel follows, and the parts of the longest
+/// path.
 const MAX_STEPS: usize = 40 + 128;
 
 /// A device, under all names by which it is or may be locked.
@@ -24,13 +25,13 @@ pub struct Device {
     pub known: Vec<OsString>,
 }
 
-/// The path leads out of /dev, or to something that is there and is not a character device.
+/// The path leads out of /dev, or to something that is not a character device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotADevice;
 
 impl Device {
-    /// Looks up what stands at `path`, with /dev at `root`: a device, or nothing at all, since a lock on
-    /// what is not plugged in does no harm.
+    /// Looks up the device at `path`, with /dev at `root`. A device that is not plugged in counts,
+    /// since a lock on it does no harm.
     pub fn look_up(path: &DevicePath, root: &Path) -> Result<Device, NotADevice> {
         let target = target_of(path, root)?;
         let numbers = match fs::metadata(path.in_root(root)) {
@@ -43,7 +44,7 @@ impl Device {
         Ok(Device::new(&[path, &target], numbers))
     }
 
-    /// Looks up under which names `path` may have been locked, whatever has become of it since.
+    /// Looks up the names under which `path` may have been locked, even if it leads elsewhere now.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
         match target_of(path, root) {
             Ok(target) => Device::new(&[path, &target], Vec::new()),
@@ -67,7 +68,7 @@ impl Device {
     }
 }
 
-/// Where the path ends once all links are followed, as far as there is something to follow.
+/// Where the path ends once all links in it are followed.
 fn target_of(path: &DevicePath, root: &Path) -> Result<DevicePath, NotADevice> {
     let root = fs::canonicalize(root).map_err(|_| NotADevice)?;
     let path = path.in_root(&root);
@@ -80,7 +81,7 @@ fn target_of(path: &DevicePath, root: &Path) -> Result<DevicePath, NotADevice> {
     DevicePath::below(rest.as_os_str().as_bytes()).ok_or(NotADevice)
 }
 
-/// Follows the links on a way that leads to nothing, wherever on it they are.
+/// Follows the links in a path that leads to nothing.
 fn follow_to_nothing(mut path: PathBuf) -> Result<PathBuf, NotADevice> {
     let mut behind: Vec<OsString> = Vec::new();
     for _ in 0..MAX_STEPS {
@@ -181,7 +182,7 @@ mod tests {
             let path = format!("/dev/{name}");
             assert_eq!(look_up(root.path(), &path), Err(NotADevice), "{name}");
         }
-        // What hangs below a link that leads out of /dev is out of it, too, be it there or not.
+        // A path through a link that leads out of /dev is out of it, too, whether it exists or not.
         for path in [
             "/dev/nowhere/x",
             "/dev/nowhere/x/y",

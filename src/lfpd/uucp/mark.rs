@@ -1,37 +1,38 @@
-//! For whom a lock was made. The file's content is a number, which another user's process may get one
-//! day, so the file's mode, group and time say the rest. Only root and this server's user can change
-//! these.
+//! The process that a lock was made for. The file's content is a number, which another user's
+//! process may get later, so the file's mode, group and time tell the processes apart. Only root
+//! and this server's user can change these.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{fchown, Gid, Stat};
-use rustix::param::clock_ticks_per_second;
 use rustix::process::geteuid;
 
 use crate::sys::process;
 
-/// Others read who holds the device, and write nothing.
+/// The mode of a lock file: every user may read who holds the device, and none may write.
 pub(super) const MODE: u32 = 0o444;
 
-/// The same with the sticky bit, which does nothing else on a file: not every process with the number
-/// holds the lock.
+/// The same with the sticky bit, which has no other effect on a file: not every process with the
+/// number holds the lock.
 const MARKED_MODE: u32 = 0o1444;
 const STICKY: u32 = 0o1000;
 
-/// The group of a file that is marked for no process at all.
+/// The group of a file that is marked for no process.
 const NO_USER: u32 = 0;
 
-/// Who holds a lock besides having the number that the file says.
+/// Which of the processes that have the file's number holds the lock.
 #[derive(Clone, Copy, Debug)]
 pub enum LockedFor {
     /// Every process with the number.
     AnyProcess,
-    /// No process had the number when the lock was made, and none that gets it later holds the lock.
+    /// No process had the number when the lock was made, and none that gets it later holds the
+    /// lock.
     NoProcess,
-    /// The process was this user's at that time. A later process of another user does not hold the lock.
+    /// The process was this user's at that time. A later process of another user does not hold the
+    /// lock.
     ProcessOf {
         /// Not root.
         user: u32,
@@ -41,7 +42,8 @@ pub enum LockedFor {
 }
 
 impl LockedFor {
-    /// For the process that was seen at `seen_at`, of `user`. Root needs no mark: it may lock for all.
+    /// For the process of `user` that existed at `seen_at`. Root's needs no mark: root may lock for
+    /// every process.
     pub fn process_of(user: Option<u32>, seen_at: SystemTime) -> LockedFor {
         match (user, seen_at.duration_since(UNIX_EPOCH)) {
             (Some(user), Ok(seen_at)) if user != NO_USER => LockedFor::ProcessOf { user, seen_at },
@@ -49,7 +51,8 @@ impl LockedFor {
         }
     }
 
-    /// Marks a new file of ours. A server that is not root cannot mark it for another user's process.
+    /// Marks a new file of ours. A server that is not root cannot mark it for another user's
+    /// process.
     pub(super) fn mark(self, file: &File) -> io::Result<()> {
         match self {
             LockedFor::AnyProcess => return Ok(()),
@@ -85,7 +88,7 @@ impl LockedFor {
         }
     }
 
-    /// Whether the process `pid` is there and holds the lock. What is not known counts as held.
+    /// Whether the process `pid` exists and holds the lock. It does if the kernel cannot tell.
     pub(super) fn is_held_by(self, pid: u32) -> bool {
         process::exists(pid)
             && match self {
@@ -96,22 +99,10 @@ impl LockedFor {
     }
 }
 
-/// Whether `pid` is another user's process that began after `seen_at`. The clock alone would not do: if
-/// it is set forward, every holder seems to have begun too late. Nor would the user: the holder may
-/// have become root.
+/// Whether `pid` is another user's process that began after `seen_at`. The clock alone is not
+/// enough: if it is set forward, every holder seems to have begun too late. Nor is the user: the
+/// holder may have become root.
 fn is_successor(pid: u32, user: u32, seen_at: Duration) -> bool {
     let is_anothers = process::users(pid).is_some_and(|(real, own)| user != real && user != own);
-    is_anothers && latest_start(pid).is_some_and(|start| start >= seen_at)
-}
-
-/// When the process began at the latest, since the epoch: /proc cuts it down to clock ticks.
-fn latest_start(pid: u32) -> Option<Duration> {
-    let ticks = process::start_ticks(pid)?.checked_add(1)?;
-    let hertz = clock_ticks_per_second().max(1);
-    let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
-    let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
-    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    Some(now.checked_sub(uptime)? + after_boot)
+    is_anothers && process::latest_start(pid).is_some_and(|start| start >= seen_at)
 }

@@ -1,6 +1,7 @@
-//! Lock files of serial devices, as UUCP began them.
+//! Lock files of serial devices, in the tradition of UUCP.
 
 pub mod device;
 pub mod files;
+mod lock_file;
 pub mod mark;
 pub mod names;

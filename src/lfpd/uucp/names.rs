@@ -1,27 +1,27 @@
-//! The lock files of serial devices, as UUCP began them: what they are called, and what stands in them.
-//! Pure: no file is looked at here.
+//! The names and the content of the lock files of serial devices, in the tradition of UUCP. Pure:
+//! text in, text out.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// How much of a lock file is read. The number comes first; some write their name after it.
+/// How much of a lock file is read, in bytes. The number comes first; some programs add their name.
 pub const MAX_CONTENT_LEN: u64 = 64;
 
-/// What the names of lock files begin with; we write the first, and look for all.
+/// The prefixes of lock files' names; we write the first, and look for all.
 const PREFIXES: [&str; 3] = ["LCK..", "lk..", "LK."];
 
-/// A path below /dev, taken apart: neither empty nor with `.` or `..` in it.
+/// The parts of a path below /dev: at least one, and neither `.` nor `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePath(Vec<Vec<u8>>);
 
 impl DevicePath {
-    /// Makes sense of a path as text; `None` if it is not below /dev, or only by a detour over `..`.
+    /// Parses a path; `None` if it is not below /dev, or has `..` in it.
     pub fn parse(path: &[u8]) -> Option<DevicePath> {
         DevicePath::below(path.strip_prefix(b"/dev/")?)
     }
 
-    /// Makes sense of what stands after `/dev/`.
+    /// Parses the part of a path after `/dev/`.
     pub fn below(rest: &[u8]) -> Option<DevicePath> {
         let parts = rest.split(|byte| *byte == b'/');
         let parts: Vec<Vec<u8>> = parts
@@ -38,8 +38,8 @@ impl DevicePath {
         parts.fold(root.to_owned(), |path, part| path.join(part))
     }
 
-    /// The names under which we lock it: by its last part, and if it is nested by all parts, since other
-    /// programs use the one or the other.
+    /// The names under which we lock it: one of its last part, and for a nested device one of all
+    /// parts. Other programs use the one or the other.
     pub fn written_names(&self) -> Vec<OsString> {
         let mut names = vec![name(PREFIXES[0], self.base())];
         if self.is_nested() {
@@ -48,7 +48,8 @@ impl DevicePath {
         names
     }
 
-    /// All names under which others may have locked it, those of [`DevicePath::written_names`] included.
+    /// All names under which a program may have locked it, with those of
+    /// [`DevicePath::written_names`].
     pub fn known_names(&self) -> Vec<OsString> {
         let mut stems = vec![self.base().to_vec()];
         if self.is_nested() {
@@ -66,17 +67,18 @@ impl DevicePath {
     }
 }
 
-/// The names that are made of numbers: of the file system that the node is on, and of the device.
+/// The names made of numbers: those of the file system of the node, and of the device.
 pub fn numbered_names(file_system_major: u32, major: u32, minor: u32) -> Vec<OsString> {
     with_prefixes(format!("{file_system_major:03}.{major:03}.{minor:03}").as_bytes())
 }
 
-/// What stands in our lock files: the number right-aligned in ten columns, and a line end.
+/// The content of our lock files: the number right-aligned in ten columns, and a line end.
 pub fn content(pid: u32) -> String {
     format!("{pid:10}\n")
 }
 
-/// Which process has written this; `None` if that cannot be told. Then somebody may be about to write it.
+/// The process that the content names; `None` if it names none. Then a program may be about to
+/// write it.
 pub fn holder_in(content: &[u8]) -> Option<u32> {
     if let Some(number) = binary(content) {
         return Some(number).filter(is_a_pid);
@@ -85,7 +87,7 @@ pub fn holder_in(content: &[u8]) -> Option<u32> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_whole = match text.get(digits) {
         Some(next) => next.is_ascii_whitespace() || *next == 0,
-        // What was cut off may have been another digit.
+        // The next byte, which was not read, may be another digit.
         None => (content.len() as u64) < MAX_CONTENT_LEN,
     };
     if digits > 0 && is_whole {
@@ -98,11 +100,11 @@ pub fn holder_in(content: &[u8]) -> Option<u32> {
     None
 }
 
-/// The number in a file of exactly four bytes, if they are one rather than text.
+/// The number in a file of exactly four bytes, if they are not text.
 fn binary(content: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = content.try_into().ok()?;
-    // No process has so high a number that all four bytes of it are characters. One of them may be: 49
-    // looks like the text 1 with NULs behind it, and taking it for that would be to look at another process.
+    // No process has so high a number that all four of its bytes are characters. Some of them may
+    // be: taken for text, the number 49 would be `1` with NULs after it, which is another process.
     let is_text = bytes
         .iter()
         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_locked_by_its_last_part_and_a_nested_one_by_all_parts_too() {
+    fn a_nested_device_is_locked_by_its_last_part_and_by_all_parts() {
         assert_eq!(written("/dev/ttyS1"), ["LCK..ttyS1"]);
         assert_eq!(written("/dev/usb/tts/0"), ["LCK..0", "LCK..usb_tts_0"]);
         assert_eq!(written("/dev//./usb//tts/./0/"), written("/dev/usb/tts/0"));
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_nobodys() {
+    fn other_content_names_no_process() {
         let cut = [&[b' '; 60][..], b"1234"].concat();
         for content in [
             &b""[..],

@@ -1,23 +1,23 @@
-//! A process dies before each of the steps of a takeover, of a creation and of a release.
+//! A process dies before each step of a takeover, a creation and a release.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::time::SystemTime;
 
-use super::shaken::{Death, Shaken};
+use super::fault_injection::{Death, FaultyFiles};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
 const NAME: &str = "crash.lock";
 
-/// More steps than there are.
+/// More steps than any run takes.
 const MANY: u64 = 60;
 
-/// Runs one process that dies before a step. Whether it got so far.
-fn dies(directory: &Path, lacks: u64, step: u64) -> bool {
+/// Runs a process that dies before a step. Gives whether it reached that step.
+fn dies(directory: &Path, missing: u64, step: u64) -> bool {
     let part = [
         ("DIRECTORY", directory.display().to_string()),
-        ("LACKS", lacks.to_string()),
+        ("MISSING", missing.to_string()),
         ("STEP", step.to_string()),
     ];
     let status = again("lockfile::tests::crash::victim", &part)
@@ -27,51 +27,55 @@ fn dies(directory: &Path, lacks: u64, step: u64) -> bool {
     !status.success()
 }
 
-/// The process that dies: takes the lock, and gives it back.
+/// The process that dies: takes the lock and releases it.
 #[test]
 #[ignore = "a part of the others"]
 fn victim() {
-    let (Some(directory), Some(lacks), Some(step)) =
-        (part("DIRECTORY"), number("LACKS"), number("STEP"))
+    let (Some(directory), Some(missing), Some(step)) =
+        (part("DIRECTORY"), number("MISSING"), number("STEP"))
     else {
         return;
     };
     let directory = Directory::open(directory.as_ref()).expect("a directory");
-    let lacks = all_lacks()
-        .nth(usize::try_from(lacks).expect("a number"))
+    let missing = every_file_system()
+        .nth(usize::try_from(missing).expect("a number"))
         .expect("a number");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
-    let files = Shaken::new(files, 0, 0, Death::At(step));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
+    let files = FaultyFiles::new(files, 0, 0, Death::At(step));
     match acquire(&files, &directory, 0) {
-        Attempt::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
-        Attempt::Held(why, _) => panic!("{why:?}"),
+        Acquisition::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Acquisition::Obstructed(why, _) => panic!("{why:?}"),
     }
 }
 
-/// Tries to take the lock, as it will be in so many seconds.
-fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Attempt<F::File> {
-    let claim = Claim {
+/// Tries to take the lock so many seconds later.
+fn acquire<F: takeover::Files>(
+    files: &F,
+    directory: &Directory,
+    seconds: u64,
+) -> Acquisition<F::File> {
+    let taker = Taker {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(seconds, content, directory),
     };
-    takeover::acquire(files, &claim).expect("an attempt")
+    takeover::acquire(files, &taker).expect("an attempt")
 }
 
-/// Takes the lock, as it will be in two hours. A process that another test is just starting may have it locked
-/// for a moment, with the descriptors that it got from us.
+/// Takes the lock two hours later. A process that another test is starting can have the file locked
+/// for a moment, by the descriptors that it inherited.
 fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) -> File {
     let over = Instant::now() + Duration::from_secs(10);
     loop {
         match acquire(files, directory, 7200) {
-            Attempt::Granted(file) => return file,
-            Attempt::Held(Obstacle::Locked, _) if Instant::now() < over => {}
-            Attempt::Held(why, _) => panic!("{what}: {why:?}"),
+            Acquisition::Granted(file) => return file,
+            Acquisition::Obstructed(Obstacle::Locked, _) if Instant::now() < over => {}
+            Acquisition::Obstructed(why, _) => panic!("{what}: {why:?}"),
         }
     }
 }
 
-/// Everything in the directory was written three hours ago.
+/// Sets the times of all files in the directory to three hours ago.
 fn make_old(path: &Path) {
     let then = SystemTime::now() - Duration::from_secs(3 * 3600);
     for name in names(path) {
@@ -84,7 +88,10 @@ fn make_old(path: &Path) {
 }
 
 fn crash_at_every_step(begin_with: Option<&str>) {
-    for (bits, lacks) in all_lacks().enumerate().filter(|(_, lacks)| !lacks.locks) {
+    for (bits, missing) in every_file_system()
+        .enumerate()
+        .filter(|(_, missing)| !missing.locks)
+    {
         let mut deaths = 0;
         for step in 1.. {
             assert!(step < MANY, "it never ends");
@@ -94,29 +101,32 @@ fn crash_at_every_step(begin_with: Option<&str>) {
                 fs::write(path.join(NAME), text).expect("a lock");
             }
             let has_died = dies(path, bits as u64, step);
-            let what = format!("{lacks:?} step {step}: {:?}", names(path));
+            let what = format!("{missing:?} step {step}: {:?}", names(path));
             if !has_died {
                 assert!(names(path).is_empty(), "{what}");
                 break;
             }
             deaths += 1;
-            recovers(path, lacks, &what);
+            recovers(path, missing, &what);
         }
-        assert!(deaths >= 3, "{lacks:?}: {deaths}");
+        assert!(deaths >= 3, "{missing:?}: {deaths}");
     }
 }
 
-fn recovers(path: &Path, lacks: Lacks, what: &str) {
+fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     let directory = Directory::open(path).expect("the directory");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks));
-    // At once perhaps, in two hours for sure; and then nobody else.
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
+    // It may succeed at once, and must succeed in two hours; then nothing else may.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
-        Attempt::Granted(file) => file,
-        Attempt::Held(..) => acquire_in_the_end(&files, &directory, what),
+        Acquisition::Granted(file) => file,
+        Acquisition::Obstructed(..) => acquire_in_the_end(&files, &directory, what),
     };
     assert!(
-        matches!(acquire(&files, &directory, 7200), Attempt::Held(..)),
+        matches!(
+            acquire(&files, &directory, 7200),
+            Acquisition::Obstructed(..)
+        ),
         "{what}"
     );
     assert!(
@@ -124,8 +134,8 @@ fn recovers(path: &Path, lacks: Lacks, what: &str) {
         "{what}"
     );
 
-    // What is left is litter, and is cleared away once it is old.
-    let semaphore = lacking(&path.join(NAME), lacks, Duration::from_secs(3600));
+    // The rest is litter, which is removed once it is old.
+    let semaphore = lock_without(&path.join(NAME), missing, Duration::from_secs(3600));
     let litter = names(path);
     assert!(litter.len() <= 1, "{what}: {litter:?}");
     assert_eq!(
@@ -134,7 +144,8 @@ fn recovers(path: &Path, lacks: Lacks, what: &str) {
         "{what}"
     );
     make_old(path);
-    // A process that another test is just starting has our descriptors, and so our locks, until it is exec'd.
+    // A process that another test is starting has our descriptors, and so our locks, until its
+    // exec.
     let over = Instant::now() + Duration::from_secs(10);
     let mut cleaned = 0;
     while cleaned < litter.len() && Instant::now() < over {
@@ -145,11 +156,11 @@ fn recovers(path: &Path, lacks: Lacks, what: &str) {
 }
 
 #[test]
-fn a_crash_at_any_step_of_a_takeover_leaves_a_lock_that_can_be_had() {
+fn a_crash_at_any_step_of_a_takeover_leaves_a_usable_lock() {
     crash_at_every_step(Some("pid=999999999\ntimestamp=1\n"));
 }
 
 #[test]
-fn a_crash_at_any_step_of_a_creation_leaves_a_lock_that_can_be_had() {
+fn a_crash_at_any_step_of_a_creation_leaves_a_usable_lock() {
     crash_at_every_step(None);
 }

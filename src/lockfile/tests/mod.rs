@@ -1,29 +1,32 @@
-//! What only the inside can be asked: file systems that lack something, steps that are late, processes that
-//! die between two of them.
+//! Tests from the inside: file systems that lack features, steps that are late, and processes that
+//! die between two steps.
 
 mod crash;
-mod ladder;
-mod shaken;
+mod fallbacks;
+mod fault_injection;
+mod model;
 mod stress;
 
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
-use super::files::Making;
-use super::host::Surroundings;
-use super::staleness::{judge, Place, World};
+use super::files::{LockFileOptions, MissingFeatures};
+use super::host::LocalHost;
+use super::staleness::{judge, Host, HostId};
+use super::takeover::Removal;
+use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
 
-/// No process has it.
+/// The number of no process.
 const DEAD: u32 = 999_999_999;
 
-/// Every file system there may be.
-fn all_lacks() -> impl Iterator<Item = Lacks> {
-    (0..16).map(|bits| Lacks {
+/// All combinations of missing features.
+fn every_file_system() -> impl Iterator<Item = MissingFeatures> {
+    (0..16).map(|bits| MissingFeatures {
         unnamed_files: bits & 1 != 0,
         links: bits & 2 != 0,
         rewriting: bits & 4 != 0,
@@ -31,29 +34,29 @@ fn all_lacks() -> impl Iterator<Item = Lacks> {
     })
 }
 
-/// A lock on a file system that lacks something.
-fn lacking(path: &Path, lacks: Lacks, stale_timeout: Duration) -> Semaphore {
+/// A lock on a file system that lacks these features.
+fn lock_without(path: &Path, missing: MissingFeatures, stale_timeout: Duration) -> Semaphore {
     let config = SemaphoreConfig {
         stale_timeout: Some(stale_timeout),
         ..SemaphoreConfig::default()
     };
     let options = SemaphoreOptions {
-        lacks,
+        missing,
         ..SemaphoreOptions::new().sync(false).settle(Settle::Never)
     };
     Semaphore::with_options(path, config, options).expect("a lock path")
 }
 
-fn quick(lacks: Lacks) -> Making {
-    Making {
+fn quick(missing: MissingFeatures) -> LockFileOptions {
+    LockFileOptions {
         mode: 0o644,
         is_synced: false,
         settle: Settle::Never,
-        lacks,
+        missing,
     }
 }
 
-/// What stands in a directory.
+/// The names in a directory.
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .expect("a directory")
@@ -69,15 +72,15 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The world as it will be.
-struct Later<'a> {
-    now: Surroundings<'a>,
+/// This host at a later time.
+struct LaterHost<'a> {
+    now: LocalHost<'a>,
     seconds: u64,
 }
 
-impl World for Later<'_> {
-    fn here(&self) -> &Place {
-        self.now.here()
+impl Host for LaterHost<'_> {
+    fn id(&self) -> &HostId {
+        self.now.id()
     }
 
     fn now(&self) -> u64 {
@@ -101,21 +104,21 @@ impl World for Later<'_> {
     }
 }
 
-/// Whether a file may be taken over in so many seconds, by a timeout of one hour.
+/// Whether a file may be taken over in so many seconds, with a timeout of one hour.
 fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
-    let world = Later {
-        now: Surroundings { directory },
+    let host = LaterHost {
+        now: LocalHost { directory },
         seconds,
     };
     let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, &record, Some(false), timeout, rule, &world);
+    let judgement = judge(content, &record, Flock::Ours, timeout, rule, &host);
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
-/// This program once more, as the part of a test that is another process. The test of that name reads
-/// its part from the environment.
+/// A command that runs one test of this program as another process. That test reads its part from
+/// the environment.
 fn again(test: &str, part: &[(&str, String)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args([
@@ -144,7 +147,7 @@ fn number(name: &str) -> Option<u64> {
     part(name)?.parse().ok()
 }
 
-/// Ends a process of ours when the test is over, however it ends.
+/// Kills a child process at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -154,7 +157,7 @@ impl Drop for Ended {
     }
 }
 
-/// A small generator (splitmix64): reproducible from its seed.
+/// A small generator (splitmix64) that is reproducible from its seed.
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! Several processes on one lock that goes stale all the time, each step at a random moment. A witness that
-//! knows nothing of locks counts who is inside.
+//! Several processes take a lock that goes stale again and again, each step at a random moment. A
+//! witness that knows nothing of locks counts the processes inside.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,27 +9,27 @@ use std::process::ExitStatus;
 
 use rustix::fs::{flock, FlockOperation};
 
-use super::shaken::{Death, Shaken};
+use super::fault_injection::{Death, FaultyFiles};
 use super::*;
 use crate::lockfile::files::LockFiles;
 
 const NAME: &str = "stress.lock";
 
-/// What the processes of a run do.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 struct Run {
     processes: u64,
-    /// How often each of them is to hold the lock.
+    /// How often each process is to hold the lock.
     rounds: u64,
-    /// It is over by then.
+    /// The longest run.
     limit: Duration,
-    lacks: Lacks,
+    missing: MissingFeatures,
     is_unguarded: bool,
-    /// Nobody keeps the file open, so that the lock is judged by age and process alone.
+    /// No process keeps the file open, so that the lock is judged by age and process alone.
     is_detached: bool,
-    /// How often a step is the last, one in so many; 0 for never.
+    /// A process dies before one step in this many; 0 for never.
     deaths: u64,
-    /// Shell scripts that create the lock with `set -C` and remove it.
+    /// The number of shell scripts that create the lock with `set -C` and remove it.
     scripts: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Run {
             processes: 6,
             rounds: 1000,
             limit: Duration::from_secs(15),
-            lacks: Lacks::default(),
+            missing: MissingFeatures::default(),
             is_unguarded: false,
             is_detached: false,
             deaths: 0,
@@ -48,21 +48,21 @@ impl Default for Run {
     }
 }
 
-/// What the witness saw.
+/// The counts of the witness.
 #[derive(Debug)]
 struct Seen {
-    /// Grants to our processes, but for those.
+    /// Grants to our processes, without the doubles.
     grants: u64,
-    /// Further grants, while the lock was held.
+    /// Further grants while the lock was held.
     doubles: u64,
-    /// A holder found its lock taken away.
+    /// Holders that found their lock taken away.
     losses: u64,
     /// Grants to shell scripts.
     foreign: u64,
     deaths: u64,
 }
 
-/// Who is inside. A directory is made by one of several, in every language.
+/// Counts who is inside. Only one process can create a directory, in every language.
 struct Witness(PathBuf);
 
 impl Witness {
@@ -90,11 +90,14 @@ impl Witness {
     }
 }
 
-/// Another implementation: creates, sometimes writes what the others can read, and removes what is its own.
+/// Another implementation: creates the lock with a record, and removes its own lock.
 const SCRIPT: &str = r#"
 lock=$1 witness=$2 stop=$3 set=$-
 while [ ! -e "$stop" ]; do
-    if (set -C; printf 'pid=%s\ntimestamp=%s\ntag=script\n' $$ 2000000000 > "$lock") 2> /dev/null; then
+    record="pid=$$
+timestamp=2000000000
+tag=script"
+    if (set -C; printf '%s\n' "$record" > "$lock") 2> /dev/null; then
         printf x >> "$witness/foreign"
         if mkdir "$witness/inside" 2> /dev/null; then
             rmdir "$witness/inside"
@@ -113,7 +116,7 @@ fn run(run: &Run) -> Seen {
     fs::create_dir(&locks).expect("a directory");
     fs::create_dir(&witness.0).expect("a directory");
     let stop = scratch.path().join("stop");
-    // They all begin at a stale file.
+    // All processes begin with a stale file.
     fs::write(locks.join(NAME), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
 
     let mut seed = getrandom::u64().expect("a seed");
@@ -128,7 +131,7 @@ fn run(run: &Run) -> Seen {
             ("UNGUARDED", u64::from(run.is_unguarded).to_string()),
             ("DETACHED", u64::from(run.is_detached).to_string()),
             ("DEATHS", run.deaths.to_string()),
-            ("LACKS", lacks_to_bits(run.lacks).to_string()),
+            ("MISSING", missing_to_bits(run.missing).to_string()),
         ];
         Ended(
             again("lockfile::tests::stress::worker", &part)
@@ -177,17 +180,17 @@ fn run(run: &Run) -> Seen {
             "a process hangs"
         );
     }
-    // Whatever happened, the lock can be had again.
+    // The lock can be taken again, whatever happened.
     let directory = Directory::open(&locks).expect("the directory");
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.lacks));
-    let claim = Claim {
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
+    let taker = Taker {
         record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(7200, content, &directory),
     };
-    let last = takeover::acquire(&files, &claim).expect("an attempt");
+    let last = takeover::acquire(&files, &taker).expect("an attempt");
     assert!(
-        matches!(last, Attempt::Granted(_)) || run.is_unguarded,
+        matches!(last, Acquisition::Granted(_)) || run.is_unguarded,
         "the lock is stuck"
     );
     let seen = Seen {
@@ -206,12 +209,12 @@ fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(9)
 }
 
-fn lacks_to_bits(lacks: Lacks) -> u64 {
+fn missing_to_bits(missing: MissingFeatures) -> u64 {
     let bits = [
-        lacks.unnamed_files,
-        lacks.links,
-        lacks.rewriting,
-        lacks.locks,
+        missing.unnamed_files,
+        missing.links,
+        missing.rewriting,
+        missing.locks,
     ];
     bits.iter()
         .rev()
@@ -229,18 +232,19 @@ fn worker() {
     let stop = scratch.join("stop");
     let directory = Directory::open(&scratch.join("locks")).expect("a directory");
     let value = |name: &str| number(name).expect(name);
-    let lacks = all_lacks().nth(usize::try_from(value("LACKS")).expect("a number"));
-    let files = LockFiles::new(&directory, NAME.as_ref(), quick(lacks.expect("a number")));
+    let missing = every_file_system().nth(usize::try_from(value("MISSING")).expect("a number"));
+    let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing.expect("a number")));
     let deaths = value("DEATHS");
     let death = if deaths > 0 {
         Death::Among(deaths)
     } else {
         Death::Never
     };
-    let mut files = Shaken::new(files, value("SEED"), 300, death);
+    let mut files = FaultyFiles::new(files, value("SEED"), 300, death);
     files.is_unguarded = value("UNGUARDED") == 1;
-    // Where processes die of themselves, their locks are old at once, and the living are known to live.
-    // Without the guard, a lock that is young and lost would block them all; so there everything is stale.
+    // In a run with deaths, locks are old at once, and living holders are known to live. Without
+    // the guard of the protocol, a lock that is young and lost would block all processes, so all
+    // locks are stale there.
     let is_all_stale = files.is_unguarded && value("DETACHED") == 0;
     let ahead = if deaths > 0 || is_all_stale { 7200 } else { 0 };
     let dead_pid = 900_000_000 + u32::try_from(value("PROCESS")).expect("a number");
@@ -254,18 +258,19 @@ fn worker() {
         } else {
             dead_pid
         };
-        let claim = Claim {
+        let taker = Taker {
             record: &|| stamped(pid, None, None).print().into_bytes(),
             is_live,
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
-        let Attempt::Granted(file) = takeover::acquire(&files, &claim).expect("an attempt") else {
+        let Acquisition::Granted(file) = takeover::acquire(&files, &taker).expect("an attempt")
+        else {
             files.rest();
             continue;
         };
         grants += 1;
         if !is_live {
-            // The file is closed at once where nobody keeps it open. We keep it, to make it old.
+            // This process keeps the file open, to make it old later.
             flock(&file, FlockOperation::Unlock).expect("a lock");
         }
         let is_alone = witness.enter();
@@ -279,7 +284,7 @@ fn worker() {
                 witness.note("losses");
             }
         } else if is_live {
-            // As if killed: nobody has it locked any more.
+            // As if killed: no process has the file locked any more.
             drop(file);
         } else if is_released {
             let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
@@ -307,7 +312,7 @@ fn six_processes_on_one_stale_lock_are_never_two_inside() {
     assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
 }
 
-/// Runs until the witness has seen two inside, for some time.
+/// Runs until the witness has seen two inside.
 fn must_be_seen(unguarded: &Run) {
     for _ in 0..8 {
         if run(unguarded).doubles > 0 {
@@ -318,7 +323,7 @@ fn must_be_seen(unguarded: &Run) {
 }
 
 #[test]
-fn the_witness_sees_two_inside_once_the_guard_is_out() {
+fn the_witness_sees_two_inside_without_the_guard() {
     must_be_seen(&Run {
         is_unguarded: true,
         limit: Duration::from_secs(4),
@@ -327,14 +332,14 @@ fn the_witness_sees_two_inside_once_the_guard_is_out() {
 }
 
 #[test]
-fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
+fn the_witness_sees_two_inside_with_unguarded_removals() {
     must_be_seen(&Run {
         is_unguarded: true,
         is_detached: true,
         limit: Duration::from_secs(4),
-        lacks: Lacks {
+        missing: MissingFeatures {
             rewriting: true,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         },
         ..Run::default()
     });
@@ -343,9 +348,9 @@ fn the_witness_sees_two_inside_where_unguarded_takers_remove_and_create() {
 #[test]
 fn takers_that_may_not_rewrite_are_never_two_inside_either() {
     let seen = run(&Run {
-        lacks: Lacks {
+        missing: MissingFeatures {
             rewriting: true,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         },
         rounds: 150,
         ..Run::default()
@@ -355,9 +360,9 @@ fn takers_that_may_not_rewrite_are_never_two_inside_either() {
 }
 
 #[test]
-fn on_the_poorest_file_system_with_locks_they_are_never_two_inside_either() {
+fn with_locks_and_no_other_feature_they_are_never_two_inside() {
     let seen = run(&Run {
-        lacks: Lacks {
+        missing: MissingFeatures {
             unnamed_files: true,
             links: true,
             rewriting: true,
@@ -397,21 +402,22 @@ fn scripts_that_create_and_remove_are_never_inside_with_us() {
 #[test]
 #[ignore = "takes five minutes"]
 fn for_a_long_time_they_are_never_two_inside() {
-    for lacks in all_lacks().filter(|lacks| !lacks.locks) {
+    for missing in every_file_system().filter(|missing| !missing.locks) {
         for (deaths, scripts) in [(0, 0), (150, 0), (0, 2)] {
-            // A taker that removes the file may hit a script's in the microseconds after its look.
-            if lacks.rewriting && scripts > 0 {
+            // A taker that removes the file may hit the file of a script in the microseconds after
+            // its look.
+            if missing.rewriting && scripts > 0 {
                 continue;
             }
             let seen = run(&Run {
-                lacks,
+                missing,
                 deaths,
                 scripts,
                 rounds: 3000,
                 limit: Duration::from_secs(15),
                 ..Run::default()
             });
-            assert_eq!((seen.doubles, seen.losses), (0, 0), "{lacks:?} {seen:?}");
+            assert_eq!((seen.doubles, seen.losses), (0, 0), "{missing:?} {seen:?}");
         }
     }
 }

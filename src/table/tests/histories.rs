@@ -2,7 +2,7 @@
 //!
 //! A failure prints the seed of its history; `LATCHD_TEST_SEED=<seed>` plays that one first.
 
-use super::model::{Model, ModelClaim, ModelHolder, ModelKey, ModelProgress};
+use super::model::{Model, ModelHolder, ModelKey};
 use super::*;
 
 const HISTORIES: u64 = 20_000;
@@ -113,17 +113,18 @@ struct History {
 
 impl History {
     fn step(&mut self) {
-        match self.random.below(16) {
-            0..=4 => self.enqueue(),
-            5 | 6 => self.collect(),
-            7 => self.cancel(),
-            8 | 9 => self.release(),
-            10 => self.renew(),
-            11 => self.ask_about(),
-            12 => self.disconnect(),
-            13 => self.sweep(),
-            14 => self.change_the_world(),
-            _ => {}
+        match self.random.below(20) {
+            0..=3 => self.acquire(),
+            4 | 5 => self.collect(),
+            6 => self.cancel(),
+            7..=9 => self.enqueue(),
+            10..=12 => self.wait(),
+            13 | 14 => self.release(),
+            15 => self.renew(),
+            16 => self.ask_about(),
+            17 => self.disconnect(),
+            18 => self.sweep(),
+            _ => self.change_the_world(),
         }
         self.pass_time();
     }
@@ -137,57 +138,96 @@ impl History {
             .expect("endless")
     }
 
-    fn enqueue(&mut self) {
-        let conn = self.conn();
-        let name = ["a", "b", "c", "d", "e"][self.random.below(5) as usize];
-        let kind = if self.random.one_in(3) {
-            Kind::Semaphore
-        } else {
-            Kind::Lock
-        };
+    fn name(&mut self) -> &'static str {
+        ["a", "b", "c", "d", "e"][self.random.below(5) as usize]
+    }
+
+    fn kind(&mut self) -> Kind {
+        match self.random.below(3) {
+            0 => Kind::Semaphore,
+            _ => Kind::Lock,
+        }
+    }
+
+    fn ask(&mut self) -> Ask<'static> {
+        let (key, kind) = (self.name(), self.kind());
         let limit = match kind {
             Kind::Lock => 1,
             Kind::Semaphore => 1 + self.random.below(3) as u32,
         };
-        let lease = 1 + self.random.below(6);
+        Ask {
+            key,
+            kind,
+            limit: Limit::new(limit).expect("above zero"),
+            lease: secs(1 + self.random.below(6)),
+        }
+    }
+
+    fn acquire(&mut self) {
+        let (conn, ask, now) = (self.conn(), self.ask(), self.world.now);
         let is_a_try = self.random.one_in(4);
+        let ideal = self.model.acquire(
+            conn,
+            ask.key,
+            ask.kind,
+            ask.limit.get(),
+            ask.lease,
+            is_a_try,
+        );
+        let table = &mut self.world.table;
+        let real = match is_a_try {
+            true => table
+                .try_acquire(claimant(conn), &ask, now)
+                .map(|grant| grant.map(Claim::Acquired)),
+            false => table.acquire(claimant(conn), &ask, now).map(Some),
+        };
+        assert_eq!(real, ideal);
+        match real {
+            Ok(Some(Claim::Acquired(grant))) => self.learn(ask.key, ask.kind, grant),
+            Ok(Some(Claim::Queued(ticket))) => self.tickets.push((ticket, conn)),
+            Ok(None) | Err(_) => {}
+        }
+    }
+
+    fn enqueue(&mut self) {
+        let (conn, ask, now) = (self.conn(), self.ask(), self.world.now);
+        let real = self.world.table.enqueue(claimant(conn), &ask, now);
+        let limit = ask.limit.get();
         let ideal = self
             .model
-            .enqueue(conn, name, kind, limit, secs(lease), is_a_try);
-        if is_a_try {
-            let ask = Ask {
-                conn: ConnId(conn),
-                key: name,
-                kind,
-                limit: Limit::new(limit).expect("above zero"),
-                lease: secs(lease),
-                salt: SALT,
-            };
-            match (self.world.table.try_acquire(&ask, self.world.now), ideal) {
-                (Ok(Some(grant)), Ok(ModelClaim::Acquired(fence))) => {
-                    assert_eq!(grant.token, token(fence));
-                    self.tokens.push((name.to_owned(), kind, grant.token));
-                }
-                (Ok(None), Ok(ModelClaim::Busy)) => {}
-                (Err(real), Err(ideal)) => assert_eq!(real, ideal),
-                (real, ideal) => panic!("{real:?} where the model says {ideal:?}"),
-            }
-            return;
+            .enqueue(conn, ask.key, ask.kind, limit, ask.lease);
+        assert_eq!(real, ideal);
+        if let Answer::Granted(grant) = real {
+            self.learn(ask.key, ask.kind, grant);
         }
-        let real = self.world.ask(conn, name, kind, limit, lease);
-        match (real, ideal) {
-            (Ok(Claim::Acquired(grant)), Ok(ModelClaim::Acquired(fence))) => {
-                assert_eq!(grant.token, token(fence));
-                assert_eq!(grant.lease, secs(lease));
-                self.tokens.push((name.to_owned(), kind, grant.token));
-            }
-            (Ok(Claim::Queued(ticket)), Ok(ModelClaim::Queued(number))) => {
-                assert_eq!(ticket.0, number);
+    }
+
+    /// The second phase, mostly of an entry; one that would wait may do so with its ticket.
+    fn wait(&mut self) {
+        let entry = self.random.pick(&self.model.entries).cloned();
+        let (conn, key, kind) = match entry {
+            Some(entry) if !self.random.one_in(8) => (entry.conn, entry.name, entry.kind),
+            _ => (self.conn(), self.name().to_owned(), self.kind()),
+        };
+        let now = self.world.now;
+        let real = self.world.table.try_wait(ConnId(conn), &key, kind, now);
+        assert_eq!(real, self.model.try_wait(conn, &key, kind));
+        match real {
+            Some(Answer::Granted(grant)) => self.learn(&key, kind, grant),
+            Some(_) => {}
+            None if self.random.one_in(2) => {
+                let ticket = self.world.table.take_ticket(ConnId(conn), &key, kind);
+                assert_eq!(ticket, self.model.take_ticket(conn, &key, kind));
+                let ticket = ticket.expect("a claim that waits has a ticket");
                 self.tickets.push((ticket, conn));
             }
-            (Err(real), Err(ideal)) => assert_eq!(real, ideal),
-            (real, ideal) => panic!("{real:?} where the model says {ideal:?}"),
+            None => {}
         }
+    }
+
+    /// Keeps a token for releases and renewals to come.
+    fn learn(&mut self, key: &str, kind: Kind, grant: Grant) {
+        self.tokens.push((key.to_owned(), kind, grant.token));
     }
 
     fn collect(&mut self) {
@@ -195,23 +235,16 @@ impl History {
             return;
         };
         let key = self.world.table.tickets[&ticket].key.as_str().to_owned();
-        let kind = self
-            .model
-            .keys
-            .iter()
-            .find(|known| known.name == key)
-            .map(|known| known.kind);
+        let known = self.model.keys.iter().find(|known| known.name == key);
+        let kind = known.map(|known| known.kind);
         let real = self.world.collect(ticket);
-        let ideal = self.model.collect(ticket.0);
-        match (real, ideal) {
-            (Progress::Waiting, ModelProgress::Waiting) => return,
-            (Progress::Granted(grant), ModelProgress::Granted(fence)) => {
-                assert_eq!(grant.token, token(fence));
-                self.tokens
-                    .push((key, kind.expect("a held key is known"), grant.token));
+        assert_eq!(real, self.model.collect(ticket.0));
+        match real {
+            None => return,
+            Some(Answer::Granted(grant)) => {
+                self.learn(&key, kind.expect("a held key is known"), grant);
             }
-            (Progress::Refused(real), ModelProgress::Refused(ideal)) => assert_eq!(real, ideal),
-            (real, ideal) => panic!("{real:?} where the model says {ideal:?}"),
+            Some(_) => {}
         }
         self.tickets.retain(|(kept, _)| *kept != ticket);
     }
@@ -241,8 +274,10 @@ impl History {
         let Some((key, kind, token)) = self.any_token() else {
             return;
         };
-        let real = self.world.table.release(&key, kind, token, self.world.now);
-        assert_eq!(real, self.model.release(&key, kind, token));
+        let (conn, now) = (self.conn(), self.world.now);
+        let table = &mut self.world.table;
+        let real = table.release(ConnId(conn), &key, kind, token, now);
+        assert_eq!(real, self.model.release(conn, &key, kind, token));
     }
 
     fn renew(&mut self) {
@@ -258,17 +293,9 @@ impl History {
     }
 
     fn ask_about(&mut self) {
-        if let Some((key, kind, token)) = self.any_token() {
-            let real = self.world.table.is_held(&key, kind, token, self.world.now);
-            assert_eq!(real, self.model.is_held(&key, kind, token));
-        }
-        if let Some(&(ticket, _)) = self.random.pick(&self.tickets) {
-            let real = self.world.table.has_lapsed(ticket, self.world.now);
-            assert_eq!(real, self.model.has_lapsed(ticket.0));
-        }
         let conn = self.conn();
         let now = self.world.now;
-        let is_busy = self.world.table.last_busy(ConnId(conn), now) == Some(now);
+        let is_busy = self.world.table.connection_idle_since(ConnId(conn), now) == Some(now);
         assert!(is_busy || !self.model.is_busy(conn));
         assert_eq!(
             self.world.table.is_behind(Scope::Everything, now),
@@ -327,7 +354,7 @@ impl History {
         self.model.now = self.world.now;
     }
 
-    /// Both must look alike, down to who stands where.
+    /// Both must look alike, down to each place in each queue and each phase-one entry.
     fn compare(&mut self) {
         let mut real: Vec<ModelKey> = self.world.table.keys.values().map(describe).collect();
         real.sort_by(|a, b| a.name.cmp(&b.name));
@@ -340,7 +367,33 @@ impl History {
             }
         }
         assert_eq!(real, ideal);
+        assert_eq!(self.real_entries(), self.ideal_entries());
         self.world.check();
+    }
+
+    fn real_entries(&self) -> BTreeSet<String> {
+        let conns = self.world.table.conns.iter();
+        let entries = conns.flat_map(|(conn, entry)| {
+            let entries = entry.enqueued.iter();
+            entries.map(move |(kind, key, phase_one)| {
+                let state = match phase_one {
+                    PhaseOne::Queued(ticket) => Some(Claim::Queued(ticket)),
+                    PhaseOne::Granted(grant) => Some(Claim::Acquired(grant)),
+                    PhaseOne::Dead => None,
+                };
+                format!("{conn} {kind:?} {} {state:?}", key.as_str())
+            })
+        });
+        entries.collect()
+    }
+
+    fn ideal_entries(&self) -> BTreeSet<String> {
+        let entries = self.model.entries.iter();
+        let described = entries.map(|entry| {
+            let state = self.model.state_of(entry);
+            format!("{} {:?} {} {state:?}", entry.conn, entry.kind, entry.name)
+        });
+        described.collect()
     }
 }
 

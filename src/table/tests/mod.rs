@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::connection::MAX_DEAD;
 use super::*;
 use crate::token::Salt;
 
@@ -51,12 +52,17 @@ const NO_CAPS: Caps = Caps {
     max_waiters_total: usize::MAX,
 };
 
+/// A connection that has enqueued for nothing.
+const ELSEWHERE: ConnId = ConnId(99);
+
+const LEASE_EXPIRED: Option<Answer> = Some(Answer::Refused(Refusal::LeaseExpired));
+
 /// A table, its clock, and a switch for its mint.
 struct World {
     table: LockTable,
     now: Instant,
     out_of_tokens: Arc<AtomicBool>,
-    /// Once the mint has failed, a slot may be free while somebody waits.
+    /// Once the mint has failed, a slot may be free while a client waits.
     has_lacked_tokens: bool,
 }
 
@@ -108,21 +114,41 @@ impl World {
     ) -> Result<Claim, Refusal> {
         let limit = Limit::new(limit).expect("a limit above zero");
         let ask = Ask {
-            conn: ConnId(conn),
             key,
             kind,
             limit,
             lease: secs(lease),
-            salt: SALT,
         };
-        let claim = self.table.enqueue(&ask, self.now);
+        let claim = self.table.acquire(claimant(conn), &ask, self.now);
         self.check();
         claim
     }
 
+    /// Enqueues for a lock with a lease of ten seconds.
+    fn enqueue(&mut self, conn: u64, key: &str) -> Answer {
+        let answer = self.table.enqueue(claimant(conn), &lock_of(key), self.now);
+        self.check();
+        answer
+    }
+
+    fn try_wait(&mut self, conn: u64, key: &str) -> Option<Answer> {
+        let answer = self.table.try_wait(ConnId(conn), key, Kind::Lock, self.now);
+        self.check();
+        answer
+    }
+
+    /// Whether `token` is that of a live holder of a lock.
+    fn is_held(&mut self, key: &str, token: Token) -> bool {
+        let found = self.table.find_holder(key, Kind::Lock, token, self.now);
+        self.check();
+        found.is_ok()
+    }
+
     /// Tries to get a lock with a lease of ten seconds.
     fn try_lock(&mut self, conn: u64, key: &str) -> Result<Option<Grant>, Refusal> {
-        let tried = self.table.try_acquire(&lock_of(conn, key), self.now);
+        let tried = self
+            .table
+            .try_acquire(claimant(conn), &lock_of(key), self.now);
         self.check();
         tried
     }
@@ -137,16 +163,16 @@ impl World {
         ticket(self.lock(conn, key))
     }
 
-    fn collect(&mut self, ticket: Ticket) -> Progress {
-        let progress = self.table.collect(ticket, self.now);
+    fn collect(&mut self, ticket: Ticket) -> Option<Answer> {
+        let answer = self.table.collect(ticket, self.now);
         self.check();
-        progress
+        answer
     }
 
     /// Collects a grant that must be there.
     fn collected(&mut self, ticket: Ticket) -> Token {
         match self.collect(ticket) {
-            Progress::Granted(grant) => grant.token,
+            Some(Answer::Granted(grant)) => grant.token,
             other => panic!("not granted but {other:?}"),
         }
     }
@@ -156,8 +182,11 @@ impl World {
         self.check();
     }
 
+    /// Releases a lock over another connection.
     fn release(&mut self, key: &str, token: Token) -> Result<(), Refusal> {
-        let released = self.table.release(key, Kind::Lock, token, self.now);
+        let released = self
+            .table
+            .release(ELSEWHERE, key, Kind::Lock, token, self.now);
         self.check();
         released
     }
@@ -194,14 +223,26 @@ impl World {
 }
 
 /// Asking for a lock with a lease of ten seconds.
-fn lock_of(conn: u64, key: &str) -> Ask<'_> {
+fn lock_of(key: &str) -> Ask<'_> {
     Ask {
-        conn: ConnId(conn),
         key,
         kind: Kind::Lock,
         limit: Limit::ONE,
         lease: secs(10),
+    }
+}
+
+fn claimant(conn: u64) -> Claimant {
+    Claimant {
+        conn: ConnId(conn),
         salt: SALT,
+    }
+}
+
+fn acquired(answer: Answer) -> Token {
+    match answer {
+        Answer::Granted(grant) => grant.token,
+        other => panic!("not acquired but {other:?}"),
     }
 }
 
@@ -233,7 +274,7 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         assert_eq!(key, queue.key());
         assert!(
             has_lacked_tokens || queue.next_in_line().is_none(),
-            "{key:?}: a slot is free while somebody waits"
+            "{key:?}: a slot is free while a client waits"
         );
         owed.extend(queue.next_in_line().map(|ticket| (ticket, key.clone())));
         if queue.is_idle() {
@@ -241,9 +282,9 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         }
         for (fence, holder) in queue.holders() {
             leases.insert((holder.expires_at, (*fence, key.clone())));
-            if let Some(belongings) = table.conns.get(&holder.conn) {
+            if let Some(entry) = table.conns.get(&holder.conn) {
                 assert_eq!(
-                    belongings.held.get(fence),
+                    entry.held.get(fence),
                     Some(key),
                     "a holding its connection forgot"
                 );
@@ -268,7 +309,7 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         "the list of idle keys is wrong"
     );
 
-    assert_eq!(owed, table.owed, "a slot is owed unawares, or to nobody");
+    assert_eq!(owed, table.owed, "the slots owed to waiters are wrong");
     assert_eq!(waiting.len(), table.waiter_count, "waiters are miscounted");
 
     let places = table.tickets.iter();
@@ -286,21 +327,13 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
             "a ticket its connection forgot"
         );
     }
-    let ticket_count: usize = table
-        .conns
-        .values()
-        .map(|belongings| belongings.tickets.len())
-        .sum();
+    let ticket_count: usize = table.conns.values().map(|entry| entry.tickets.len()).sum();
     assert_eq!(
         ticket_count,
         table.tickets.len(),
         "a connection remembers a spent ticket"
     );
-    let held_count: usize = table
-        .conns
-        .values()
-        .map(|belongings| belongings.held.len())
-        .sum();
+    let held_count: usize = table.conns.values().map(|entry| entry.held.len()).sum();
     assert!(
         held_count <= leases.len(),
         "a connection remembers a slot it has lost"
@@ -316,18 +349,35 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         waiting.len() <= table.caps.max_waiters_total,
         "more waiters than the cap"
     );
-    for (conn, belongings) in &table.conns {
+    for (conn, entry) in &table.conns {
         let waits = |ticket: &&Ticket| matches!(table.tickets[ticket].state, PlaceState::Waiting);
-        let place_count = belongings.tickets.iter().filter(waits).count();
-        assert_eq!(place_count, belongings.waiting_count, "{conn}: miscounted");
+        let place_count = entry.tickets.iter().filter(waits).count();
+        assert_eq!(place_count, entry.waiting_count, "{conn}: miscounted");
         assert!(
-            belongings.held.len() + place_count <= table.caps.max_per_connection,
+            entry.held.len() + place_count <= table.caps.max_per_connection,
             "{conn}: more slots and places than the cap"
         );
+        check_phase_one(entry);
     }
 }
 
-/// How many slots of the key are free while somebody waits for them.
+/// An entry that is not dead has a ticket or a slot, and few are dead.
+fn check_phase_one(entry: &ConnectionEntry) {
+    let mut dead_count = 0;
+    for (_, key, phase_one) in entry.enqueued.iter() {
+        match phase_one {
+            PhaseOne::Queued(ticket) => assert!(entry.tickets.contains(&ticket), "{key:?}"),
+            PhaseOne::Granted(grant) => {
+                assert_eq!(entry.held.get(&grant.token.fence), Some(key));
+            }
+            PhaseOne::Dead => dead_count += 1,
+        }
+    }
+    assert_eq!(dead_count, entry.enqueued.dead_count());
+    assert!(dead_count <= MAX_DEAD);
+}
+
+/// How many free slots of the key are owed to waiters.
 fn owed_count(queue: &KeyQueue) -> usize {
     let limit = usize::try_from(queue.limit().get()).expect("a small limit");
     (limit - queue.holders().len()).min(queue.waiter_count())

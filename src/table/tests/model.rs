@@ -33,22 +33,19 @@ struct ModelTicket {
     dismissed: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum ModelClaim {
-    Acquired(u64),
-    Queued(u64),
-    Busy,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum ModelProgress {
-    Waiting,
-    Granted(u64),
-    Refused(Refusal),
+/// A phase-one entry. It is dead if its grant is no holder any more.
+#[derive(Clone, Debug)]
+pub(super) struct ModelEntry {
+    pub(super) conn: u64,
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    /// With the ticket's number, or the grant.
+    began: Claim,
 }
 
 pub(super) struct Model {
     pub(super) keys: Vec<ModelKey>,
+    pub(super) entries: Vec<ModelEntry>,
     tickets: Vec<ModelTicket>,
     caps: Caps,
     last_fence: u64,
@@ -62,6 +59,7 @@ impl Model {
     pub(super) fn new(caps: Caps, now: Instant) -> Model {
         Model {
             keys: Vec::new(),
+            entries: Vec::new(),
             tickets: Vec::new(),
             caps,
             last_fence: 0,
@@ -72,7 +70,8 @@ impl Model {
         }
     }
 
-    pub(super) fn enqueue(
+    /// `None` where a try would wait.
+    pub(super) fn acquire(
         &mut self,
         conn: u64,
         name: &str,
@@ -80,7 +79,7 @@ impl Model {
         limit: u32,
         lease: Duration,
         is_a_try: bool,
-    ) -> Result<ModelClaim, Refusal> {
+    ) -> Result<Option<Claim>, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -89,7 +88,7 @@ impl Model {
         if let Some(at) = self.find(name) {
             self.agree(at, kind, limit)?;
         }
-        if self.belongings_count(conn) >= self.caps.max_per_connection {
+        if self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
         let is_free = match self.find(name) {
@@ -133,7 +132,7 @@ impl Model {
                 fence: self.last_fence,
                 expires_at: now + lease,
             });
-            return Ok(ModelClaim::Acquired(self.last_fence));
+            return Ok(Some(Claim::Acquired(grant(self.last_fence, lease))));
         }
         if self
             .caps
@@ -144,7 +143,7 @@ impl Model {
             return Err(Refusal::MaxWaiters);
         }
         if is_a_try {
-            return Ok(ModelClaim::Busy);
+            return Ok(None);
         }
         let number = self.last_ticket;
         self.last_ticket += 1;
@@ -157,36 +156,128 @@ impl Model {
             fence: None,
             dismissed: false,
         });
-        Ok(ModelClaim::Queued(number))
+        Ok(Some(Claim::Queued(Ticket(number))))
     }
 
-    pub(super) fn collect(&mut self, number: u64) -> ModelProgress {
+    pub(super) fn enqueue(
+        &mut self,
+        conn: u64,
+        name: &str,
+        kind: Kind,
+        limit: u32,
+        lease: Duration,
+    ) -> Answer {
+        while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
+        if let Some(at) = self.find_entry(conn, kind, name) {
+            if !self.is_dead(&self.entries[at]) {
+                return match self.draining {
+                    true => Answer::Refused(Refusal::Draining),
+                    false => Answer::AlreadyEnqueued,
+                };
+            }
+            if let Claim::Queued(ticket) = self.entries.remove(at).began {
+                self.tickets.retain(|known| known.number != ticket.0);
+            }
+        }
+        let claim = match self.acquire(conn, name, kind, limit, lease, false) {
+            Ok(claim) => claim.expect("not a try"),
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        self.entries.push(ModelEntry {
+            conn,
+            kind,
+            name: name.to_owned(),
+            began: claim,
+        });
+        match claim {
+            Claim::Acquired(grant) => Answer::Granted(grant),
+            Claim::Queued(_) => Answer::Queued,
+        }
+    }
+
+    pub(super) fn try_wait(&mut self, conn: u64, name: &str, kind: Kind) -> Option<Answer> {
+        self.settle(name);
+        let Some(at) = self.find_entry(conn, kind, name) else {
+            return Some(Answer::NotEnqueued);
+        };
+        let now = self.now;
+        let answer = match self.entries[at].began {
+            Claim::Acquired(grant) => match self.holder(name, grant.token.fence.0) {
+                Some(holder) => {
+                    holder.expires_at = now + grant.lease;
+                    Answer::Granted(grant)
+                }
+                None => Answer::Refused(Refusal::LeaseExpired),
+            },
+            Claim::Queued(ticket) => match self.collect(ticket.0) {
+                Some(answer) => answer,
+                None => {
+                    let key = &self.keys[self.find(name).expect("waited for")];
+                    let is_first = key.waiters[0] == ticket.0;
+                    let no_token = Answer::Refused(Refusal::NoToken);
+                    return (key.is_owed() && is_first).then_some(no_token);
+                }
+            },
+        };
+        self.entries.remove(at);
+        Some(answer)
+    }
+
+    pub(super) fn take_ticket(&mut self, conn: u64, name: &str, kind: Kind) -> Option<Ticket> {
+        let at = self.find_entry(conn, kind, name)?;
+        match self.entries[at].began {
+            Claim::Queued(ticket) if !self.is_dead(&self.entries[at]) => {
+                self.entries.remove(at);
+                Some(ticket)
+            }
+            _ => None,
+        }
+    }
+
+    /// What has become of an entry; `None` if it is dead.
+    pub(super) fn state_of(&self, entry: &ModelEntry) -> Option<Claim> {
+        (!self.is_dead(entry)).then_some(entry.began)
+    }
+
+    fn is_dead(&self, entry: &ModelEntry) -> bool {
+        let fence = match entry.began {
+            Claim::Acquired(grant) => Some(grant.token.fence.0),
+            Claim::Queued(ticket) => {
+                let known = self.tickets.iter().find(|known| known.number == ticket.0);
+                known.expect("kept until it is collected").fence
+            }
+        };
+        let has_slot = |fence| {
+            let holders = self.keys.iter().flat_map(|key| &key.holders);
+            holders.into_iter().any(|holder| holder.fence == fence)
+        };
+        fence.is_some_and(|fence| !has_slot(fence))
+    }
+
+    fn find_entry(&self, conn: u64, kind: Kind, name: &str) -> Option<usize> {
+        self.entries
+            .iter()
+            .position(|entry| entry.conn == conn && entry.kind == kind && entry.name == name)
+    }
+
+    pub(super) fn collect(&mut self, number: u64) -> Option<Answer> {
         self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets[at].clone();
         let now = self.now;
-        let progress = match ticket.fence {
-            None if ticket.dismissed => ModelProgress::Refused(Refusal::Draining),
-            None => return ModelProgress::Waiting,
+        let answer = match ticket.fence {
+            None if ticket.dismissed => Answer::Refused(Refusal::Draining),
+            None => return None,
             Some(fence) => match self.holder(&ticket.key, fence) {
                 Some(holder) => {
                     holder.expires_at = now + ticket.lease;
-                    ModelProgress::Granted(fence)
+                    Answer::Granted(grant(fence, ticket.lease))
                 }
-                None => ModelProgress::Refused(Refusal::LeaseExpired),
+                None => Answer::Refused(Refusal::LeaseExpired),
             },
         };
         self.tickets.remove(at);
-        progress
-    }
-
-    pub(super) fn has_lapsed(&mut self, number: u64) -> bool {
-        self.settle_ticket(number);
-        let ticket = self.tickets[self.find_ticket(number)].clone();
-        match ticket.fence {
-            Some(fence) => self.holder(&ticket.key, fence).is_none(),
-            None => false,
-        }
+        Some(answer)
     }
 
     pub(super) fn cancel(&mut self, number: u64) {
@@ -196,8 +287,19 @@ impl Model {
         self.drop_ticket(&ticket);
     }
 
-    pub(super) fn release(&mut self, name: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
+    pub(super) fn release(
+        &mut self,
+        conn: u64,
+        name: &str,
+        kind: Kind,
+        token: Token,
+    ) -> Result<(), Refusal> {
         self.find_held(name, kind, token)?;
+        if let Some(at) = self.find_entry(conn, kind, name) {
+            if matches!(self.entries[at].began, Claim::Acquired(grant) if grant.token == token) {
+                self.entries.remove(at);
+            }
+        }
         self.vacate(name, token.fence.0);
         Ok(())
     }
@@ -217,10 +319,6 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn is_held(&mut self, name: &str, kind: Kind, token: Token) -> bool {
-        self.find_held(name, kind, token).is_ok()
-    }
-
     pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings) {
         let mine: Vec<ModelTicket> = self
             .tickets
@@ -229,6 +327,7 @@ impl Model {
             .cloned()
             .collect();
         self.tickets.retain(|ticket| ticket.conn != conn);
+        self.entries.retain(|entry| entry.conn != conn);
         let mut left: Vec<String> = Vec::new();
         for key in &mut self.keys {
             let count = key.waiters.len();
@@ -303,7 +402,7 @@ impl Model {
         let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
         self.keys.len() >= self.caps.max_locks && self.find(name).is_none()
             || slot_count >= self.caps.max_slots
-            || self.belongings_count(conn) >= self.caps.max_per_connection
+            || self.connection_count(conn) >= self.caps.max_per_connection
             || waiter_count >= self.caps.max_waiters_total
     }
 
@@ -344,9 +443,10 @@ impl Model {
         }
     }
 
-    /// Who has an interest in the connection: whether it holds or waits for anything.
+    /// Whether a connection holds, waits for or has enqueued anything.
     pub(super) fn is_busy(&self, conn: u64) -> bool {
         self.tickets.iter().any(|ticket| ticket.conn == conn)
+            || self.entries.iter().any(|entry| entry.conn == conn)
             || self
                 .keys
                 .iter()
@@ -416,7 +516,7 @@ impl Model {
     }
 
     /// Slots and places.
-    fn belongings_count(&self, conn: u64) -> usize {
+    fn connection_count(&self, conn: u64) -> usize {
         let holders = self.keys.iter().flat_map(|key| &key.holders);
         let waits = |ticket: &&ModelTicket| ticket.fence.is_none() && !ticket.dismissed;
         let places = self.tickets.iter().filter(waits);
@@ -459,8 +559,15 @@ impl Model {
     }
 }
 
+fn grant(fence: u64, lease: Duration) -> Grant {
+    Grant {
+        token: token(fence),
+        lease,
+    }
+}
+
 impl ModelKey {
-    /// Whether a slot is free while somebody waits.
+    /// Whether a slot is free while a client waits.
     fn is_owed(&self) -> bool {
         !self.waiters.is_empty() && self.holders.len() < self.limit as usize
     }

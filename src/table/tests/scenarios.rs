@@ -16,7 +16,7 @@ fn a_free_lock_is_granted_and_a_held_one_queues() {
     let mut world = World::new();
     world.held(1, "k");
     let waiter = world.queued(2, "k");
-    assert_eq!(world.collect(waiter), Progress::Waiting);
+    assert_eq!(world.collect(waiter), None);
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn a_lock_is_not_reentrant() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let again = world.queued(1, "k");
-    assert_eq!(world.collect(again), Progress::Waiting);
+    assert_eq!(world.collect(again), None);
     assert_eq!(world.release("k", token), Ok(()));
     world.collected(again);
 }
@@ -38,7 +38,7 @@ fn waiters_are_served_in_order_of_arrival() {
         assert_eq!(world.release("k", token), Ok(()));
         assert!(waiters[at + 1..]
             .iter()
-            .all(|later| world.collect(*later) == Progress::Waiting));
+            .all(|later| world.collect(*later).is_none()));
         let next = world.collected(*waiter);
         assert!(next.fence > token.fence);
         token = next;
@@ -59,7 +59,7 @@ fn a_newcomer_never_overtakes_a_waiter_even_past_a_free_slot() {
 }
 
 #[test]
-fn while_waiters_are_owed_a_token_newcomers_are_told_that_there_is_none() {
+fn newcomers_get_no_token_while_waiters_are_owed_one() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let first = world.queued(2, "k");
@@ -67,7 +67,7 @@ fn while_waiters_are_owed_a_token_newcomers_are_told_that_there_is_none() {
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.lock(3, "k"), Err(Refusal::NoToken));
     assert_eq!(world.try_lock(3, "k"), Err(Refusal::NoToken));
-    assert!(world.table.is_owed(first, world.now));
+    assert!(world.table.is_owed(first));
     world.mint_is_out(false);
     world.table.tokens_are_back(world.now);
     assert_eq!(world.resolved(), [2]);
@@ -105,14 +105,16 @@ fn when_tokens_are_back_every_free_slot_finds_its_waiter() {
         .collect();
     world.mint_is_out(true);
     for token in tokens {
-        let released = world.table.release("k", Kind::Semaphore, token, world.now);
+        let released = world
+            .table
+            .release(ELSEWHERE, "k", Kind::Semaphore, token, world.now);
         assert_eq!(released, Ok(()));
     }
     assert!(world.resolved().is_empty());
     world.mint_is_out(false);
     world.table.tokens_are_back(world.now);
     assert_eq!(world.resolved(), [4, 5, 6]);
-    assert_eq!(world.collect(waiters[3]), Progress::Waiting);
+    assert_eq!(world.collect(waiters[3]), None);
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn a_semaphore_grants_as_many_as_its_limit() {
     let waiter = ticket(world.slot(4, "s", 3));
     let released = world
         .table
-        .release("s", Kind::Semaphore, tokens[1], world.now);
+        .release(ELSEWHERE, "s", Kind::Semaphore, tokens[1], world.now);
     assert_eq!(released, Ok(()));
     world.collected(waiter);
     ticket(world.slot(5, "s", 3));
@@ -178,7 +180,9 @@ fn a_token_is_good_for_its_own_kind_and_key_only() {
     let other = world.held(1, "other");
     let now = world.now;
     assert_eq!(
-        world.table.release("k", Kind::Semaphore, token, now),
+        world
+            .table
+            .release(ELSEWHERE, "k", Kind::Semaphore, token, now),
         Err(Refusal::NotHeld)
     );
     assert_eq!(
@@ -305,7 +309,7 @@ fn a_waiter_owed_a_token_is_not_robbed_of_its_slot_at_the_cap() {
 }
 
 #[test]
-fn the_cap_on_one_connection_counts_its_slots_and_places_together() {
+fn the_cap_on_one_connection_counts_slots_and_places() {
     let mut world = World::with_caps(Caps {
         max_per_connection: 3,
         ..NO_CAPS
@@ -379,7 +383,7 @@ fn the_checks_come_in_their_order() {
 }
 
 #[test]
-fn the_caps_in_all_come_after_a_mismatch_and_before_a_full_queue() {
+fn the_caps_in_all_come_between_mismatch_and_full_queue() {
     let mut world = World::with_caps(Caps {
         max_waiters: Some(1),
         max_per_connection: 1,
@@ -400,13 +404,13 @@ fn a_lease_ends_exactly_on_time() {
     let token = world.held(1, "k");
     assert_eq!(world.table.next_deadline(), Some(world.now + secs(10)));
     world.advance(secs(10) - Duration::from_nanos(1));
-    assert!(world.table.is_held("k", Kind::Lock, token, world.now));
+    assert!(world.is_held("k", token));
     world.advance(Duration::from_nanos(1));
-    assert!(!world.table.is_held("k", Kind::Lock, token, world.now));
+    assert!(!world.is_held("k", token));
 }
 
 #[test]
-fn an_expired_token_is_dead_for_every_command_even_if_the_reaper_is_late() {
+fn an_expired_token_is_dead_even_if_the_reaper_is_late() {
     type Act = fn(&mut World, Token) -> Result<(), Refusal>;
     let acts: [Act; 2] = [
         |world, token| world.release("k", token),
@@ -437,7 +441,7 @@ fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
     assert_eq!(held(&world), 5);
     assert_eq!(world.renew("k5", tokens[5], 10), Err(Refusal::NotHeld));
     world.held(3, "k6");
-    assert!(!world.table.is_held("k7", Kind::Lock, tokens[7], world.now));
+    assert!(!world.is_held("k7", tokens[7]));
     world.collected(waiter);
     assert_eq!(world.table.snapshot(None, 20, world.now).len(), 10);
     assert_eq!(held(&world), 2);
@@ -502,7 +506,7 @@ fn an_early_late_or_second_sweep_is_harmless() {
 // Two phases.
 
 #[test]
-fn a_queued_grant_runs_from_the_grant_and_anew_from_its_collection() {
+fn a_queued_lease_starts_at_the_grant_and_anew_when_collected() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
@@ -513,19 +517,17 @@ fn a_queued_grant_runs_from_the_grant_and_anew_from_its_collection() {
 }
 
 #[test]
-fn a_grant_that_died_before_its_collection_is_said_to_have_expired_however_late() {
+fn a_grant_that_died_uncollected_is_said_to_have_expired() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
     assert_eq!(world.release("k", token), Ok(()));
-    assert!(!world.table.has_lapsed(waiter, world.now));
     world.advance(secs(10_000));
     world.expire();
     world.table.prune(Duration::ZERO, world.now);
-    assert!(world.table.has_lapsed(waiter, world.now));
     assert_eq!(
         world.collect(waiter),
-        Progress::Refused(Refusal::LeaseExpired)
+        Some(Answer::Refused(Refusal::LeaseExpired))
     );
 }
 
@@ -540,27 +542,122 @@ fn an_uncollected_grant_passes_on_when_its_lease_ends() {
     world.collected(next);
     assert_eq!(
         world.collect(idler),
-        Progress::Refused(Refusal::LeaseExpired)
+        Some(Answer::Refused(Refusal::LeaseExpired))
     );
 }
 
 #[test]
-fn a_ticket_whose_key_is_forgotten_is_owed_nothing() {
+fn a_wait_is_answered_even_if_its_key_is_forgotten() {
     let mut world = World::new();
     let token = world.held(1, "k");
-    let waiter = world.queued(2, "k");
+    assert_eq!(world.enqueue(2, "k"), Answer::Queued);
     assert_eq!(world.release("k", token), Ok(()));
     world.advance(secs(10));
     world.expire();
     world.table.prune(Duration::ZERO, world.now);
-    assert!(!world.table.is_owed(waiter, world.now));
+    assert_eq!(world.try_wait(2, "k"), LEASE_EXPIRED);
 
     let token = world.held(1, "other");
-    let dismissed = world.queued(2, "other");
+    assert_eq!(world.enqueue(2, "other"), Answer::Queued);
     world.table.begin_drain(world.now);
     assert_eq!(world.release("other", token), Ok(()));
     world.table.prune(Duration::ZERO, world.now);
-    assert!(!world.table.is_owed(dismissed, world.now));
+    let draining = Some(Answer::Refused(Refusal::Draining));
+    assert_eq!(world.try_wait(2, "other"), draining);
+    assert_eq!(world.try_wait(2, "other"), Some(Answer::NotEnqueued));
+}
+
+#[test]
+fn an_entry_dies_with_its_token_and_says_so_once() {
+    let mut world = World::new();
+    let deaths: [fn(&mut World, Token); 2] = [
+        |world, token| assert_eq!(world.release("k", token), Ok(())),
+        |world, _| world.advance(secs(10)),
+    ];
+    for die in deaths {
+        let token = acquired(world.enqueue(1, "k"));
+        die(&mut world, token);
+        assert_eq!(world.try_wait(1, "k"), LEASE_EXPIRED);
+        assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+    }
+}
+
+#[test]
+fn a_release_by_its_own_connection_ends_the_phase() {
+    let mut world = World::new();
+    let token = acquired(world.enqueue(1, "k"));
+    let now = world.now;
+    let released = world.table.release(ConnId(1), "k", Kind::Lock, token, now);
+    assert_eq!(released, Ok(()));
+    assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+}
+
+#[test]
+fn only_a_live_entry_keeps_a_connection_from_enqueueing() {
+    let mut world = World::new();
+    let token = acquired(world.enqueue(1, "k"));
+    assert_eq!(world.enqueue(1, "k"), Answer::AlreadyEnqueued);
+    assert_eq!(world.release("k", token), Ok(()));
+    acquired(world.enqueue(1, "k"));
+    world.table.begin_drain(world.now);
+    let draining = Answer::Refused(Refusal::Draining);
+    assert_eq!(world.enqueue(1, "k"), draining);
+    world.advance(secs(10));
+    // The refusal takes the place of the dead entry.
+    assert_eq!(world.enqueue(1, "k"), draining);
+    assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+}
+
+#[test]
+fn an_entry_that_is_owed_a_token_keeps_its_place() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    assert_eq!(world.enqueue(2, "k"), Answer::Queued);
+    assert_eq!(world.try_wait(2, "k"), None);
+    world.mint_is_out(true);
+    assert_eq!(world.release("k", token), Ok(()));
+    let no_token = Some(Answer::Refused(Refusal::NoToken));
+    assert_eq!(world.try_wait(2, "k"), no_token);
+    world.mint_is_out(false);
+    world.table.tokens_are_back(world.now);
+    assert!(matches!(world.try_wait(2, "k"), Some(Answer::Granted(_))));
+}
+
+#[test]
+fn the_entries_that_died_first_are_forgotten_first() {
+    let mut world = World::new();
+    let keys: Vec<String> = (0..MAX_DEAD + 2)
+        .map(|number| format!("k{number}"))
+        .collect();
+    for key in &keys {
+        let token = acquired(world.enqueue(1, key));
+        assert_eq!(world.release(key, token), Ok(()));
+    }
+    acquired(world.enqueue(1, "alive"));
+    for key in &keys[..2] {
+        assert_eq!(world.try_wait(1, key), Some(Answer::NotEnqueued));
+    }
+    for key in &keys[2..] {
+        assert_eq!(world.try_wait(1, key), LEASE_EXPIRED);
+    }
+    assert_eq!(world.enqueue(1, "alive"), Answer::AlreadyEnqueued);
+}
+
+#[test]
+fn an_entry_goes_with_its_connection() {
+    for holdings in [Holdings::Release, Holdings::Keep] {
+        let mut world = World::new();
+        let token = world.held(1, "k");
+        acquired(world.enqueue(2, "kept"));
+        assert_eq!(world.enqueue(2, "k"), Answer::Queued);
+        let last = world.queued(3, "k");
+        assert_eq!(world.release("k", token), Ok(())); // granted to 2, which was never told
+        world.disconnect(2, holdings);
+        world.collected(last);
+        let is_kept = world.try_lock(3, "kept") == Ok(None);
+        assert_eq!(is_kept, holdings == Holdings::Keep);
+        assert!(!world.table.conns.contains_key(&ConnId(2)));
+    }
 }
 
 #[test]
@@ -588,7 +685,7 @@ fn a_grant_that_meets_a_cancel_passes_to_the_next_waiter() {
 // Disconnects.
 
 #[test]
-fn a_disconnect_releases_what_was_held_and_forgets_what_was_waited_for() {
+fn a_disconnect_releases_slots_and_forgets_places() {
     let mut world = World::new();
     let kept = world.held(1, "other");
     world.held(2, "k");
@@ -607,7 +704,7 @@ fn without_auto_release_a_slot_lives_until_its_lease_ends() {
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
     world.disconnect(1, Holdings::Keep);
-    assert_eq!(world.collect(waiter), Progress::Waiting);
+    assert_eq!(world.collect(waiter), None);
     // The token is the credential, whatever became of the connection.
     assert_eq!(world.renew("k", token, 5), Ok(()));
     world.advance(secs(5));
@@ -615,7 +712,7 @@ fn without_auto_release_a_slot_lives_until_its_lease_ends() {
 }
 
 #[test]
-fn without_auto_release_places_and_uncollected_grants_go_all_the_same() {
+fn without_auto_release_places_and_uncollected_grants_go() {
     let mut world = World::new();
     let token = world.held(1, "k");
     world.queued(2, "k");
@@ -671,7 +768,7 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     let now = Instant::now();
     for conn in 1..=50_000 {
         let key = format!("k{conn}");
-        granted(table.enqueue(&lock_of(conn, &key), now));
+        granted(table.acquire(claimant(conn), &lock_of(&key), now));
     }
     let started = Instant::now();
     for conn in 1..=50_000 {
@@ -723,7 +820,10 @@ fn a_drain_dismisses_waiters_and_lets_holders_finish() {
     let waiter = world.queued(2, "k");
     world.table.begin_drain(world.now);
     assert_eq!(world.resolved(), [2]);
-    assert_eq!(world.collect(waiter), Progress::Refused(Refusal::Draining));
+    assert_eq!(
+        world.collect(waiter),
+        Some(Answer::Refused(Refusal::Draining))
+    );
     assert_eq!(world.lock(3, "new"), Err(Refusal::Draining));
     assert_eq!(world.renew("k", token, 10), Ok(()));
     assert!(world.table.has_holders());
@@ -761,11 +861,12 @@ fn the_order_of_fences_is_the_order_of_grants() {
 fn a_token_has_the_salt_that_its_own_claim_brought_along() {
     let mut world = World::new();
     let mut ask = |conn, salt| {
-        let ask = Ask {
+        let claimant = Claimant {
+            conn: ConnId(conn),
             salt: Salt(salt),
-            ..lock_of(conn, "k")
         };
-        world.table.enqueue(&ask, world.now)
+        let now = world.now;
+        world.table.acquire(claimant, &lock_of("k"), now)
     };
     let token = granted(ask(1, 11));
     let (second, third) = (ticket(ask(2, 22)), ticket(ask(3, 33)));
@@ -778,7 +879,7 @@ fn a_token_has_the_salt_that_its_own_claim_brought_along() {
 }
 
 #[test]
-fn without_tokens_nothing_is_granted_and_nobody_loses_his_place() {
+fn without_tokens_nothing_is_granted_and_places_are_kept() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
@@ -786,7 +887,7 @@ fn without_tokens_nothing_is_granted_and_nobody_loses_his_place() {
     assert_eq!(world.lock(3, "free"), Err(Refusal::NoToken));
     assert_eq!(world.renew("k", token, 10), Ok(()));
     assert_eq!(world.release("k", token), Ok(()));
-    assert_eq!(world.collect(waiter), Progress::Waiting);
+    assert_eq!(world.collect(waiter), None);
     assert!(!world.table.has_holders());
 }
 
@@ -796,24 +897,30 @@ fn without_tokens_nothing_is_granted_and_nobody_loses_his_place() {
 fn a_connection_is_busy_while_it_holds_or_waits() {
     let mut world = World::new();
     let start = world.now;
-    assert_eq!(world.table.last_busy(ConnId(1), start), None);
+    assert_eq!(world.table.connection_idle_since(ConnId(1), start), None);
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
     world.advance(secs(3));
-    assert_eq!(world.table.last_busy(ConnId(1), world.now), Some(world.now));
-    assert_eq!(world.table.last_busy(ConnId(2), world.now), Some(world.now));
+    assert_eq!(
+        world.table.connection_idle_since(ConnId(1), world.now),
+        Some(world.now)
+    );
+    assert_eq!(
+        world.table.connection_idle_since(ConnId(2), world.now),
+        Some(world.now)
+    );
     assert_eq!(world.release("k", token), Ok(()));
     let released_at = world.now;
     world.advance(secs(3));
     assert_eq!(
-        world.table.last_busy(ConnId(1), world.now),
+        world.table.connection_idle_since(ConnId(1), world.now),
         Some(released_at)
     );
     world.cancel(waiter);
     let cancelled_at = world.now;
     world.advance(secs(3));
     assert_eq!(
-        world.table.last_busy(ConnId(2), world.now),
+        world.table.connection_idle_since(ConnId(2), world.now),
         Some(cancelled_at)
     );
 }

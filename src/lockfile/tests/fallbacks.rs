@@ -1,4 +1,4 @@
-//! The same behaviour on every file system, whatever it lacks.
+//! A lock behaves in the same way on every file system, whatever that lacks.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -13,12 +13,12 @@ use crate::sys::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Calls `check` once for every file system there may be, each time with the path of a free lock.
-fn everywhere(check: impl Fn(&Path, Lacks)) {
-    for lacks in all_lacks() {
-        println!("{lacks:?}");
+/// Calls `check` once for every file system, each time with the path of a free lock.
+fn everywhere(check: impl Fn(&Path, MissingFeatures)) {
+    for missing in every_file_system() {
+        println!("{missing:?}");
         let scratch = tempfile::tempdir().expect("a directory");
-        check(&scratch.path().join("ladder.lock"), lacks);
+        check(&scratch.path().join("fallbacks.lock"), missing);
     }
 }
 
@@ -30,18 +30,18 @@ fn litter(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_lock_is_taken_is_busy_and_is_given_back() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+fn a_lock_is_taken_is_busy_and_is_released() {
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
         assert!(guard.is_held());
         let text = fs::read_to_string(path).expect("a lock file");
-        assert_eq!(text.ends_with(LIVE_LINE), !lacks.locks, "{text}");
+        assert_eq!(text.ends_with(LIVE_LINE), !missing.locks, "{text}");
         assert_eq!(
             LockInfo::parse(&text).expect("a record").pid,
             std::process::id()
         );
-        match lacking(path, lacks, HOUR).try_acquire() {
+        match lock_without(path, missing, HOUR).try_acquire() {
             Err(SemaphoreError::AlreadyLocked { holder_pid, .. }) => {
                 assert_eq!(holder_pid, Some(std::process::id()));
             }
@@ -56,11 +56,11 @@ fn a_lock_is_taken_is_busy_and_is_given_back() {
 }
 
 #[test]
-fn a_living_holder_is_not_robbed_by_age() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+fn a_living_holder_keeps_an_old_lock() {
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
-        // As old as can be; it is still ours, and we live.
+        // The lock is very old, but its holder is alive.
         let old = fs::read_to_string(path).expect("a record");
         let since = semaphore
             .lock_info()
@@ -77,16 +77,16 @@ fn a_living_holder_is_not_robbed_by_age() {
 
 #[test]
 fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
-    everywhere(|path, lacks| {
+    everywhere(|path, missing| {
         for text in [
             format!("pid={DEAD}\ntimestamp=1\ntag=old\n"),
             stamped(DEAD, None, None).print() + LIVE_LINE,
         ] {
             fs::write(path, &text).expect("a stale lock");
-            let semaphore = lacking(path, lacks, HOUR);
+            let semaphore = lock_without(path, missing, HOUR);
             let attempt = semaphore.try_acquire();
             assert!(litter(path).is_empty());
-            if lacks.locks {
+            if missing.locks {
                 let error = attempt.expect_err("a lock that cannot be taken over safely");
                 assert!(matches!(
                     error,
@@ -111,7 +111,7 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     });
 }
 
-/// The inode, the permissions, and how many names it has.
+/// The inode, the permissions, and the number of names.
 fn file_of(path: &Path) -> (u64, u32, u64) {
     let file = fs::symlink_metadata(path).expect("a file");
     (file.ino(), file.mode() & 0o7777, file.nlink())
@@ -120,14 +120,18 @@ fn file_of(path: &Path) -> (u64, u32, u64) {
 #[test]
 fn a_stale_file_of_ours_is_rewritten_in_place() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     let stale = format!("pid={DEAD}\ntimestamp=1\ntag={}\n", "x".repeat(2000));
     fs::write(&path, stale).expect("a stale lock");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
     let (inode, ..) = file_of(&path);
-    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
-    let fresh = lacking(&path.with_file_name("fresh"), Lacks::default(), HOUR);
+    let fresh = lock_without(
+        &path.with_file_name("fresh"),
+        MissingFeatures::default(),
+        HOUR,
+    );
     let _fresh = fresh.try_acquire().expect("a free lock");
     let (_, mode, _) = file_of(fresh.path());
     assert_eq!(file_of(&path), (inode, mode, 1));
@@ -140,12 +144,12 @@ fn a_stale_file_of_ours_is_rewritten_in_place() {
 #[test]
 fn a_stale_file_with_another_name_is_replaced() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     let other = scratch.path().join("other");
     let stale = format!("pid={DEAD}\ntimestamp=1\n");
     fs::write(&path, &stale).expect("a stale lock");
     fs::hard_link(&path, &other).expect("another name");
-    let semaphore = lacking(&path, Lacks::default(), HOUR);
+    let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
     assert!(guard.is_held());
     assert_ne!(file_of(&path).0, file_of(&other).0);
@@ -153,42 +157,50 @@ fn a_stale_file_with_another_name_is_replaced() {
 }
 
 #[test]
-fn a_lock_that_is_renewed_under_a_takers_eyes_is_not_taken_over() {
-    everywhere(|path, lacks| {
+fn a_lock_renewed_during_a_takeover_is_kept() {
+    everywhere(|path, missing| {
         let stale = format!("pid={DEAD}\ntimestamp=1\n");
         let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
         fs::write(path, &stale).expect("a stale lock");
         let directory = Directory::of(path).expect("a directory");
-        let files = LockFiles::new(&directory, path.file_name().expect("a name"), quick(lacks));
-        let claim = Claim {
+        let files = LockFiles::new(
+            &directory,
+            path.file_name().expect("a name"),
+            quick(missing),
+        );
+        let taker = Taker {
             record: &|| stamped(DEAD, None, None).print().into_bytes(),
             is_live: false,
-            // It is judged as it was, and is another's when it comes to be locked.
+            // The taker judges the old record, and finds the renewed one once it has the file
+            // locked.
             may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
                 let is_stale = content.bytes == stale.as_bytes();
                 Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
             },
         };
-        let attempt = takeover::acquire(&files, &claim).expect("an attempt");
-        assert!(matches!(attempt, Attempt::Held(..)), "{lacks:?}");
+        let attempt = takeover::acquire(&files, &taker).expect("an attempt");
+        assert!(
+            matches!(attempt, Acquisition::Obstructed(..)),
+            "{missing:?}"
+        );
         assert_eq!(fs::read_to_string(path).expect("a record"), renewed);
         assert!(litter(path).is_empty());
     });
 }
 
-/// Somebody who judged the stale file before it was taken over may remove ours in its stead.
+/// A process that judged the stale file before the takeover may remove our file instead.
 #[test]
 fn a_takeover_settles_however_it_was_done() {
     for rewriting in [false, true] {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-        let lacks = Lacks {
+        let missing = MissingFeatures {
             rewriting,
-            ..Lacks::default()
+            ..MissingFeatures::default()
         };
-        let mut semaphore = lacking(&path, lacks, HOUR);
+        let mut semaphore = lock_without(&path, missing, HOUR);
         semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
@@ -199,17 +211,17 @@ fn a_takeover_settles_however_it_was_done() {
             }
             fs::remove_file(&path).expect("a lock that is not granted yet");
             let outcome = taker.join().expect("the taker");
-            assert!(outcome.is_err(), "{lacks:?}");
+            assert!(outcome.is_err(), "{missing:?}");
         });
     }
 }
 
 #[test]
 fn a_young_lock_of_the_dead_is_not_taken_over() {
-    everywhere(|path, lacks| {
+    everywhere(|path, missing| {
         let text = stamped(DEAD, None, None).print();
         fs::write(path, &text).expect("a lock");
-        assert!(lacking(path, lacks, HOUR).try_acquire().is_err());
+        assert!(lock_without(path, missing, HOUR).try_acquire().is_err());
         assert_eq!(fs::read_to_string(path).expect("a record"), text);
         assert!(litter(path).is_empty());
     });
@@ -217,8 +229,8 @@ fn a_young_lock_of_the_dead_is_not_taken_over() {
 
 #[test]
 fn a_successors_file_is_left_alone() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(path).expect("a lock file");
         let text = "pid=1\ntimestamp=5\n";
@@ -230,31 +242,27 @@ fn a_successors_file_is_left_alone() {
 }
 
 #[test]
-fn a_lock_left_to_somebody_is_released_by_somebody() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+fn a_detached_lock_is_released_on_its_terms() {
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let info = LockInfo::with_tag("a");
-        assert!(semaphore
-            .try_acquire_detached(&info)
-            .expect("an attempt")
-            .is_ok());
+        let take = || semaphore.try_acquire_detached(&info).expect("an attempt");
+        assert!(matches!(take(), Attempt::Granted(())));
         assert!(!fs::read_to_string(path)
             .expect("a record")
             .contains("x-live"));
-        assert!(semaphore
-            .try_acquire_detached(&info)
-            .expect("an attempt")
-            .is_err());
-        let refused = semaphore.release(&Terms::default()).expect("an attempt");
-        assert_eq!(
-            refused.expect_err("it is alive").obstacle,
-            Obstacle::NotStale
-        );
-        let own = Terms {
+        assert!(matches!(take(), Attempt::Busy(_)));
+        let refused = semaphore.release(&ReleaseTerms::default());
+        match refused.expect("an attempt") {
+            ReleaseOutcome::Kept(busy) => assert_eq!(busy.obstacle, Obstacle::NotStale),
+            ReleaseOutcome::Released => panic!("the holder is alive"),
+        }
+        let own = ReleaseTerms {
             asking: std::process::id(),
-            ..Terms::default()
+            ..ReleaseTerms::default()
         };
-        assert!(semaphore.release(&own).expect("an attempt").is_ok());
+        let released = semaphore.release(&own).expect("an attempt");
+        assert!(matches!(released, ReleaseOutcome::Released));
         assert!(matches!(
             semaphore.release(&own),
             Err(SemaphoreError::NotLocked)
@@ -264,9 +272,9 @@ fn a_lock_left_to_somebody_is_released_by_somebody() {
 }
 
 #[test]
-fn cleaning_removes_the_stale_and_nothing_else() {
-    everywhere(|path, lacks| {
-        let semaphore = lacking(path, lacks, HOUR);
+fn cleaning_removes_a_stale_lock_and_nothing_else() {
+    everywhere(|path, missing| {
+        let semaphore = lock_without(path, missing, HOUR);
         let bystander = path.with_file_name(".sema-0123456789abcdex~");
         fs::write(&bystander, "").expect("a file");
         let living = Record {
@@ -276,19 +284,19 @@ fn cleaning_removes_the_stale_and_nothing_else() {
         fs::write(path, living.print()).expect("a lock of the living");
         assert_eq!(semaphore.clean().expect("cleaning"), Cleaned::default());
         fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-        assert_eq!(semaphore.clean().expect("cleaning").lock, !lacks.locks);
-        assert_eq!(path.exists(), lacks.locks);
+        assert_eq!(semaphore.clean().expect("cleaning").lock, !missing.locks);
+        assert_eq!(path.exists(), missing.locks);
         assert!(bystander.exists());
     });
 }
 
-/// Runs a process that cannot write a single byte to any file. `how` says what becomes of it then.
-fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitStatus {
+/// Runs a process that cannot write a byte to any file. `how` sets what happens to it then.
+fn on_a_full_disk(how: &str, path: &Path, missing: usize) -> std::process::ExitStatus {
     let part = [
         ("LOCK", path.display().to_string()),
-        ("LACKS", lacks.to_string()),
+        ("MISSING", missing.to_string()),
     ];
-    let inner = again("lockfile::tests::ladder::poor", &part);
+    let inner = again("lockfile::tests::fallbacks::poor", &part);
     let mut shell = Command::new("sh");
     shell.args([
         "-c",
@@ -312,13 +320,13 @@ fn on_a_full_disk(how: &str, path: &Path, lacks: usize) -> std::process::ExitSta
 #[test]
 #[ignore = "a part of the others"]
 fn poor() {
-    let (Some(path), Some(lacks)) = (part("LOCK").map(PathBuf::from), number("LACKS")) else {
+    let (Some(path), Some(missing)) = (part("LOCK").map(PathBuf::from), number("MISSING")) else {
         return;
     };
-    let lacks = all_lacks()
-        .nth(usize::try_from(lacks).expect("a number"))
+    let missing = every_file_system()
+        .nth(usize::try_from(missing).expect("a number"))
         .expect("a number");
-    let semaphore = lacking(&path, lacks, HOUR);
+    let semaphore = lock_without(&path, missing, HOUR);
     let code = match semaphore.try_acquire() {
         Err(SemaphoreError::IoError(_)) => 7,
         Err(_) => 8,
@@ -329,58 +337,62 @@ fn poor() {
 
 #[test]
 fn a_full_disk_leaves_neither_a_lock_nor_litter() {
-    for (bits, lacks) in all_lacks().enumerate() {
+    for (bits, missing) in every_file_system().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
-        assert_eq!(status.code(), Some(7), "{lacks:?}");
+        assert_eq!(status.code(), Some(7), "{missing:?}");
         assert!(
             names(scratch.path()).is_empty(),
-            "{lacks:?}: {:?}",
+            "{missing:?}: {:?}",
             names(scratch.path())
         );
 
-        // Nor does it cost the stale lock that was there.
+        // The stale lock that was there stays, too.
         let stale = format!("pid={DEAD}\ntimestamp=1\n");
         fs::write(&path, &stale).expect("a stale lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
         assert_eq!(
             status.code(),
-            Some(if lacks.locks { 8 } else { 7 }),
-            "{lacks:?}"
+            Some(if missing.locks { 8 } else { 7 }),
+            "{missing:?}"
         );
         assert_eq!(fs::read_to_string(&path).expect("a record"), stale);
-        assert!(litter(&path).is_empty(), "{lacks:?}: {:?}", litter(&path));
+        assert!(litter(&path).is_empty(), "{missing:?}: {:?}", litter(&path));
     }
 }
 
 #[test]
-fn a_crash_between_creating_and_writing_blocks_nobody_for_ever() {
+fn a_crash_before_the_record_blocks_until_the_timeout() {
     const XFSZ: i32 = 25;
-    for (bits, lacks) in all_lacks().enumerate() {
+    for (bits, missing) in every_file_system().enumerate() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("ladder.lock");
+        let path = scratch.path().join("fallbacks.lock");
         let status = on_a_full_disk(":", &path, bits);
-        assert_eq!(status.signal(), Some(XFSZ), "{lacks:?}");
-        let semaphore = lacking(&path, lacks, HOUR);
+        assert_eq!(status.signal(), Some(XFSZ), "{missing:?}");
+        let semaphore = lock_without(&path, missing, HOUR);
         if !path.exists() {
-            assert!(semaphore.try_acquire().is_ok(), "{lacks:?}");
+            assert!(semaphore.try_acquire().is_ok(), "{missing:?}");
             continue;
         }
-        // Somebody may be about to write it, until the timeout is over.
-        assert!(semaphore.try_acquire().is_err(), "{lacks:?}");
+        // Until the timeout, another process may be about to write it.
+        assert!(semaphore.try_acquire().is_err(), "{missing:?}");
         let file = fs::File::options()
             .write(true)
             .open(&path)
             .expect("an empty file");
         file.set_modified(SystemTime::now() - 2 * HOUR)
             .expect("an old file");
-        assert_eq!(semaphore.try_acquire().is_ok(), !lacks.locks, "{lacks:?}");
+        assert_eq!(
+            semaphore.try_acquire().is_ok(),
+            !missing.locks,
+            "{missing:?}"
+        );
     }
 }
 
 #[test]
-fn where_nothing_tells_of_changes_a_waiter_looks_again() {
+fn a_waiter_without_inotify_looks_again() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("polled.lock");
     let semaphore = Semaphore::with_defaults(&path).expect("a lock path");
@@ -389,15 +401,15 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
-            let patience = Patience::new(Some(Duration::from_secs(20)), None);
-            // What acquire does, blindfolded.
+            let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
+            // As `acquire` does, but without inotify.
             let blind = Watch::none();
             let mut looks = 0;
             while let Some(busy) = waiter.look().expect("a look") {
-                assert!(!patience.is_over(), "no timeout");
+                assert!(!limit.is_over(), "no timeout");
                 looks += 1;
                 let waiters = std::slice::from_ref(&waiter);
-                rest(waiters, &[busy], None, &blind, &patience).expect("a rest");
+                rest(waiters, &[busy], None, &blind, &limit).expect("a rest");
             }
             sender.send(looks).expect("a listener");
         });
@@ -411,21 +423,16 @@ fn where_nothing_tells_of_changes_a_waiter_looks_again() {
 }
 
 #[test]
-fn a_flag_ends_a_wait() {
+fn a_cancelled_wait_ends() {
     let scratch = tempfile::tempdir().expect("a directory");
     let semaphore =
         Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
     let _guard = semaphore.try_acquire().expect("a free lock");
-    let flag = Flag::new().expect("a flag");
+    let flag = CancelFlag::new().expect("a flag");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let patience = Patience::new(Some(Duration::from_secs(30)), Some(&flag));
-            acquire_any(
-                std::slice::from_ref(&semaphore),
-                &LockInfo::new(),
-                &patience,
-            )
-            .map(drop)
+            let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));
+            acquire_any(std::slice::from_ref(&semaphore), &LockInfo::new(), &limit).map(|_| ())
         });
         thread::sleep(Duration::from_millis(50));
         flag.set();
@@ -437,7 +444,7 @@ fn a_flag_ends_a_wait() {
     });
 }
 
-/// Its child may hold the lock for long, and whoever waits would be woken again and again.
+/// A child of the holder may hold the lock for long, and must not wake the waiters again and again.
 #[test]
 fn the_end_of_a_holder_wakes_only_once() {
     let mut holder = Command::new("true").spawn().expect("true");
@@ -446,10 +453,10 @@ fn the_end_of_a_holder_wakes_only_once() {
         assert!(Instant::now() < over, "it does not end");
         thread::sleep(Duration::from_millis(1));
     }
-    let of = |pid| Status {
+    let of = |pid| LockDetails {
         pid: Some(pid),
         alive: Alive::Yes,
-        ..Status::unreadable()
+        ..LockDetails::unknown()
     };
     assert!(of(holder.id()).end_of_holder().is_none());
     assert!(of(std::process::id()).end_of_holder().is_some());
@@ -457,53 +464,58 @@ fn the_end_of_a_holder_wakes_only_once() {
 }
 
 #[test]
-fn any_of_several_locks_will_do() {
+fn a_wait_for_several_locks_gets_any_of_them() {
     let scratch = tempfile::tempdir().expect("a directory");
     let slots: Vec<Semaphore> = (0..3)
         .map(|slot| Semaphore::with_defaults(scratch.path().join(format!("pool.{slot}.lock"))))
         .collect::<Result<_, _>>()
         .expect("lock paths");
     let take = |timeout| {
-        let patience = Patience::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &patience)
+        let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
+        acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt")
     };
-    let took = |timeout| take(timeout).expect("an attempt").expect("a free slot");
+    let took = |timeout| match take(timeout) {
+        Waited::Granted(slot, guard) => (slot, guard),
+        Waited::Busy(_, busy) => panic!("{busy:?}"),
+    };
     let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
     assert_eq!(
         held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
         [0, 1, 2]
     );
-    let (at, busy) = take(50).expect("an attempt").expect_err("no free slot");
-    assert_eq!((at, busy.obstacle), (0, Obstacle::Locked));
+    match take(50) {
+        Waited::Busy(slot, busy) => assert_eq!((slot, busy.obstacle), (0, Obstacle::Locked)),
+        Waited::Granted(slot, _) => panic!("slot {slot} is free"),
+    }
     drop(held.remove(1));
     assert_eq!(took(5000).0, 1);
-    let patience = Patience::new(None, None);
-    assert!(acquire_any(&[], &LockInfo::new(), &patience).is_err());
+    let limit = WaitLimit::new(None, None);
+    assert!(acquire_any(&[], &LockInfo::new(), &limit).is_err());
 }
 
 #[test]
-fn a_stale_lock_that_cannot_be_had_is_not_asked_for_all_the_time() {
+fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let path = scratch.path().join("ladder.lock");
+    let path = scratch.path().join("fallbacks.lock");
     fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-    let poor = Lacks {
+    let poor = MissingFeatures {
         locks: true,
-        ..Lacks::default()
+        ..MissingFeatures::default()
     };
-    let semaphore = lacking(&path, poor, HOUR);
+    let semaphore = lock_without(&path, poor, HOUR);
     let busy = semaphore.look().expect("a look").expect("a lock");
-    assert!(busy.status.is_stale);
+    assert!(busy.details.is_stale);
     let began = Instant::now();
-    let patience = Patience::new(None, None);
+    let limit = WaitLimit::new(None, None);
     let watch = Watch::none();
     rest(
         std::slice::from_ref(&semaphore),
         &[busy],
         None,
         &watch,
-        &patience,
+        &limit,
     )
     .expect("a rest");
-    // The retry interval.
+    // This is the retry interval.
     assert!(began.elapsed() >= Duration::from_millis(100));
 }

@@ -1,9 +1,9 @@
-//! The code of [`takeover`](super::takeover), run through every order in which the steps of several
-//! processes can follow each other, with a crash at any point.
+//! Runs the code of [`takeover`](crate::lockfile::takeover) through every order of the steps of
+//! several processes, with a crash at any point.
 //!
-//! A process is its program and the answers that it has had so far. To find out what it does next, the
-//! program is run again from its start and given those answers; the first step that has none yet is the next.
-//! So what is searched is the code itself, and not a description of it.
+//! The state of a process is its program and the results of its steps so far. To find its next
+//! step, the search runs the program again from its start and replays those results; the first step
+//! without a result is the next. So the search covers the code itself and not a description of it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -12,30 +12,30 @@ use std::io;
 
 use crate::sys::directory::FileId;
 
-use super::record::LIVE_LINE;
-use super::staleness::Content;
-use super::takeover::{
-    acquire, release, remove, After, Attempt, Claim, Files, Found, Locking, Obstacle,
+use crate::lockfile::record::LIVE_LINE;
+use crate::lockfile::staleness::{Content, Flock};
+use crate::lockfile::takeover::{
+    acquire, may_pass, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
 };
 
-/// The owner that the stale file names; no process of the model.
+/// The holder in the stale file, which is no process of the model.
 const LONG_GONE: usize = 9;
 
-/// A file that is open: whose it is, and which of its steps has opened it.
+/// An open file: the process that opened it, and the number of the step that did.
 type Handle = (usize, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Path {
+enum Name {
     Lock,
     /// A name of this process alone.
     Own(usize),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Step {
+enum FileStep {
     Create(Vec<u8>),
     CreateOwn(Vec<u8>),
-    /// What a shell does: the name first, the content later, no lock.
+    /// As a shell does: the name first, the content later, no flock.
     CreateEmpty,
     Open,
     Lock(Handle),
@@ -44,9 +44,9 @@ enum Step {
     Identity,
     Remove,
     RemoveOwn,
-    /// Renames the own name to the lock's name.
+    /// Renames the process's own name to the lock's name.
     Rename,
-    /// Removes the lock if it still says what the process that is long gone has left.
+    /// Removes the lock if it still has the record of the process that is long gone.
     RemoveLeftover,
     Truncate(Handle),
     Append(Handle, Vec<u8>),
@@ -57,13 +57,13 @@ enum Step {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Answer {
+enum StepResult {
     Done,
     NotFound,
     Taken,
     Unsupported,
     Opened(Handle, FileId),
-    Locked(Locking),
+    Locked(Flock),
     Content(Vec<u8>),
     Identity(Option<FileId>),
     Alive(bool),
@@ -75,9 +75,9 @@ struct Inode {
     locked_by: Option<Handle>,
 }
 
-/// A part of the protocol that is left out, for the search to find that out.
+/// A part of the protocol that a search leaves out, so that it must find two holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Plant {
+enum Mutation {
     /// Every process gets every flock.
     NoFlock,
     /// A new file is not locked when its name appears.
@@ -92,86 +92,95 @@ enum Plant {
     StaleWhenEmpty,
 }
 
-/// What a search lacks.
+/// The variant of the protocol that a search runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Lacks {
+struct Variant {
     /// No process may rewrite the file of another.
     rewriting: bool,
-    planted: Option<Plant>,
+    mutation: Option<Mutation>,
 }
 
-/// What all processes share.
+/// The state that all processes share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Disk {
-    names: BTreeMap<Path, (usize, usize)>,
+struct ModelDisk {
+    names: BTreeMap<Name, (usize, usize)>,
     inodes: BTreeMap<(usize, usize), Inode>,
     open: BTreeMap<Handle, (usize, usize)>,
-    lacks: Lacks,
+    variant: Variant,
 }
 
 fn file_id(inode: (usize, usize)) -> FileId {
     FileId::of_model(inode.0 as u64, inode.1 as u64)
 }
 
-impl Disk {
-    /// Takes the step of a process that has taken so many before; `alive` are those that live.
-    fn take(&mut self, process: usize, number: usize, step: &Step, alive: &[bool]) -> Answer {
-        let own = Path::Own(process);
+impl ModelDisk {
+    /// Takes one step of a process; `number` counts its steps before this one. `alive` says which
+    /// processes are alive.
+    fn take(
+        &mut self,
+        process: usize,
+        number: usize,
+        step: &FileStep,
+        alive: &[bool],
+    ) -> StepResult {
+        let own = Name::Own(process);
         let handle = (process, number);
-        let planted = self.lacks.planted;
+        let mutation = self.variant.mutation;
         let answer = match step {
-            Step::Create(bytes) => {
-                let is_locked = planted != Some(Plant::UnlockedFile);
-                self.create(Path::Lock, handle, bytes, is_locked)
+            FileStep::Create(bytes) => {
+                let is_locked = mutation != Some(Mutation::UnlockedFile);
+                self.create(Name::Lock, handle, bytes, is_locked)
             }
-            Step::CreateOwn(bytes) => self.create(own, handle, bytes, true),
-            Step::CreateEmpty => self.create(Path::Lock, handle, &[], false),
-            Step::Open => self.open(handle),
-            Step::OpenToRewrite(_) if self.lacks.rewriting => Answer::Unsupported,
-            Step::OpenToRewrite(found) => match self.names.get(&Path::Lock) {
+            FileStep::CreateOwn(bytes) => self.create(own, handle, bytes, true),
+            FileStep::CreateEmpty => self.create(Name::Lock, handle, &[], false),
+            FileStep::Open => self.open(handle),
+            FileStep::OpenToRewrite(_) if self.variant.rewriting => StepResult::Unsupported,
+            FileStep::OpenToRewrite(found) => match self.names.get(&Name::Lock) {
                 Some(inode) if *inode == self.open[found] => self.open(handle),
-                _ => Answer::NotFound,
+                _ => StepResult::NotFound,
             },
-            Step::Lock(handle) => {
+            FileStep::Lock(handle) => {
                 let inode = self.inode(handle);
                 let is_free = inode.locked_by.is_none() || inode.locked_by == Some(*handle);
                 if is_free {
                     inode.locked_by = Some(*handle);
                 }
-                Answer::Locked(if is_free || planted == Some(Plant::NoFlock) {
-                    Locking::Ours
+                StepResult::Locked(if is_free || mutation == Some(Mutation::NoFlock) {
+                    Flock::Ours
                 } else {
-                    Locking::Theirs
+                    Flock::Theirs
                 })
             }
-            Step::Read(handle) => Answer::Content(self.inode(handle).bytes.clone()),
-            Step::Identity => Answer::Identity(self.names.get(&Path::Lock).copied().map(file_id)),
-            Step::Rename => self.rename(own, Path::Lock),
-            Step::Remove => self.remove(Path::Lock),
-            Step::RemoveOwn => self.remove(own),
-            Step::RemoveLeftover => {
-                let lock = self.names.get(&Path::Lock);
+            FileStep::Read(handle) => StepResult::Content(self.inode(handle).bytes.clone()),
+            FileStep::Identity => {
+                StepResult::Identity(self.names.get(&Name::Lock).copied().map(file_id))
+            }
+            FileStep::Rename => self.rename(own, Name::Lock),
+            FileStep::Remove => self.remove(Name::Lock),
+            FileStep::RemoveOwn => self.remove(own),
+            FileStep::RemoveLeftover => {
+                let lock = self.names.get(&Name::Lock);
                 if lock.is_some_and(|inode| self.inodes[inode].bytes.starts_with(b"pid=9")) {
-                    self.names.remove(&Path::Lock);
+                    self.names.remove(&Name::Lock);
                 }
-                Answer::Done
+                StepResult::Done
             }
-            Step::Truncate(handle) => {
+            FileStep::Truncate(handle) => {
                 self.inode(handle).bytes.clear();
-                Answer::Done
+                StepResult::Done
             }
-            Step::Append(handle, bytes) => {
+            FileStep::Append(handle, bytes) => {
                 self.inode(handle).bytes.extend_from_slice(bytes);
-                Answer::Done
+                StepResult::Done
             }
-            Step::Close(handle) => {
+            FileStep::Close(handle) => {
                 self.close(handle);
-                Answer::Done
+                StepResult::Done
             }
-            Step::IsAlive(other) => Answer::Alive(alive.get(*other) == Some(&true)),
-            Step::Enter | Step::Leave => Answer::Done,
+            FileStep::IsAlive(other) => StepResult::Alive(alive.get(*other) == Some(&true)),
+            FileStep::Enter | FileStep::Leave => StepResult::Done,
         };
-        let Disk {
+        let ModelDisk {
             names,
             inodes,
             open,
@@ -186,9 +195,9 @@ impl Disk {
         answer
     }
 
-    fn create(&mut self, path: Path, handle: Handle, bytes: &[u8], is_locked: bool) -> Answer {
+    fn create(&mut self, path: Name, handle: Handle, bytes: &[u8], is_locked: bool) -> StepResult {
         if self.names.contains_key(&path) {
-            return Answer::Taken;
+            return StepResult::Taken;
         }
         let inode = handle;
         self.names.insert(path, inode);
@@ -200,34 +209,34 @@ impl Disk {
                 locked_by: is_locked.then_some(handle),
             },
         );
-        Answer::Opened(handle, file_id(inode))
+        StepResult::Opened(handle, file_id(inode))
     }
 
-    fn open(&mut self, handle: Handle) -> Answer {
-        match self.names.get(&Path::Lock) {
-            None => Answer::NotFound,
+    fn open(&mut self, handle: Handle) -> StepResult {
+        match self.names.get(&Name::Lock) {
+            None => StepResult::NotFound,
             Some(inode) => {
                 let inode = *inode;
                 self.open.insert(handle, inode);
-                Answer::Opened(handle, file_id(inode))
+                StepResult::Opened(handle, file_id(inode))
             }
         }
     }
 
-    fn remove(&mut self, path: Path) -> Answer {
+    fn remove(&mut self, path: Name) -> StepResult {
         match self.names.remove(&path) {
-            Some(_) => Answer::Done,
-            None => Answer::NotFound,
+            Some(_) => StepResult::Done,
+            None => StepResult::NotFound,
         }
     }
 
-    fn rename(&mut self, from: Path, to: Path) -> Answer {
+    fn rename(&mut self, from: Name, to: Name) -> StepResult {
         match self.names.remove(&from) {
             Some(inode) => {
                 self.names.insert(to, inode);
-                Answer::Done
+                StepResult::Done
             }
-            None => Answer::NotFound,
+            None => StepResult::NotFound,
         }
     }
 
@@ -246,7 +255,7 @@ impl Disk {
         self.open.remove(handle);
     }
 
-    /// The kernel closes what a process had open.
+    /// Closes all files of a process, as the kernel does.
     fn end(&mut self, process: usize) {
         let of_process: Vec<Handle> = self
             .open
@@ -260,31 +269,31 @@ impl Disk {
     }
 }
 
-/// How far a taker has got, for the plants.
+/// How far a taker has got, for the mutations.
 #[derive(Clone, Debug, Default)]
-enum Stage {
+enum Progress {
     #[default]
     Other,
-    /// It has read this, and locked nothing.
+    /// It has read this, and has locked nothing.
     Read(Vec<u8>),
-    /// It has this file locked, and has read that before, if anything.
+    /// It has this file locked, and may have read this before.
     Locked(FileId, Option<Vec<u8>>),
     /// It has rewritten this file.
     Rewritten(FileId),
 }
 
-/// A process's view: answers for the steps that it has taken, and none for the next.
+/// The view of a process: the results of the steps that it has taken.
 struct Replay<'a> {
     process: usize,
-    answers: &'a [Answer],
+    answers: &'a [StepResult],
     taken: Cell<usize>,
-    next: RefCell<Option<Step>>,
-    planted: Option<Plant>,
-    stage: RefCell<Stage>,
+    next: RefCell<Option<FileStep>>,
+    mutation: Option<Mutation>,
+    progress: RefCell<Progress>,
 }
 
 impl Replay<'_> {
-    fn step(&self, step: Step) -> io::Result<Answer> {
+    fn step(&self, step: FileStep) -> io::Result<StepResult> {
         if self.next.borrow().is_some() {
             return Err(io::Error::other("the program has been left"));
         }
@@ -300,18 +309,18 @@ impl Replay<'_> {
         }
     }
 
-    fn done(&self, step: Step) -> io::Result<()> {
+    fn done(&self, step: FileStep) -> io::Result<()> {
         match self.step(step)? {
-            Answer::NotFound => Err(io::ErrorKind::NotFound.into()),
-            Answer::Taken => Err(io::ErrorKind::AlreadyExists.into()),
-            Answer::Unsupported => Err(io::ErrorKind::Unsupported.into()),
+            StepResult::NotFound => Err(io::ErrorKind::NotFound.into()),
+            StepResult::Taken => Err(io::ErrorKind::AlreadyExists.into()),
+            StepResult::Unsupported => Err(io::ErrorKind::Unsupported.into()),
             _ => Ok(()),
         }
     }
 
-    fn opened(&self, step: Step) -> io::Result<Option<Open<'_>>> {
+    fn opened(&self, step: FileStep) -> io::Result<Option<OpenFile<'_>>> {
         Ok(match self.step(step)? {
-            Answer::Opened(handle, id) => Some(Open {
+            StepResult::Opened(handle, id) => Some(OpenFile {
                 replay: self,
                 handle,
                 id,
@@ -320,11 +329,11 @@ impl Replay<'_> {
         })
     }
 
-    /// The section that no two may be in.
+    /// The section in which only one process may be at a time.
     fn hold(&self) -> io::Result<()> {
-        self.stage.take();
-        self.done(Step::Enter)?;
-        self.done(Step::Leave)
+        self.progress.take();
+        self.done(FileStep::Enter)?;
+        self.done(FileStep::Leave)
     }
 
     fn is_stale(&self, content: &Content) -> bool {
@@ -333,73 +342,80 @@ impl Replay<'_> {
             .strip_prefix("pid=")
             .and_then(|rest| rest.chars().next())
         else {
-            // Nothing in it yet, and young.
-            return self.planted == Some(Plant::StaleWhenEmpty);
+            // An empty file, and a young one.
+            return self.mutation == Some(Mutation::StaleWhenEmpty);
         };
         let owner = owner.to_digit(10).expect("an owner") as usize;
-        let is_gone = || !matches!(self.step(Step::IsAlive(owner)), Ok(Answer::Alive(true)));
-        // Whoever is dead has been so for longer than the timeout.
+        let is_gone = || {
+            !matches!(
+                self.step(FileStep::IsAlive(owner)),
+                Ok(StepResult::Alive(true))
+            )
+        };
+        // A process that is dead has been dead for longer than the timeout.
         text.contains(LIVE_LINE) || is_gone()
     }
 }
 
-struct Open<'a> {
+struct OpenFile<'a> {
     replay: &'a Replay<'a>,
     handle: Handle,
     id: FileId,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenFile<'_> {
     fn drop(&mut self) {
-        let _ = self.replay.step(Step::Close(self.handle));
+        let _ = self.replay.step(FileStep::Close(self.handle));
     }
 }
 
 impl<'a> Files for &'a Replay<'a> {
-    type File = Open<'a>;
+    type File = OpenFile<'a>;
 
-    fn create(&self, record: &[u8]) -> io::Result<Option<Open<'a>>> {
-        self.opened(Step::Create(record.to_vec()))
+    fn create(&self, record: &[u8]) -> io::Result<Option<OpenFile<'a>>> {
+        self.opened(FileStep::Create(record.to_vec()))
     }
 
-    fn open(&self) -> io::Result<Found<Open<'a>>> {
-        self.stage.take();
-        Ok(self.opened(Step::Open)?.map_or(Found::Nothing, Found::File))
+    fn open(&self) -> io::Result<Found<OpenFile<'a>>> {
+        self.progress.take();
+        Ok(self
+            .opened(FileStep::Open)?
+            .map_or(Found::Nothing, Found::File))
     }
 
-    fn open_to_rewrite(&self, file: &Open<'a>) -> io::Result<Option<Open<'a>>> {
-        self.opened(Step::OpenToRewrite(file.handle))
+    fn open_to_rewrite(&self, file: &OpenFile<'a>) -> io::Result<Option<OpenFile<'a>>> {
+        self.opened(FileStep::OpenToRewrite(file.handle))
     }
 
-    fn lock(&self, file: &Open<'a>) -> io::Result<Locking> {
-        match self.step(Step::Lock(file.handle))? {
-            Answer::Locked(locking) => {
-                let read = match self.stage.take() {
-                    Stage::Read(bytes) => Some(bytes),
+    fn lock(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
+        match self.step(FileStep::Lock(file.handle))? {
+            StepResult::Locked(flock) => {
+                let read = match self.progress.take() {
+                    Progress::Read(bytes) => Some(bytes),
                     _ => None,
                 };
-                self.stage.replace(Stage::Locked(file.id, read));
-                Ok(locking)
+                self.progress.replace(Progress::Locked(file.id, read));
+                Ok(flock)
             }
             other => panic!("{other:?} to a lock"),
         }
     }
 
-    fn lock_patiently(&self, file: &Open<'a>) -> io::Result<Locking> {
+    fn lock_patiently(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
         self.lock(file)
     }
 
-    fn read(&self, file: &Open<'a>) -> io::Result<Content> {
-        if let (Some(Plant::NoSecondReading), Stage::Locked(_, Some(bytes))) =
-            (self.planted, &*self.stage.borrow())
+    fn read(&self, file: &OpenFile<'a>) -> io::Result<Content> {
+        if let (Some(Mutation::NoSecondReading), Progress::Locked(_, Some(bytes))) =
+            (self.mutation, &*self.progress.borrow())
         {
             let bytes = bytes.clone();
             return Ok(Content { bytes, modified: 0 });
         }
-        match self.step(Step::Read(file.handle))? {
-            Answer::Content(bytes) => {
-                if matches!(*self.stage.borrow(), Stage::Other) {
-                    self.stage.replace(Stage::Read(bytes.clone()));
+        match self.step(FileStep::Read(file.handle))? {
+            StepResult::Content(bytes) => {
+                if matches!(*self.progress.borrow(), Progress::Other) {
+                    self.progress.replace(Progress::Read(bytes.clone()));
                 }
                 Ok(Content { bytes, modified: 0 })
             }
@@ -407,18 +423,18 @@ impl<'a> Files for &'a Replay<'a> {
         }
     }
 
-    fn id(&self, file: &Open<'a>) -> io::Result<FileId> {
+    fn id(&self, file: &OpenFile<'a>) -> io::Result<FileId> {
         Ok(file.id)
     }
 
     fn identity(&self) -> io::Result<Option<FileId>> {
-        match (self.planted, &*self.stage.borrow()) {
-            (Some(Plant::NoLookBefore), Stage::Locked(id, _))
-            | (Some(Plant::NoLookAfter), Stage::Rewritten(id)) => return Ok(Some(*id)),
+        match (self.mutation, &*self.progress.borrow()) {
+            (Some(Mutation::NoLookBefore), Progress::Locked(id, _))
+            | (Some(Mutation::NoLookAfter), Progress::Rewritten(id)) => return Ok(Some(*id)),
             _ => {}
         }
-        match self.step(Step::Identity)? {
-            Answer::Identity(id) => Ok(id),
+        match self.step(FileStep::Identity)? {
+            StepResult::Identity(id) => Ok(id),
             other => panic!("{other:?} to a look"),
         }
     }
@@ -427,14 +443,14 @@ impl<'a> Files for &'a Replay<'a> {
         Ok(0o644)
     }
 
-    fn rewrite(&self, file: &Open<'a>, record: &[u8], _: u32) -> io::Result<()> {
-        self.stage.replace(Stage::Rewritten(file.id));
-        self.done(Step::Truncate(file.handle))?;
-        self.done(Step::Append(file.handle, record.to_vec()))
+    fn rewrite(&self, file: &OpenFile<'a>, record: &[u8], _: u32) -> io::Result<()> {
+        self.progress.replace(Progress::Rewritten(file.id));
+        self.done(FileStep::Truncate(file.handle))?;
+        self.done(FileStep::Append(file.handle, record.to_vec()))
     }
 
     fn remove(&self) -> io::Result<()> {
-        self.done(Step::Remove)
+        self.done(FileStep::Remove)
     }
 
     fn settle(&self, after: After) -> bool {
@@ -445,30 +461,30 @@ impl<'a> Files for &'a Replay<'a> {
 /// What a process does from its start to its end.
 type Program = for<'a> fn(&'a Replay<'a>) -> io::Result<()>;
 
-fn claim<'a>(
+fn taker<'a>(
     replay: &'a Replay<'a>,
     is_live: bool,
-    then: impl FnOnce(Open<'a>) -> io::Result<()>,
+    then: impl FnOnce(OpenFile<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
     let record = || format!("pid={}\n", replay.process).into_bytes();
     let may_take = |content: &Content| {
         let is_stale = replay.is_stale(content);
         Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
     };
-    let claim = Claim {
+    let taker = Taker {
         record: &record,
         is_live,
         may_take: &may_take,
     };
-    match acquire(&replay, &claim)? {
-        Attempt::Granted(file) => then(file),
-        Attempt::Held(..) => Ok(()),
+    match acquire(&replay, &taker)? {
+        Acquisition::Granted(file) => then(file),
+        Acquisition::Obstructed(..) => Ok(()),
     }
 }
 
-/// A guard: holds the file open for as long as it holds the lock.
+/// A guard, which has the file open while it holds the lock.
 fn guarded<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    claim(replay, true, |file| {
+    taker(replay, true, |file| {
         replay.hold()?;
         release(&replay, &file).map(drop)
     })
@@ -476,30 +492,41 @@ fn guarded<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 
 /// A script that calls one program to take the lock and another to release it.
 fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    claim(replay, false, |file| {
+    taker(replay, false, |file| {
         drop(file);
         replay.hold()?;
         let ours = format!("pid={}\n", replay.process);
-        let allows = |content: &Content, _: Locking| {
+        let allows = |content: &Content, flock: Flock| {
             let is_ours = content.bytes == ours.as_bytes();
-            Ok(is_ours.then_some(()).ok_or(Obstacle::NotStale))
+            let verdict = is_ours.then_some(()).ok_or(Obstacle::NotStale);
+            Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
         };
         remove(&replay, &allows).map(drop)
     })
 }
 
-/// A user who may read the file, and locks it.
+/// A user who may read the file, and locks it by flock(2).
 fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    if let Some(found) = replay.opened(Step::Open)? {
+    if let Some(found) = replay.opened(FileStep::Open)? {
         Files::lock(&replay, &found)?;
     }
     Ok(())
 }
 
+/// Releases the lock of the process that is long gone, by its number.
+fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    let allows = |content: &Content, flock: Flock| {
+        let is_named = content.bytes.starts_with(b"pid=9");
+        let verdict = is_named.then_some(()).ok_or(Obstacle::NotStale);
+        Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
+    };
+    remove(&replay, &allows).map(drop)
+}
+
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    let allows = |content: &Content, locking: Locking| {
-        let may = locking == Locking::Ours && replay.is_stale(content);
+    let allows = |content: &Content, flock: Flock| {
+        let may = flock == Flock::Ours && replay.is_stale(content);
         Ok(may.then_some(()).ok_or(Obstacle::NotStale))
     };
     remove(&replay, &allows).map(drop)
@@ -507,47 +534,47 @@ fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 
 /// A shell script: `set -C; echo pid=$$ > lock`, and later `rm lock`.
 fn script<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    let Some(file) = replay.opened(Step::CreateEmpty)? else {
+    let Some(file) = replay.opened(FileStep::CreateEmpty)? else {
         return Ok(());
     };
     let record = format!("pid={}\n", replay.process);
-    replay.done(Step::Append(file.handle, record.into_bytes()))?;
+    replay.done(FileStep::Append(file.handle, record.into_bytes()))?;
     drop(file);
     replay.hold()?;
-    replay.done(Step::Remove)
+    replay.done(FileStep::Remove)
 }
 
-/// Somebody who knows that the file was left by a process that is gone, and removes that file.
+/// A person who knows that a process which is gone has left the file, and removes that file.
 fn operator<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    replay.done(Step::RemoveLeftover)
+    replay.done(FileStep::RemoveLeftover)
 }
 
-/// Judge, remove, create: what most programs do.
+/// Judges, removes, creates: as most programs do.
 fn naive_by_unlink<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    if let Some(found) = replay.opened(Step::Open)? {
+    if let Some(found) = replay.opened(FileStep::Open)? {
         if !replay.is_stale(&Files::read(&replay, &found)?) {
             return Ok(());
         }
-        let _ = replay.done(Step::Remove);
+        let _ = replay.done(FileStep::Remove);
     }
     script(replay)
 }
 
-/// Look whether it is there, and rename one's own into its place.
+/// Checks that the name is free, and renames its own file to it.
 fn naive_by_rename<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let record = format!("pid={}\n", replay.process).into_bytes();
-    let file = replay.opened(Step::CreateOwn(record))?;
+    let file = replay.opened(FileStep::CreateOwn(record))?;
     if Files::identity(&replay)?.is_some() {
-        return replay.done(Step::RemoveOwn);
+        return replay.done(FileStep::RemoveOwn);
     }
-    replay.done(Step::Rename)?;
+    replay.done(FileStep::Rename)?;
     drop(file);
     replay.hold()?;
-    replay.done(Step::Remove)
+    replay.done(FileStep::Remove)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Life {
+enum Phase {
     Runs,
     Holds,
     Ended,
@@ -555,41 +582,41 @@ enum Life {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Process {
-    answers: Vec<Answer>,
-    next: Option<Step>,
-    life: Life,
+struct ModelProcess {
+    answers: Vec<StepResult>,
+    next: Option<FileStep>,
+    phase: Phase,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    disk: Disk,
-    processes: Vec<Process>,
+    disk: ModelDisk,
+    processes: Vec<ModelProcess>,
     crashes_left: u32,
 }
 
-/// What a search has found.
+/// The state and the results of a search.
 struct Search {
     programs: Vec<Program>,
     seen: HashSet<u128>,
     path: Vec<String>,
-    /// The way to two holders at once.
+    /// The steps to two holders at once.
     double_grant: Option<Vec<String>>,
-    /// Ways to an end without a crash that leave something behind.
+    /// The steps to an end that leaves a file behind, without a crash.
     litter: Option<Vec<String>>,
 }
 
 impl Search {
-    fn run(programs: &[Program], lock: Option<&str>, lacks: Lacks, crashes: u32) -> Search {
-        let mut disk = Disk {
+    fn run(programs: &[Program], lock: Option<&str>, variant: Variant, crashes: u32) -> Search {
+        let mut disk = ModelDisk {
             names: BTreeMap::new(),
             inodes: BTreeMap::new(),
             open: BTreeMap::new(),
-            lacks,
+            variant,
         };
         if let Some(content) = lock {
             let inode = (LONG_GONE, 0);
-            disk.names.insert(Path::Lock, inode);
+            disk.names.insert(Name::Lock, inode);
             let bytes = content.as_bytes().to_vec();
             disk.inodes.insert(
                 inode,
@@ -609,10 +636,10 @@ impl Search {
         let mut state = State {
             disk,
             processes: vec![
-                Process {
+                ModelProcess {
                     answers: Vec::new(),
                     next: None,
-                    life: Life::Runs,
+                    phase: Phase::Runs,
                 };
                 programs.len()
             ],
@@ -626,7 +653,7 @@ impl Search {
         search
     }
 
-    /// Finds out what a process does next.
+    /// Finds the next step of a process.
     fn advance(&self, state: &mut State, process: usize) {
         let of = &mut state.processes[process];
         let replay = Replay {
@@ -634,13 +661,13 @@ impl Search {
             answers: &of.answers,
             taken: Cell::new(0),
             next: RefCell::new(None),
-            planted: state.disk.lacks.planted,
-            stage: RefCell::default(),
+            mutation: state.disk.variant.mutation,
+            progress: RefCell::default(),
         };
         let _ = (self.programs[process])(&replay);
         let next = replay.next.into_inner();
         if next.is_none() {
-            of.life = Life::Ended;
+            of.phase = Phase::Ended;
             of.answers.clear();
             state.disk.end(process);
         }
@@ -654,7 +681,7 @@ impl Search {
         let holders = state
             .processes
             .iter()
-            .filter(|process| process.life == Life::Holds);
+            .filter(|process| process.phase == Phase::Holds);
         if holders.count() > 1 {
             self.double_grant = Some(self.path.clone());
             return;
@@ -673,7 +700,7 @@ impl Search {
             if state.crashes_left > 0 {
                 let mut after = state.clone();
                 after.crashes_left -= 1;
-                after.processes[process].life = Life::Crashed;
+                after.processes[process].phase = Phase::Crashed;
                 after.processes[process].next = None;
                 after.processes[process].answers.clear();
                 after.disk.end(process);
@@ -685,25 +712,25 @@ impl Search {
         let has_crashed = state
             .processes
             .iter()
-            .any(|process| process.life == Life::Crashed);
+            .any(|process| process.phase == Phase::Crashed);
         if is_over && !has_crashed && !state.disk.names.is_empty() {
             self.litter = Some(self.path.clone());
         }
     }
 
-    fn take(&self, state: &mut State, process: usize, step: &Step) {
+    fn take(&self, state: &mut State, process: usize, step: &FileStep) {
         let alive: Vec<bool> = state
             .processes
             .iter()
-            .map(|process| matches!(process.life, Life::Runs | Life::Holds))
+            .map(|process| matches!(process.phase, Phase::Runs | Phase::Holds))
             .collect();
         let number = state.processes[process].answers.len();
         let answer = state.disk.take(process, number, step, &alive);
         let of = &mut state.processes[process];
         of.answers.push(answer);
         match step {
-            Step::Enter => of.life = Life::Holds,
-            Step::Leave => of.life = Life::Runs,
+            FileStep::Enter => of.phase = Phase::Holds,
+            FileStep::Leave => of.phase = Phase::Runs,
             _ => {}
         }
         self.advance(state, process);
@@ -720,35 +747,47 @@ fn digest(state: &State) -> u128 {
     (half(1) << 64) | half(2)
 }
 
-/// What a holder has left that had promised nothing.
+/// The record of a holder that did not promise to keep the file locked.
 const STALE: Option<&str> = Some("pid=9\n");
-/// What a holder has left that had promised to have it locked.
+/// The record of a holder that promised to keep the file locked.
 const STALE_LIVE: Option<&str> = Some("pid=9\nx-live=flock\n");
 
 fn assert_never_two(
     what: &str,
     programs: &[Program],
     lock: Option<&str>,
-    lacks: Lacks,
+    variant: Variant,
     crashes: u32,
 ) -> Search {
-    let search = Search::run(programs, lock, lacks, crashes);
+    let search = Search::run(programs, lock, variant, crashes);
     if let Some(path) = &search.double_grant {
         panic!("{what}: two holders\n{}", path.join("\n"));
     }
     search
 }
 
-/// Never two holders, and nothing left at the end.
-fn assert_safe(what: &str, programs: &[Program], lock: Option<&str>, lacks: Lacks, crashes: u32) {
-    let search = assert_never_two(what, programs, lock, lacks, crashes);
+/// Asserts that there are never two holders, and that nothing is left at the end.
+fn assert_safe(
+    what: &str,
+    programs: &[Program],
+    lock: Option<&str>,
+    variant: Variant,
+    crashes: u32,
+) {
+    let search = assert_never_two(what, programs, lock, variant, crashes);
     if let Some(path) = search.litter {
         panic!("{what}: something is left\n{}", path.join("\n"));
     }
 }
 
-fn assert_caught(what: &str, programs: &[Program], lock: Option<&str>, lacks: Lacks, crashes: u32) {
-    let search = Search::run(programs, lock, lacks, crashes);
+fn assert_caught(
+    what: &str,
+    programs: &[Program],
+    lock: Option<&str>,
+    variant: Variant,
+    crashes: u32,
+) {
+    let search = Search::run(programs, lock, variant, crashes);
     assert!(
         search.double_grant.is_some(),
         "{what}: the search does not see two holders"
@@ -757,7 +796,7 @@ fn assert_caught(what: &str, programs: &[Program], lock: Option<&str>, lacks: La
 
 #[test]
 fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
-    let all = Lacks::default();
+    let all = Variant::default();
     for (what, lock) in [
         ("stale", STALE),
         ("left by a guard", STALE_LIVE),
@@ -766,16 +805,19 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, guarded, guarded], lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 1);
-        // The release of a detached holder goes through under the reader's lock.
+        // The release of a detached holder succeeds although the reader has the file locked.
         assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
+        assert_never_two(what, &[guarded, detached, releaser], lock, all, 1);
+        assert_never_two(what, &[guarded, guarded, releaser], lock, all, 0);
+        assert_never_two(what, &[guarded, reader, releaser], lock, all, 1);
     }
 }
 
-/// An operator who removes the file under a takeover may make the taker begin anew. But no process gets a lock
-/// that another has.
+/// An operator who removes the file during a takeover can make the taker begin anew. But no process
+/// gets a lock that another process holds.
 #[test]
-fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
-    let all = Lacks::default();
+fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
+    let all = Variant::default();
     for (what, lock) in [
         ("stale", STALE),
         ("left by a guard", STALE_LIVE),
@@ -796,23 +838,23 @@ fn scripts_and_an_operator_with_rm_bring_about_no_second_holder() {
 
 #[test]
 fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
-    let lacks = Lacks {
+    let variant = Variant {
         rewriting: true,
-        ..Lacks::default()
+        ..Variant::default()
     };
     for (what, lock) in [
         ("stale", STALE),
         ("left by a guard", STALE_LIVE),
         ("free", None),
     ] {
-        assert_safe(what, &[guarded, guarded, guarded], lock, lacks, 1);
-        assert_safe(what, &[guarded, detached, cleaner], lock, lacks, 1);
+        assert_safe(what, &[guarded, guarded, guarded], lock, variant, 1);
+        assert_safe(what, &[guarded, detached, cleaner], lock, variant, 1);
     }
 }
 
 #[test]
 fn the_search_finds_the_double_grant_of_naive_algorithms() {
-    let all = Lacks::default();
+    let all = Variant::default();
     assert_caught(
         "unlink and create",
         &[naive_by_unlink, naive_by_unlink],
@@ -829,26 +871,32 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
     );
 }
 
-/// Each part of the takeover, with processes that need it: without it they are two, with it they are not.
+/// Runs each part of the takeover with processes that need it: there are two holders without that
+/// part, and never two with it.
 #[test]
-fn the_search_finds_what_each_part_of_the_takeover_is_for() {
-    let rows: &[(Plant, bool, &[Program], Option<&str>)] = &[
-        (Plant::NoFlock, false, &[guarded, guarded], STALE),
-        (Plant::UnlockedFile, false, &[guarded, guarded], None),
-        (Plant::NoLookBefore, true, &[guarded, guarded], STALE),
-        (Plant::NoSecondReading, false, &[detached, guarded], STALE),
+fn without_any_part_of_the_takeover_there_are_two_holders() {
+    let rows: &[(Mutation, bool, &[Program], Option<&str>)] = &[
+        (Mutation::NoFlock, false, &[guarded, guarded], STALE),
+        (Mutation::UnlockedFile, false, &[guarded, guarded], None),
+        (Mutation::NoLookBefore, true, &[guarded, guarded], STALE),
         (
-            Plant::NoLookAfter,
+            Mutation::NoSecondReading,
+            false,
+            &[detached, guarded],
+            STALE,
+        ),
+        (
+            Mutation::NoLookAfter,
             false,
             &[guarded, script, operator],
             STALE,
         ),
-        (Plant::StaleWhenEmpty, false, &[guarded, script], None),
+        (Mutation::StaleWhenEmpty, false, &[guarded, script], None),
     ];
     for (plant, rewriting, programs, lock) in rows {
-        let with = |planted| Lacks {
+        let with = |mutation| Variant {
             rewriting: *rewriting,
-            planted,
+            mutation,
         };
         let what = format!("{plant:?}");
         assert_caught(&what, programs, *lock, with(Some(*plant)), 0);

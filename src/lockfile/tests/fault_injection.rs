@@ -1,4 +1,4 @@
-//! The real steps, each of them late, and perhaps the last.
+//! The real steps with injected faults: each can be late, and each can be the last.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -19,24 +19,25 @@ pub enum Death {
     Never,
     /// Before the step with this number, counted from 1.
     At(u64),
-    /// Before one step in so many.
+    /// Before one step in this many.
     Among(u64),
 }
 
-pub struct Shaken<'a> {
+pub struct FaultyFiles<'a> {
     pub files: LockFiles<'a>,
     pub random: RefCell<Random>,
-    /// The longest that a step may be late, in microseconds.
+    /// The longest delay of a step, in microseconds.
     pub delay: u64,
     pub death: Death,
-    /// The guard of the protocol is taken out: nobody's lock on a file counts. The tests must find that.
+    /// Takes out the guard of the protocol: every process gets every flock. The tests must find two
+    /// holders then.
     pub is_unguarded: bool,
     pub steps: Cell<u64>,
 }
 
-impl<'a> Shaken<'a> {
-    pub fn new(files: LockFiles<'a>, seed: u64, delay: u64, death: Death) -> Shaken<'a> {
-        Shaken {
+impl<'a> FaultyFiles<'a> {
+    pub fn new(files: LockFiles<'a>, seed: u64, delay: u64, death: Death) -> FaultyFiles<'a> {
+        FaultyFiles {
             files,
             random: RefCell::new(Random(seed)),
             delay,
@@ -64,14 +65,14 @@ impl<'a> Shaken<'a> {
             Death::Among(steps) => self.below(steps) == 0,
         };
         if is_the_last {
-            // As kill -9 would.
+            // As by kill -9.
             let _ = kill_process(getpid(), Signal::KILL);
         }
         self.rest();
     }
 }
 
-impl Files for Shaken<'_> {
+impl Files for FaultyFiles<'_> {
     type File = File;
 
     fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
@@ -89,18 +90,18 @@ impl Files for Shaken<'_> {
         self.files.open_to_rewrite(file)
     }
 
-    fn lock(&self, file: &File) -> io::Result<Locking> {
+    fn lock(&self, file: &File) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
-            return Ok(Locking::Ours);
+            return Ok(Flock::Ours);
         }
         self.files.lock(file)
     }
 
-    fn lock_patiently(&self, file: &File) -> io::Result<Locking> {
+    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
-            return Ok(Locking::Ours);
+            return Ok(Flock::Ours);
         }
         self.files.lock_patiently(file)
     }

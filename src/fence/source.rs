@@ -1,4 +1,4 @@
-//! What tokens are made of: a fence counter, and salt from the kernel.
+//! The parts of a token: a fence, counted up from the clock, and a random salt.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,13 +10,14 @@ use crate::token::{FenceSource, Salt};
 /// The number of random bytes taken from the kernel at a time: one system call for 512 claims.
 const SALT_BUFFER_LEN: usize = 4096;
 
-/// Fences that count up from where the last server left off, as far as the wall clock can tell.
+/// Fences that count up from the clock, which is above those of the last server unless the clock
+/// was set back.
 pub struct ClockFences {
     next: Option<u64>,
 }
 
 impl ClockFences {
-    /// Starts at `clock`, as [`fence_of_clock`] has it.
+    /// Starts at `clock`, a value of [`fence_of_clock`].
     pub fn starting_at(clock: u64) -> Self {
         ClockFences { next: Some(clock) }
     }
@@ -52,8 +53,7 @@ impl Salts {
     }
 
     /// The next salt, or `None` if the kernel gives none. One call in 512 fetches more, and may
-    /// block for that. No mutex is held meanwhile, so a slow kernel delays only the connection that
-    /// asks.
+    /// block for that. It holds no mutex meanwhile, so a slow kernel delays only this connection.
     pub fn next(&self) -> Option<Salt> {
         if let Some(salt) = self.0.lock().take() {
             return Some(salt);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_before_1970_is_no_reason_to_fail() {
+    fn a_clock_before_1970_counts_as_1970() {
         assert_eq!(fence_of_clock(UNIX_EPOCH - Duration::from_secs(1)), 0);
     }
 

@@ -1,9 +1,16 @@
-//! An opened directory, and the steps on its names that lock files are made of. Every name is looked up
-//! from the descriptor: nobody can put another directory in our way between two steps.
+//! An opened directory, and the steps on its names that lock files are made of. Every name is
+//! looked up from the descriptor, so no process can put another directory in the way between two
+//! steps.
 
-use std::fs::File;
+mod staged;
+
+pub use staged::{PrivateNames, SetAside, StagedFile};
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +21,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Which file it is, whatever its name: good for as long as the file has a name or is open.
+/// Which file it is, whatever its name. Valid for as long as the file has a name or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     device: u64,
@@ -22,7 +29,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Of a file that is only thought of.
+    /// Of a file of the model.
     #[cfg(test)]
     pub fn of_model(device: u64, inode: u64) -> FileId {
         FileId { device, inode }
@@ -43,14 +50,14 @@ impl From<&Stat> for FileId {
     }
 }
 
-/// What stands under a name.
+/// What has a name.
 #[derive(Debug)]
 pub enum Entry {
-    /// Nothing at all.
+    /// Nothing has it.
     Nothing,
     /// A regular file, opened for reading.
     File(File),
-    /// A regular file that we may not read, or not for the moment.
+    /// A regular file that this process may not read, or not for the moment.
     Unreadable,
     /// A symbolic link, a directory, a device, a pipe or a socket. It was not opened.
     Other,
@@ -65,7 +72,7 @@ impl Directory {
     pub fn open(path: &Path) -> io::Result<Directory> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
-            // Where we may not see what there is, we may still make and remove what we know of.
+            // A process that may not list a directory may still make and remove names in it.
             Err(Errno::ACCESS) => Ok(Directory(openat(
                 CWD,
                 path,
@@ -76,41 +83,47 @@ impl Directory {
         }
     }
 
-    /// The directory that `file` stands in.
+    /// The directory that `file` is in.
     pub fn of(file: &Path) -> io::Result<Directory> {
         Directory::open(parent_of(file))
     }
 
-    /// Which file stands under `name`, if any. A link is not followed.
+    /// Which directory this is.
+    pub fn id(&self) -> io::Result<FileId> {
+        Ok(FileId::from(&fstat(&self.0)?))
+    }
+
+    /// Which file has `name`, if any. A link is not followed.
     pub fn identity(&self, name: impl AsRef<Path>) -> io::Result<Option<FileId>> {
         Ok(self.stat(name.as_ref())?.map(|stat| FileId::from(&stat)))
     }
 
-    /// Opens what stands under `name`, if it is a regular file: a link is not followed, and nothing
-    /// else is touched, since opening a device may do something.
+    /// Opens the regular file under `name`. A link is not followed, and a device is not opened,
+    /// since that may have effects of its own.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::PermissionDenied`] if the directory may not be searched, or what else the system says.
+    /// [`io::ErrorKind::PermissionDenied`] if the directory may not be searched, or any other error
+    /// of the system.
     pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<Entry> {
         match self.stat(name.as_ref())? {
             None => return Ok(Entry::Nothing),
             Some(stat) if !is_file(&stat) => return Ok(Entry::Other),
             Some(_) => {}
         }
-        // It may have been replaced since: hence the second look.
+        // Another process may have replaced it since: hence the second look.
         match self.open_at_once(name.as_ref(), OFlags::RDONLY) {
             Ok(file) if is_file(&fstat(&file)?) => Ok(Entry::File(file.into())),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => Ok(Entry::Other),
             Err(Errno::NOENT) => Ok(Entry::Nothing),
-            // The last: somebody else's lease on it has yet to be broken.
+            // AGAIN: another process's lease (fcntl, F_SETLEASE) has yet to be broken.
             Err(Errno::ACCESS | Errno::PERM | Errno::AGAIN) => Ok(Entry::Unreadable),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Opens the regular file under `name` for reading and writing; `None` if there is none, or if this process
-    /// may not write it.
+    /// Opens the regular file under `name` for reading and writing; `None` if there is none, or if
+    /// this process may not write it.
     pub fn open_to_write(&self, name: impl AsRef<Path>) -> io::Result<Option<File>> {
         match self.open_at_once(name.as_ref(), OFlags::RDWR) {
             Ok(file) => Ok(is_file(&fstat(&file)?).then(|| file.into())),
@@ -121,33 +134,29 @@ impl Directory {
         }
     }
 
-    /// Follows no link, and does not wait for a pipe's other end.
+    /// Opens without following a link, and without waiting for a pipe's other end.
     fn open_at_once(&self, name: &Path, access: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         openat(&self.0, name, flags | access, Mode::empty())
     }
 
-    /// A new file under `name`, opened for reading and writing; the umask applies to `mode`.
+    /// Makes a file under `name`, opened for reading and writing; the umask applies to `mode`.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::AlreadyExists`] if anything stands there.
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken.
     pub fn create(&self, name: impl AsRef<Path>, mode: u32) -> io::Result<File> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(openat(&self.0, name.as_ref(), flags, Mode::from_raw_mode(mode))?.into())
     }
 
-    /// A new file without a name, opened for reading and writing; the umask applies to `mode`.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::Unsupported`] if the kernel or the file system does not know such files.
-    pub fn create_unnamed(&self, mode: u32) -> io::Result<File> {
+    /// Makes a file without a name, opened for reading and writing; the umask applies to `mode`.
+    fn create_unnamed(&self, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         match openat(&self.0, ".", flags, Mode::from_raw_mode(mode)) {
             Ok(file) => Ok(file.into()),
-            // A kernel before 3.11 opens the directory, and finds that it cannot be written.
+            // A kernel before 3.11 takes this for an attempt to write a directory.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                 Err(unsupported())
             }
@@ -155,71 +164,40 @@ impl Directory {
         }
     }
 
-    /// Gives the open `file` a name, or one more.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::AlreadyExists`] if anything stands there, [`io::ErrorKind::Unsupported`] if there
-    /// are no hard links here, or no /proc to find the file by.
-    pub fn link_file(&self, file: &File, name: impl AsRef<Path>) -> io::Result<()> {
-        let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match linkat(
-            CWD,
-            &*by_descriptor,
-            &self.0,
-            name.as_ref(),
-            AtFlags::SYMLINK_FOLLOW,
-        ) {
+    /// Gives the open `file` a name, or one more, if /proc is mounted.
+    fn link_file(&self, file: &File, name: &OsStr) -> io::Result<()> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match linkat(CWD, &*path, &self.0, name, AtFlags::SYMLINK_FOLLOW) {
             Err(Errno::NOENT) => Err(unsupported()),
             other => without_links(other),
         }
     }
 
-    /// Gives what stands under `from` another name.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Directory::link_file`].
-    pub fn link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        without_links(linkat(
-            &self.0,
-            from.as_ref(),
-            &self.0,
-            to.as_ref(),
-            AtFlags::empty(),
-        ))
+    /// Gives the file under `from` one more name.
+    fn link(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        without_links(linkat(&self.0, from, &self.0, to, AtFlags::empty()))
     }
 
-    /// Moves what stands under `from` to `to`, and replaces what stood there.
-    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        Ok(renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
+    /// Renames `from` to `to`, and replaces what had that name.
+    fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        Ok(renameat(&self.0, from, &self.0, to)?)
     }
 
-    /// Moves what stands under `from` to `to`, if nothing stands there.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::AlreadyExists`] if anything stands there, [`io::ErrorKind::Unsupported`] if the
-    /// kernel or the file system cannot do it.
-    pub fn rename_to_free(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        let (from, to) = (from.as_ref(), to.as_ref());
+    /// Renames `from` to `to`, if that name is free.
+    fn rename_to_free(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         match renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
             other => Ok(other?),
         }
     }
 
-    /// Takes away a name.
+    /// Removes a name.
     pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {
         Ok(unlinkat(&self.0, name.as_ref(), AtFlags::empty())?)
     }
 
-    /// Returns when the names as they are now would survive a power cut.
-    pub fn sync(&self) -> io::Result<()> {
-        Ok(fsync(&self.0)?)
-    }
-
-    fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {
+    /// What the system says of the name itself, if it is taken. A link is not followed.
+    pub fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {
         match statat(&self.0, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
@@ -242,12 +220,61 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Locks an open file or directory against all others, for as long as its descriptor is open; waits for
-/// them if need be, but no longer than `patience`. Returns whether it has the lock.
+/// Opens the regular file at `path` for reading and writing, and locks it until it is closed;
+/// `None` if another process keeps it locked. Makes an empty file if there is none; the umask
+/// applies to `mode`. A symbolic link is refused if `flags` have `NOFOLLOW`. Blocks for `patience`
+/// at most.
+pub fn open_exclusive(
+    path: &Path,
+    flags: OFlags,
+    mode: u32,
+    patience: Duration,
+) -> io::Result<Option<File>> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(mode)
+        .custom_flags(flags.bits() as i32)
+        .open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) => {
+            io::Error::other("it is a symbolic link")
+        }
+        Some(Errno::ISDIR) => not_a_file(),
+        _ => error,
+    })?;
+    if !file.metadata()?.is_file() {
+        return Err(not_a_file());
+    }
+    match lock_within(&file, patience) {
+        Ok(is_locked) => Ok(is_locked.then_some(file)),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            Err(io::Error::other("its file system has no locks"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn not_a_file() -> io::Error {
+    io::Error::other("it is not a regular file")
+}
+
+/// Returns once the name of the file at `path` would survive a power cut. The name may be that of a
+/// link to a file in another directory; then the file's own name is meant.
+pub fn sync_name(path: &Path) -> io::Result<()> {
+    Ok(fsync(Directory::of(&fs::canonicalize(path)?)?)?)
+}
+
+/// Locks an open file or directory by flock(2), for as long as its descriptor is open. Blocks while
+/// another descriptor has it locked, for `patience` at most. Returns whether the lock is ours.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::Unsupported`] if the file system does not know such locks, or what the system says.
+/// [`io::ErrorKind::Unsupported`] if the file system has no such locks, or any other error of the
+/// system.
 pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
     const POLL: Duration = Duration::from_millis(5);
     let deadline = Instant::now() + patience;
@@ -259,8 +286,8 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 return Err(unsupported())
             }
-            // NFS locks a file only for those who have opened it for writing. A descriptor that is not
-            // open at all cannot get here.
+            // NFS locks a file only through a descriptor that is open for writing. `AsFd` rules out
+            // the other meaning, a descriptor that is not open at all.
             Err(Errno::BADF) => return Err(unsupported()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -274,7 +301,7 @@ fn is_file(stat: &Stat) -> bool {
 
 fn without_links(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
-        // FAT and the like say EPERM.
+        // FAT, for one, says EPERM.
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => Err(unsupported()),
         other => Ok(other?),
     }

@@ -1,0 +1,253 @@
+//! One connection's access to the arbiter.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, MutexGuard};
+
+use super::{Arbiter, State, RELEASED_AT_ONCE};
+use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
+use crate::token::Token;
+
+/// After this time a wait is long, and worth a system call or two more.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
+/// One connection's access to the arbiter. Dropping it disconnects: its places go, and its slots do
+/// what the rules say.
+///
+/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests take the mutex once.
+pub struct Seat {
+    arbiter: Arc<Arbiter>,
+    conn: ConnId,
+    wake: Arc<Condvar>,
+}
+
+/// What a request that blocks tells its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitStage {
+    /// The claim is queued. Told under the mutex: the caller must not block.
+    Begins,
+    /// The wait has lasted for a second. Told once, without the mutex.
+    IsLong,
+}
+
+impl Seat {
+    pub(super) fn new(arbiter: Arc<Arbiter>, conn: ConnId, wake: Arc<Condvar>) -> Self {
+        Seat {
+            arbiter,
+            conn,
+            wake,
+        }
+    }
+
+    /// The connection's number.
+    pub fn id(&self) -> ConnId {
+        self.conn
+    }
+
+    /// The arbiter.
+    pub fn arbiter(&self) -> &Arbiter {
+        &self.arbiter
+    }
+
+    /// Asks for a key without taking a place in its queue: [`Answer::TimedOut`] if the claim would
+    /// wait. Does not block, except perhaps for the kernel's randomness.
+    pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
+        self.ask(ask, |table, claimant, now| {
+            match table.try_acquire(claimant, ask, now) {
+                Ok(Some(grant)) => Answer::Granted(grant),
+                Ok(None) => Answer::TimedOut,
+                Err(refusal) => Answer::Refused(refusal),
+            }
+        })
+    }
+
+    /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
+    /// is over; if that is zero, it is [`Seat::try_acquire`].
+    pub fn acquire(
+        &self,
+        ask: &Ask<'_>,
+        wait_timeout: Duration,
+        tell: &mut dyn FnMut(WaitStage),
+    ) -> Answer {
+        if wait_timeout.is_zero() {
+            return self.try_acquire(ask);
+        }
+        let claimant = match self.claimant() {
+            Ok(claimant) => claimant,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        let mut state = self.arbiter.state.lock();
+        let scope = Scope::Ask(self.conn, ask);
+        let now = self.arbiter.catch_up(&mut state, scope);
+        let answer = match state.table.acquire(claimant, ask, now) {
+            Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
+            Ok(Claim::Queued(ticket)) => self.wait_with(&mut state, ticket, wait_timeout, tell),
+            Err(refusal) => Answer::Refused(refusal),
+        };
+        self.arbiter.leave(state);
+        answer
+    }
+
+    /// Asks for a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
+    /// block, except perhaps for the kernel's randomness.
+    pub fn enqueue(&self, ask: &Ask<'_>) -> Answer {
+        self.ask(ask, |table, claimant, now| {
+            table.enqueue(claimant, ask, now)
+        })
+    }
+
+    /// As [`Seat::wait`], but `None` if it would block; the place is kept.
+    pub fn try_wait(&self, key: &str, kind: Kind) -> Option<Answer> {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
+            table.try_wait(self.conn, key, kind, now)
+        })
+    }
+
+    /// Collects the grant of a key that was enqueued for. Blocks until it is there or refused, the
+    /// peer hangs up, or `wait_timeout` is over; the last two give up the place.
+    pub fn wait(
+        &self,
+        key: &str,
+        kind: Kind,
+        wait_timeout: Duration,
+        tell: &mut dyn FnMut(WaitStage),
+    ) -> Answer {
+        let mut state = self.arbiter.state.lock();
+        let now = self.arbiter.catch_up(&mut state, Scope::Key(key));
+        let answer = match state.table.try_wait(self.conn, key, kind, now) {
+            Some(answer) => answer,
+            None => {
+                let ticket = state.table.take_ticket(self.conn, key, kind);
+                let ticket = ticket.expect("a claim that waits has a ticket");
+                self.wait_with(&mut state, ticket, wait_timeout, tell)
+            }
+        };
+        self.arbiter.leave(state);
+        answer
+    }
+
+    /// Gives back a slot, whichever connection it was granted to.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
+            table.release(self.conn, key, kind, token, now)
+        })
+    }
+
+    /// Starts a lease anew, whichever connection it was granted to.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    pub fn renew(
+        &self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        lease: Duration,
+    ) -> Result<(), Refusal> {
+        self.arbiter.visit(Scope::Key(key), |table, now| {
+            table.renew(key, kind, token, lease, now)
+        })
+    }
+
+    /// Since when the connection holds, waits for and has enqueued nothing: now, if it does; `None`
+    /// if it never did.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.arbiter.visit(Scope::Nothing, |table, now| {
+            table.connection_idle_since(self.conn, now)
+        })
+    }
+
+    fn ask(
+        &self,
+        ask: &Ask<'_>,
+        act: impl FnOnce(&mut LockTable, Claimant, Instant) -> Answer,
+    ) -> Answer {
+        let claimant = match self.claimant() {
+            Ok(claimant) => claimant,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        let scope = Scope::Ask(self.conn, ask);
+        self.arbiter
+            .visit(scope, |table, now| act(table, claimant, now))
+    }
+
+    fn claimant(&self) -> Result<Claimant, Refusal> {
+        if !self.arbiter.has_room() {
+            return Err(Refusal::MaxLocks);
+        }
+        Ok(Claimant {
+            conn: self.conn,
+            salt: self.arbiter.salts.next().ok_or(Refusal::NoToken)?,
+        })
+    }
+
+    /// Blocks until a queued claim is decided. Spends the ticket in any case.
+    fn wait_with(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        ticket: Ticket,
+        wait_timeout: Duration,
+        tell: &mut dyn FnMut(WaitStage),
+    ) -> Answer {
+        let arbiter = &self.arbiter;
+        let began = arbiter.clock.now();
+        let deadline = began.checked_add(wait_timeout);
+        let mut long_at = Some(began + LONG_WAIT);
+        let is_a_try = wait_timeout.is_zero();
+        if !is_a_try {
+            tell(WaitStage::Begins);
+        }
+        loop {
+            let now = arbiter.catch_up(state, Scope::Ticket(ticket));
+            // A peer that has hung up is granted nothing. If its grant arrives at the same time,
+            // the hang-up wins and the slot passes to the next waiter: the peer would not release
+            // it. A try does not wait, so it is answered all the same.
+            if state.seats[&self.conn].is_gone && !is_a_try {
+                let refusal = state.table.cancel(ticket, now);
+                return refusal.map_or(Answer::Gone, Answer::Refused);
+            }
+            // A release may have granted the key between the last look and the deadline. The grant
+            // wins: answering `timeout` now would strand the slot until its lease runs out.
+            if let Some(answer) = state.table.collect(ticket, now) {
+                return answer;
+            }
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                state.table.cancel(ticket, now);
+                return Answer::TimedOut;
+            }
+            // This look may have ended the lease of another connection.
+            if arbiter.pass_on(state) {
+                continue;
+            }
+            if long_at.take_if(|at| *at <= now).is_some() {
+                MutexGuard::unlocked(state, || tell(WaitStage::IsLong));
+                continue;
+            }
+            let look_again = deadline.into_iter().chain(long_at).min();
+            arbiter.clock.wait(&self.wake, state, look_again);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let arbiter = &self.arbiter;
+        let mut state = arbiter.state.lock();
+        state.seats.remove(&self.conn);
+        let now = arbiter.clock.now();
+        let table = &mut state.table;
+        let enqueued = table.disconnect(self.conn, arbiter.holdings, now);
+        arbiter.leave(state);
+        drop(enqueued);
+        // Other threads get their turn between the steps.
+        let release =
+            |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);
+        while !arbiter.visit(Scope::Nothing, release) {}
+    }
+}

@@ -1,0 +1,442 @@
+//! The arbiter on virtual time, and one test in which many threads meet.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::*;
+use crate::fence::source::ClockFences;
+use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal, Usage};
+
+const FOREVER: Duration = Duration::from_secs(60);
+const DRAINING: Answer = Answer::Refused(Refusal::Draining);
+
+fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
+    let rules = Rules {
+        caps: Caps {
+            max_locks: 1024,
+            max_slots: 1 << 20,
+            max_per_connection: 1 << 20,
+            max_waiters: None,
+            max_waiters_total: 65_536,
+        },
+        holdings,
+        gc_interval: Duration::from_secs(1),
+        gc_max_idle: Duration::ZERO,
+    };
+    let arbiter = Arc::new(Arbiter::new(
+        &rules,
+        Box::new(ClockFences::starting_at(1)),
+        Salts::new().expect("the kernel has randomness"),
+    ));
+    let reaper = Arc::clone(&arbiter);
+    thread::spawn(move || reaper.reap());
+    arbiter
+}
+
+/// An arbiter, the seat of a holder and the seat of a waiter.
+fn arbiter_and_two(holdings: Holdings) -> (Arc<Arbiter>, Seat, Seat) {
+    let arbiter = arbiter(holdings);
+    let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
+    (arbiter, holder, waiter)
+}
+
+/// Asking for the lock `k`.
+fn lock(lease: Duration) -> Ask<'static> {
+    Ask {
+        key: "k",
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        lease,
+    }
+}
+
+fn granted(seat: &Seat, lease: Duration) -> Grant {
+    match seat.try_acquire(&lock(lease)) {
+        Answer::Granted(grant) => grant,
+        other => panic!("the lock should be free: {other:?}"),
+    }
+}
+
+fn acquire(seat: &Seat, wait_timeout: Duration) -> Answer {
+    seat.acquire(&lock(FOREVER), wait_timeout, &mut |_| {})
+}
+
+fn wait(seat: &Seat, wait_timeout: Duration) -> Answer {
+    seat.wait("k", Kind::Lock, wait_timeout, &mut |_| {})
+}
+
+/// Blocks until `holds` does, which takes other threads no virtual time.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + FOREVER;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::yield_now();
+    }
+}
+
+fn waiter_count(arbiter: &Arbiter) -> usize {
+    let keys = arbiter.snapshot(None, usize::MAX);
+    let counts = keys.iter().map(|key| match key.usage {
+        Usage::Busy { waiter_count, .. } => waiter_count,
+        Usage::Idle(_) => 0,
+    });
+    counts.sum()
+}
+
+/// A seat that blocks in another thread.
+struct Blocked(JoinHandle<(Seat, Answer)>);
+
+impl Blocked {
+    /// Starts the thread. The claim is in its queue when this returns.
+    fn start(
+        arbiter: &Arbiter,
+        seat: Seat,
+        block: impl FnOnce(&Seat) -> Answer + Send + 'static,
+    ) -> Blocked {
+        let before = waiter_count(arbiter);
+        let thread = thread::spawn(move || {
+            let answer = block(&seat);
+            (seat, answer)
+        });
+        until("the claim is not queued", || waiter_count(arbiter) > before);
+        Blocked(thread)
+    }
+
+    fn end(self) -> (Seat, Answer) {
+        self.0.join().expect("no panic")
+    }
+}
+
+fn release(seat: &Seat, grant: Grant) {
+    assert_eq!(seat.release("k", Kind::Lock, grant.token), Ok(()));
+}
+
+fn is_over(drained: &Receiver<()>) -> bool {
+    let end = drained.recv_timeout(FOREVER);
+    end.is_err_and(|error| error.is_disconnected())
+}
+
+#[test]
+fn a_release_wakes_the_waiter() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    release(&holder, grant);
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+}
+
+#[test]
+fn a_release_wakes_a_wait_for_an_enqueued_key() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(waiter.try_wait("k", Kind::Lock), None);
+    let (began, has_begun) = bounded(1);
+    let waiting = thread::spawn(move || {
+        waiter.wait("k", Kind::Lock, FOREVER, &mut |stage| {
+            began.send(stage).expect("it is received");
+        })
+    });
+    assert_eq!(has_begun.recv(), Ok(WaitStage::Begins));
+    assert_eq!(waiter_count(&arbiter), 1);
+    release(&holder, grant);
+    let answer = waiting.join().expect("no panic");
+    assert!(matches!(answer, Answer::Granted(_)));
+}
+
+#[test]
+fn the_reaper_passes_an_expired_lease_on_in_time() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let lease = Duration::from_millis(100);
+    granted(&holder, lease);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    arbiter.advance(lease - Duration::from_nanos(1));
+    assert_eq!(waiter_count(&arbiter), 1);
+    // Only the reaper sleeps until the end of the lease.
+    arbiter.advance(Duration::from_nanos(1));
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+}
+
+#[test]
+fn leases_that_end_together_end_in_steps() {
+    const SLOTS: usize = 50_000;
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1));
+    let ask = Ask {
+        kind: Kind::Semaphore,
+        limit: Limit::new(1 << 20).expect("above zero"),
+        ..lock(FOREVER)
+    };
+    for _ in 0..SLOTS {
+        assert!(matches!(holder.try_acquire(&ask), Answer::Granted(_)));
+    }
+    let mut state = arbiter.state.lock();
+    arbiter.clock.advance(FOREVER);
+    let (asking, asked) = bounded(0);
+    let other = Arc::clone(&arbiter);
+    let witness = thread::spawn(move || {
+        asking.send(()).expect("it is received");
+        let state = other.state.lock();
+        state.table.is_behind(Scope::Everything, other.clock.now())
+    });
+    asked.recv().expect("it is sent");
+    thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
+    arbiter.catch_up(&mut state, Scope::Everything);
+    drop(state);
+    let got_in_between = witness.join().expect("no panic");
+    assert!(got_in_between, "the table was closed until all had ended");
+}
+
+#[test]
+fn a_wait_that_times_out_gives_up_its_place() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let timeout = Duration::from_secs(10);
+    let blocked = Blocked::start(&arbiter, waiter, move |seat| acquire(seat, timeout));
+    arbiter.advance(timeout - Duration::from_nanos(1));
+    assert_eq!(waiter_count(&arbiter), 1);
+    arbiter.advance(Duration::from_nanos(1));
+    let (waiter, answer) = blocked.end();
+    assert_eq!(answer, Answer::TimedOut);
+    release(&holder, grant);
+    granted(&holder, FOREVER);
+
+    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(wait(&waiter, Duration::ZERO), Answer::NotEnqueued);
+    assert_eq!(waiter_count(&arbiter), 0);
+}
+
+#[test]
+fn a_grant_that_is_there_beats_a_time_that_is_over() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let timeout = Duration::from_secs(10);
+    let blocked = Blocked::start(&arbiter, waiter, move |seat| acquire(seat, timeout));
+    let mut state = arbiter.state.lock();
+    arbiter.clock.advance(timeout);
+    let now = arbiter.clock.now();
+    let released = state
+        .table
+        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
+    assert_eq!(released, Ok(()));
+    arbiter.leave(state);
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+}
+
+#[test]
+fn a_hang_up_ends_a_wait_before_and_while_it_lasts() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    arbiter.hang_up(ConnId(2));
+    let (waiter, answer) = blocked.end();
+    assert_eq!(answer, Answer::Gone);
+    assert_eq!(acquire(&waiter, FOREVER), Answer::Gone);
+    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(wait(&waiter, FOREVER), Answer::Gone);
+    arbiter.hang_up(ConnId(77)); // has no seat
+}
+
+#[test]
+fn a_hang_up_does_not_end_a_try() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    arbiter.hang_up(ConnId(2));
+    assert_eq!(acquire(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
+}
+
+#[test]
+fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    let mut state = arbiter.state.lock();
+    state.table.begin_drain(arbiter.clock.now());
+    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
+    seat.is_gone = true;
+    arbiter.leave(state);
+    assert_eq!(blocked.end().1, DRAINING);
+}
+
+#[test]
+fn a_grant_that_meets_a_hang_up_passes_on() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Keep);
+    let grant = granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    let mut state = arbiter.state.lock();
+    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
+    seat.is_gone = true;
+    let now = arbiter.clock.now();
+    let released = state
+        .table
+        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
+    assert_eq!(released, Ok(()));
+    arbiter.leave(state);
+    assert_eq!(blocked.end().1, Answer::Gone);
+    granted(&holder, FOREVER);
+}
+
+#[test]
+fn a_long_wait_is_told_once_after_a_second() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let (telling, told) = bounded(9);
+    let blocked = Blocked::start(&arbiter, waiter, move |seat| {
+        seat.acquire(&lock(FOREVER), FOREVER, &mut |stage| {
+            telling.send(stage).expect("there is room");
+        })
+    });
+    assert_eq!(told.recv(), Ok(WaitStage::Begins));
+    arbiter.advance(Duration::from_millis(999));
+    arbiter.tokens_are_back(); // wakes the reaper at most
+    assert!(told.is_empty());
+    arbiter.advance(Duration::from_millis(1));
+    assert_eq!(told.recv(), Ok(WaitStage::IsLong));
+    arbiter.advance(Duration::from_secs(5));
+    release(&holder, grant);
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(told.is_empty());
+}
+
+#[test]
+fn a_drain_ends_when_the_last_holder_is_done() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    let drained = arbiter.begin_drain();
+    let (waiter, answer) = blocked.end();
+    assert_eq!(answer, DRAINING);
+    assert_eq!(acquire(&waiter, FOREVER), DRAINING);
+    assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
+    release(&holder, grant);
+    assert!(is_over(&drained));
+}
+
+#[test]
+fn a_drain_with_nothing_held_ends_at_once() {
+    assert!(is_over(&arbiter(Holdings::Release).begin_drain()));
+}
+
+#[test]
+fn a_drain_ends_with_the_last_lease() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1));
+    granted(&holder, FOREVER);
+    let drained = arbiter.begin_drain();
+    assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
+    arbiter.advance(FOREVER);
+    assert!(is_over(&drained));
+}
+
+#[test]
+fn idle_keys_go_by_themselves() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1));
+    let grant = granted(&holder, FOREVER);
+    release(&holder, grant);
+    arbiter.advance(Duration::from_secs(1));
+    until("the idle key is still there", || {
+        arbiter.snapshot(None, 1).is_empty()
+    });
+}
+
+#[test]
+fn a_seat_counts_until_it_is_dropped() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    assert_eq!(arbiter.seat_count(), 2);
+    drop(holder);
+    assert_eq!(arbiter.seat_count(), 1);
+    granted(&waiter, FOREVER);
+}
+
+#[test]
+fn a_connection_is_idle_since_it_last_had_anything() {
+    let (arbiter, holder, _) = arbiter_and_two(Holdings::Release);
+    assert_eq!(holder.idle_since(), None);
+    let grant = granted(&holder, FOREVER);
+    arbiter.advance(Duration::from_secs(3));
+    let released_at = arbiter.clock.now();
+    assert_eq!(holder.idle_since(), Some(released_at));
+    release(&holder, grant);
+    arbiter.advance(Duration::from_secs(3));
+    assert_eq!(holder.idle_since(), Some(released_at));
+    // An entry counts, dead or alive.
+    holder.enqueue(&lock(Duration::from_secs(1)));
+    arbiter.advance(Duration::from_secs(3));
+    assert_eq!(holder.idle_since(), Some(arbiter.clock.now()));
+}
+
+/// One thread of the test below; returns how many grants it got.
+fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: Instant) -> u64 {
+    const STEP: u64 = 1000;
+    let mut grants = 0;
+    let mut conn = thread;
+    let mut seat = arbiter.connect(ConnId(conn));
+    for round in 0u64.. {
+        if Instant::now() >= stop_at {
+            break;
+        }
+        if round % 7 == 0 {
+            arbiter.hang_up(ConnId(conn));
+        }
+        let wait_timeout = Duration::from_micros(round * 13 % 60);
+        let answer = match round % 2 {
+            0 => acquire(&seat, wait_timeout),
+            _ => match seat.enqueue(&lock(FOREVER)) {
+                Answer::Granted(_) | Answer::Queued => wait(&seat, wait_timeout),
+                other => panic!("{other:?}"),
+            },
+        };
+        match answer {
+            Answer::Granted(grant) => {
+                let others = inside.fetch_add(1, Ordering::SeqCst);
+                assert_eq!(others, 0, "two holders at once");
+                inside.fetch_sub(1, Ordering::SeqCst);
+                grants += 1;
+                release(&seat, grant);
+            }
+            Answer::TimedOut | Answer::Gone => {}
+            other => panic!("{other:?}"),
+        }
+        if round % 7 == 0 {
+            drop(seat);
+            conn += STEP;
+            seat = arbiter.connect(ConnId(conn));
+        }
+    }
+    grants
+}
+
+/// Timeouts that meet grants: no two holders overlap, no slot is lost, and no thread hangs.
+#[test]
+fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
+    let arbiter = arbiter(Holdings::Release);
+    let (inside, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let stop_at = Instant::now() + Duration::from_secs(2);
+    let grants: u64 = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                arbiter.advance(Duration::from_micros(10));
+                thread::yield_now();
+            }
+        });
+        let (arbiter, inside) = (&arbiter, &inside);
+        let threads: Vec<_> = (1..=6)
+            .map(|thread| scope.spawn(move || compete(arbiter, thread, inside, stop_at)))
+            .collect();
+        let grants = threads.into_iter().map(|thread| thread.join());
+        let grants: Vec<_> = grants.collect();
+        is_over.store(true, Ordering::Relaxed);
+        grants
+            .into_iter()
+            .map(|grants| grants.expect("no panic"))
+            .sum()
+    });
+    assert!(grants > 1000, "only {grants} grants");
+    let last = arbiter.connect(ConnId(1_000_000_000));
+    granted(&last, FOREVER);
+}

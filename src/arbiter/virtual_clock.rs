@@ -1,0 +1,65 @@
+//! The arbiter's time in tests: it passes only when a test advances it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::Arbiter;
+
+pub(super) struct Clock(Mutex<Agenda>);
+
+struct Agenda {
+    now: Instant,
+    /// The sleeps that end by themselves, and when. One that was woken stays until it is due.
+    sleeps: Vec<(Instant, Arc<Condvar>)>,
+}
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Clock(Mutex::new(Agenda {
+            now: Instant::now(),
+            sleeps: Vec::new(),
+        }))
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.0.lock().now
+    }
+
+    /// Releases the mutex and sleeps until `wake` is notified or the time is advanced to `at`.
+    pub(super) fn wait<T>(
+        &self,
+        wake: &Arc<Condvar>,
+        guard: &mut MutexGuard<'_, T>,
+        at: Option<Instant>,
+    ) {
+        let sleep = at.map(|at| (at, Arc::clone(wake)));
+        self.0.lock().sleeps.extend(sleep);
+        wake.wait(guard);
+    }
+
+    /// Lets time pass, and wakes the sleeps that are due. The caller has the mutex of the sleeps,
+    /// so that none begins meanwhile.
+    pub(super) fn advance(&self, time: Duration) {
+        let mut agenda = self.0.lock();
+        agenda.now += time;
+        let now = agenda.now;
+        agenda.sleeps.retain(|(at, wake)| {
+            let is_due = *at <= now;
+            if is_due {
+                wake.notify_one();
+            }
+            !is_due
+        });
+    }
+}
+
+impl Arbiter {
+    /// Lets virtual time pass.
+    pub fn advance(&self, time: Duration) {
+        let state = self.state.lock();
+        self.clock.advance(time);
+        drop(state);
+    }
+}

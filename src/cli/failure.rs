@@ -1,0 +1,32 @@
+//! Why a command fails, with the exit status that says so.
+
+use std::fmt::Display;
+
+/// How a command ends: with an exit status, or with a failure.
+pub type CommandResult = Result<u8, Failure>;
+
+/// Why a command fails.
+#[derive(Debug)]
+pub struct Failure {
+    pub status: u8,
+    /// The reason in one line, or `None` if the status says enough.
+    pub message: Option<String>,
+}
+
+impl Failure {
+    /// A failure with a reason.
+    pub fn new(status: u8, message: impl Display) -> Failure {
+        Failure {
+            status,
+            message: Some(message.to_string()),
+        }
+    }
+
+    /// A failure that only the exit status tells of.
+    pub fn silent(status: u8) -> Failure {
+        Failure {
+            status,
+            message: None,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Printing and complaining.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Writes `text` to stdout at once.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Writes `text` to stdout. A reader that has left, as `head` does, is no error.
+pub fn print_if_read(text: &str) -> io::Result<()> {
+    match print(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
+}
+
+/// Writes one line to stderr. If that fails, the exit status still says what is wrong.
+pub fn complain(program: &str, message: impl Display) {
+    let _ = writeln!(io::stderr(), "{program}: {message}");
+}

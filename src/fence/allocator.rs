@@ -1,0 +1,457 @@
+//! Fences that rise across restarts, crashes and clock steps: ranges of fences reserved in a file
+//! before any of them is used.
+//!
+//! [`ReservedFences`] never touches the disk: it takes fences from what is reserved, and asks for
+//! more when half of a range is left. [`Reserver::run`] writes, on a thread of its own.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{bounded, Receiver, Sender};
+use log::{error, info, warn};
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+
+use crate::sys::directory::{open_exclusive, sync_name};
+use crate::text::{reason, Escaped};
+use crate::token::FenceSource;
+
+#[cfg(test)]
+use super::file::file_of;
+use super::file::{encode, recover, Malformed, Recovered, FILE_LEN};
+
+/// How many fences are reserved at a time.
+pub const RANGE: u64 = 1 << 20;
+
+/// The pause after a failed write, before the next attempt.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+/// How long another server may keep the file. One that was killed has it until the last of its
+/// threads is gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where records go: a file, or the disk of a test.
+pub trait Disk: Send {
+    /// Writes `bytes` at `offset`, and returns when they would survive a power cut.
+    fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+}
+
+impl Disk for File {
+    fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(bytes, offset)?;
+        self.sync_all()
+    }
+}
+
+/// Why a fence file cannot be used.
+#[derive(Debug)]
+pub enum Unusable {
+    /// It cannot be opened, locked, read or written.
+    Io(io::Error),
+    /// Another server has it.
+    InUse,
+    /// Its content says nothing that could be relied on.
+    Malformed(Malformed),
+    /// It has no fences left to reserve.
+    Exhausted,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unusable::Io(error) => f.write_str(&reason(error)),
+            Unusable::InUse => f.write_str("another server is using it"),
+            Unusable::Malformed(malformed) => malformed.fmt(f),
+            Unusable::Exhausted => f.write_str("its fences have come to their end"),
+        }
+    }
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Self {
+        Unusable::Io(error)
+    }
+}
+
+/// Opens the fence file, locks it for the life of the process, and reserves the first range: above
+/// all fences that may have been used before, and not below `clock`. Blocks for the disk, and for
+/// one second at most while another server has the file.
+pub fn open(
+    path: &Path,
+    clock: u64,
+    range: u64,
+) -> Result<(ReservedFences, Reserver<File>), Unusable> {
+    let mut file =
+        open_exclusive(path, OFlags::NOFOLLOW, 0o600, LOCK_PATIENCE)?.ok_or(Unusable::InUse)?;
+    let mut content = Vec::with_capacity(FILE_LEN);
+    (&mut file)
+        .take(FILE_LEN as u64 + 1)
+        .read_to_end(&mut content)?;
+    let recovered = recover(&content).map_err(Unusable::Malformed)?;
+    let reserved = reserve_first(file, recovered, clock, range)?;
+    sync_name(path)?;
+    if recovered.is_torn {
+        // The range of a torn record was never used; that of a corrupt one was. The clock decides.
+        warn!(
+            "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
+            Escaped(path.as_os_str().as_bytes())
+        );
+    }
+    Ok(reserved)
+}
+
+fn reserve_first<D: Disk>(
+    disk: D,
+    recovered: Recovered,
+    clock: u64,
+    range: u64,
+) -> Result<(ReservedFences, Reserver<D>), Unusable> {
+    let beyond_used = match recovered.ceiling {
+        Some(ceiling) => ceiling.checked_add(1).ok_or(Unusable::Exhausted)?,
+        None => 0,
+    };
+    let first = beyond_used.max(clock);
+    let (sender, requests) = bounded(1);
+    let reserved = Arc::new(Mutex::new(Reserved {
+        end: first,
+        ran_out: false,
+    }));
+    let mut reserver = Reserver {
+        disk,
+        seq: recovered.seq,
+        range,
+        reserved: Arc::clone(&reserved),
+        requests,
+    };
+    reserver.reserve()?;
+    if recovered.is_legacy {
+        // Once more, over the number of the older format, which would look like a torn record.
+        reserver.reserve()?;
+    }
+    let end = reserved.lock().end;
+    let fences = ReservedFences {
+        next: first,
+        end,
+        low_water: range / 2,
+        reserved,
+        requests: sender,
+    };
+    Ok((fences, reserver))
+}
+
+/// The state that the fences and the reserver share.
+struct Reserved {
+    /// Fences below this are reserved.
+    end: u64,
+    /// Whether a request for a fence has failed since the last range was reserved.
+    ran_out: bool,
+}
+
+/// Fences from ranges that are reserved already. Never blocks for the disk.
+pub struct ReservedFences {
+    next: u64,
+    /// The end of what is reserved, when this side last looked.
+    end: u64,
+    /// The number of fences left at which more are asked for.
+    low_water: u64,
+    reserved: Arc<Mutex<Reserved>>,
+    requests: Sender<()>,
+}
+
+impl FenceSource for ReservedFences {
+    fn next_fence(&mut self) -> Option<u64> {
+        if self.end - self.next <= self.low_water {
+            self.ask_for_more();
+        }
+        if self.next == self.end {
+            return None;
+        }
+        let fence = self.next;
+        self.next += 1;
+        Some(fence)
+    }
+}
+
+impl ReservedFences {
+    fn ask_for_more(&mut self) {
+        let mut reserved = self.reserved.lock();
+        self.end = reserved.end;
+        reserved.ran_out |= self.next == self.end;
+        drop(reserved);
+        if self.end - self.next <= self.low_water {
+            // One request at a time is enough; a second one finds the channel full.
+            let _ = self.requests.try_send(());
+        }
+    }
+}
+
+/// Reserves one range after the other, on request.
+pub struct Reserver<D> {
+    disk: D,
+    /// The number of the latest record.
+    seq: u64,
+    range: u64,
+    reserved: Arc<Mutex<Reserved>>,
+    requests: Receiver<()>,
+}
+
+impl<D: Disk> Reserver<D> {
+    /// Reserves a range on each request, and tries again while the disk refuses. Calls
+    /// `tokens_are_back` once there are fences again after a request for one has failed. Returns
+    /// when the fences are dropped.
+    pub fn run(mut self, tokens_are_back: impl Fn()) {
+        while self.requests.recv().is_ok() {
+            let mut has_failed = false;
+            while let Err(why) = self.reserve() {
+                if !has_failed {
+                    error!("cannot-reserve-fences error=\"{why}\"");
+                    has_failed = true;
+                }
+                thread::sleep(RETRY_AFTER);
+            }
+            if has_failed {
+                info!("reserved-fences-again");
+            }
+            let ran_out = std::mem::take(&mut self.reserved.lock().ran_out);
+            if ran_out {
+                tokens_are_back();
+            }
+        }
+    }
+
+    /// Reserves the next range: on the disk first, and only then for use.
+    fn reserve(&mut self) -> Result<(), Unusable> {
+        let end = self.reserved.lock().end;
+        let new_end = end.checked_add(self.range).ok_or(Unusable::Exhausted)?;
+        let seq = self.seq.checked_add(1).ok_or(Unusable::Exhausted)?;
+        let (record, offset) = encode(seq, new_end);
+        // A failed write leaves the latest record alone, and the next attempt writes the same slot.
+        self.disk.write_durably(&record, offset as u64)?;
+        self.seq = seq;
+        self.reserved.lock().end = new_end;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+    use std::fs;
+    use std::os::unix::fs::{symlink, PermissionsExt};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    const CLOCK: u64 = 1_000_000;
+
+    /// A disk in memory that fails as often as it is told to.
+    #[derive(Clone, Default)]
+    struct Plate {
+        content: Arc<Mutex<Vec<u8>>>,
+        failures_left: Arc<AtomicUsize>,
+        error: i32,
+    }
+
+    impl Disk for Plate {
+        fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+            let mut content = self.content.lock();
+            let offset = usize::try_from(offset).expect("a small file");
+            let len = content.len().max(offset + bytes.len());
+            content.resize(len, 0);
+            let failing = self.failures_left.load(Ordering::SeqCst) > 0;
+            // A write that fails may have written half of it.
+            let written = if failing {
+                bytes.len() / 2
+            } else {
+                bytes.len()
+            };
+            content[offset..offset + written].copy_from_slice(&bytes[..written]);
+            if failing {
+                self.failures_left.fetch_sub(1, Ordering::SeqCst);
+                return Err(io::Error::from_raw_os_error(self.error));
+            }
+            Ok(())
+        }
+    }
+
+    fn start(plate: &Plate, clock: u64, range: u64) -> (ReservedFences, Reserver<Plate>) {
+        let recovered = recover(&plate.content.lock()).expect("a usable file");
+        reserve_first(plate.clone(), recovered, clock, range).expect("room for a range")
+    }
+
+    /// Starts on a file with this content and returns the first fence.
+    fn first_fence(content: &[u8]) -> Result<u64, Unusable> {
+        let recovered = recover(content).map_err(Unusable::Malformed)?;
+        let (mut fences, _) = reserve_first(Plate::default(), recovered, CLOCK, 10)?;
+        Ok(fences.next_fence().expect("a range was reserved"))
+    }
+
+    #[test]
+    fn the_first_fence_is_above_all_ceilings_and_the_clock() {
+        assert_eq!(first_fence(b"").expect("empty"), CLOCK);
+        assert_eq!(first_fence(&file_of(&[5])).expect("old"), CLOCK);
+        assert_eq!(
+            first_fence(&file_of(&[2 * CLOCK])).expect("one"),
+            2 * CLOCK + 1
+        );
+        assert_eq!(
+            first_fence(&file_of(&[2 * CLOCK, 3 * CLOCK])).expect("two"),
+            3 * CLOCK + 1
+        );
+        assert_eq!(
+            first_fence(&file_of(&[2 * CLOCK, 3 * CLOCK, 4 * CLOCK])).expect("three"),
+            4 * CLOCK + 1
+        );
+        assert_eq!(
+            first_fence(&(5 * CLOCK).to_be_bytes()).expect("legacy"),
+            5 * CLOCK + 1
+        );
+    }
+
+    #[test]
+    fn fences_rise_over_every_restart_whatever_the_clock_does() {
+        let plate = Plate::default();
+        let mut last = 0;
+        for (restart, clock) in [CLOCK, CLOCK / 2, 0, 3 * CLOCK, CLOCK]
+            .into_iter()
+            .enumerate()
+        {
+            let (mut fences, _) = start(&plate, clock, 100);
+            for _ in 0..=restart {
+                let fence = fences.next_fence().expect("a range was reserved");
+                assert!(fence > last);
+                last = fence;
+            }
+        }
+    }
+
+    #[test]
+    fn the_next_range_is_asked_for_when_half_of_one_is_left() {
+        let (mut fences, reserver) = start(&Plate::default(), CLOCK, 10);
+        for _ in 0..5 {
+            fences.next_fence().expect("in the range");
+            assert!(reserver.requests.is_empty());
+        }
+        fences.next_fence().expect("in the range");
+        assert!(!reserver.requests.is_empty());
+    }
+
+    #[test]
+    fn fences_end_while_the_disk_refuses_and_come_back_after_it() {
+        for error in [Errno::NOSPC, Errno::IO] {
+            let plate = Plate {
+                error: error.raw_os_error(),
+                ..Plate::default()
+            };
+            let (mut fences, reserver) = start(&plate, CLOCK, 10);
+            plate.failures_left.store(2, Ordering::SeqCst);
+            let returns = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&returns);
+            let running = thread::spawn(move || {
+                reserver.run(|| {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                });
+            });
+            let mut used: Vec<u64> = std::iter::from_fn(|| fences.next_fence())
+                .take(10)
+                .collect();
+            assert_eq!(used.len(), 10);
+            assert_eq!(fences.next_fence(), None);
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while returns.load(Ordering::SeqCst) == 0 {
+                assert!(Instant::now() < deadline, "the tokens did not come back");
+                thread::sleep(Duration::from_millis(5));
+            }
+            used.push(fences.next_fence().expect("reserved again"));
+            assert!(used.windows(2).all(|pair| pair[0] < pair[1]));
+            drop(fences);
+            running.join().expect("no panic");
+            // Half a write may be in the file: the next start is above that, too.
+            let (mut fences, _) = start(&plate, 0, 10);
+            assert!(fences.next_fence() > used.last().copied());
+        }
+    }
+
+    #[test]
+    fn no_fence_is_used_that_is_not_on_the_disk() {
+        let plate = Plate::default();
+        let (mut fences, mut reserver) = start(&plate, CLOCK, 8);
+        for _ in 0..100 {
+            let fence = fences.next_fence().expect("reserved in time");
+            let on_disk = recover(&plate.content.lock())
+                .expect("a usable file")
+                .ceiling;
+            assert!(Some(fence) < on_disk);
+            if reserver.requests.try_recv().is_ok() {
+                reserver.reserve().expect("a willing disk");
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_numbers_is_the_end_of_the_fences() {
+        let (mut fences, mut reserver) = start(&Plate::default(), u64::MAX - 10, 10);
+        assert_eq!(std::iter::from_fn(|| fences.next_fence()).count(), 10);
+        assert!(matches!(reserver.reserve(), Err(Unusable::Exhausted)));
+        for used_up in [
+            file_of(&[u64::MAX]),
+            u64::MAX.to_be_bytes().to_vec(),
+            file_of(&[u64::MAX - 3]),
+        ] {
+            assert!(matches!(first_fence(&used_up), Err(Unusable::Exhausted)));
+        }
+    }
+
+    fn in_directory(test: impl FnOnce(PathBuf)) {
+        let directory = tempfile::tempdir().expect("a directory");
+        test(directory.path().join("fences"));
+    }
+
+    #[test]
+    fn the_file_is_its_owners_alone_and_locked_while_in_use() {
+        in_directory(|path| {
+            let (_fences, reserver) = open(&path, CLOCK, 10).expect("a new file");
+            let mode = fs::metadata(&path)
+                .expect("it is there")
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o777, 0o600);
+            assert!(matches!(open(&path, CLOCK, 10), Err(Unusable::InUse)));
+            drop(reserver);
+            let (mut fences, _reserver) = open(&path, 0, 10).expect("free again");
+            assert!(fences.next_fence() > Some(CLOCK + 9));
+        });
+    }
+
+    #[test]
+    fn anything_else_in_the_files_place_is_left_alone() {
+        let refusal = |path: &Path| open(path, CLOCK, 10).err().expect("refused").to_string();
+        in_directory(|path| {
+            fs::create_dir(&path).expect("a directory");
+            assert_eq!(refusal(&path), "it is not a regular file");
+        });
+        in_directory(|path| {
+            symlink("elsewhere", &path).expect("a link");
+            assert_eq!(refusal(&path), "it is a symbolic link");
+        });
+        in_directory(|path| {
+            let content = "my shopping list, which is longer than a slot";
+            fs::write(&path, content).expect("a file");
+            assert_eq!(refusal(&path), "its content is not that of a fence file");
+            assert_eq!(fs::read_to_string(&path).expect("still there"), content);
+        });
+        in_directory(|path| {
+            let missing = path.join("deeper");
+            assert!(matches!(open(&missing, CLOCK, 10), Err(Unusable::Io(_))));
+        });
+        assert_eq!(refusal(Path::new("/dev/null")), "it is not a regular file");
+    }
+}

@@ -1,0 +1,193 @@
+//! `latch run`: a command under a lock of a server.
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+
+use crate::cli::failure::{CommandResult, Failure};
+use crate::client::{Client, Error, Guard, Lock, Loss};
+use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
+use crate::text::reason;
+
+use super::servers::{client_within, place_of};
+use super::{
+    boolean, busy, complain, failure, options, shown, system_error, usage, LOST, SYSTEM_ERROR,
+};
+
+/// How long the release may take when the command has ended.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits for the lock, runs the command while holding it, releases it, and exits as the command
+/// did.
+pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult {
+    if command.is_empty() {
+        return Err(usage("missing command to run, after --"));
+    }
+    let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
+    let client = client_within(options.reach(), options.timeout)?;
+    supervise::check_proc().map_err(cannot_start)?;
+    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
+    let server = client.server_of(&options.key).to_string();
+    let place = place_of(&client, &options.key);
+    let granted = Event::new().map_err(cannot_catch)?;
+    let waiting = wait_on_thread(client, options, granted.clone())
+        .map_err(|error| system_error("cannot start a thread", &error))?;
+    if let Err(killed) = signals.wait_for(&granted) {
+        // The end of this process ends its connection, and so gives up its place in the queue.
+        return Ok(killed.follow());
+    }
+    match waiting.join().expect("the thread does not panic") {
+        Ok(Some(guard)) => run_under(guard, &place, options, command, &mut signals),
+        Ok(None) if busy_ok => Ok(0),
+        Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
+        Err(error) => Err(match error {
+            Error::Unreachable { .. } | Error::AuthFailed { .. } => failure(shown(&server), &error),
+            Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&options.key), &error),
+            _ => failure(place, &error),
+        }),
+    }
+}
+
+/// Waits for the lock on a thread of its own, so that the main thread can handle signals meanwhile.
+/// Sets `granted` when the wait is over, however it ended.
+fn wait_on_thread(
+    client: Client,
+    options: &options::Run,
+    granted: Event,
+) -> io::Result<JoinHandle<Result<Option<Guard>, Error>>> {
+    let (key, timeout) = (options.key.clone(), options.timeout);
+    let (lease, limit) = (options.lease, options.limit);
+    thread::Builder::new()
+        .name("waiting".into())
+        .spawn(move || {
+            let lock = lock_of(&client, &key, lease, limit);
+            let guard = match timeout {
+                None => lock.acquire().map(Some),
+                Some(0) => lock.try_acquire(),
+                Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
+            };
+            granted.set();
+            guard
+        })
+}
+
+/// Runs the command while the guard holds the lock, and releases the lock.
+fn run_under(
+    guard: Guard,
+    place: &str,
+    options: &options::Run,
+    command: &[OsString],
+    signals: &mut SignalWatch,
+) -> CommandResult {
+    let lost = Event::new().map_err(cannot_catch)?;
+    let confirmed = Event::new().map_err(cannot_catch)?;
+    let lost_setter = lost.clone();
+    guard.on_lost(move |_| lost_setter.set());
+    let kill_after = Duration::from_secs(options.kill_after);
+    let lost_setter = lost.clone();
+    // A command that ignores SIGTERM is killed before the server can grant the lock to another
+    // holder.
+    if !guard.on_silence(kill_after, move || lost_setter.set()) {
+        complain(format_args!(
+            "{}: the lease of {} s is less than twice --kill-after, {} s: a command that ignores \
+             SIGTERM may outlast it",
+            shown(&options.key),
+            guard.lease().as_secs(),
+            options.kill_after
+        ));
+    }
+    let look = || {
+        let confirmed = confirmed.clone();
+        guard.renew_and(move |is_held| {
+            if is_held {
+                confirmed.set();
+            }
+        });
+    };
+    let held = HeldLock {
+        lost: &lost,
+        confirmed: &confirmed,
+        look: &look,
+    };
+    let job = Job {
+        command,
+        environment: &[
+            ("LATCH_KEY", options.key.clone().into()),
+            ("LATCH_TOKEN", guard.token().to_string().into()),
+            ("LATCH_FENCE", guard.token().fence().to_string().into()),
+        ],
+        kill_after,
+        inherited: None,
+        orphan: Orphan::Ends,
+    };
+    let end = supervise::run(&job, signals, &held).map_err(|error| cannot_start(reason(&error)))?;
+    match end {
+        JobEnd::LockLost => {
+            // Without a loss, the server is silent, and the command was ended before the deadline.
+            let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
+            let _ = release(guard);
+            Err(lost_lock(place, &why))
+        }
+        JobEnd::Finished(finish) => {
+            release(guard).map_err(|why| lost_lock(place, &why))?;
+            Ok(finish.follow())
+        }
+    }
+}
+
+/// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
+/// the lease runs: the end of this process ends the connection, and that releases the lock, too.
+fn release(guard: Guard) -> Result<(), String> {
+    if let Some(loss) = guard.loss() {
+        return Err(loss.to_string());
+    }
+    let was_held = guard.is_held();
+    let (sender, released) = bounded(1);
+    let releasing = thread::Builder::new()
+        .name("releasing".into())
+        .spawn(move || {
+            let _ = sender.send(guard.release());
+        });
+    let released = match releasing {
+        Ok(_) => released.recv_timeout(RELEASE_TIMEOUT),
+        Err(_) => return Ok(()),
+    };
+    match released {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error @ (Error::Refused | Error::Closed { .. }))) => Err(error.reason()),
+        _ if was_held => Ok(()),
+        _ => Err(Loss::Deadline.to_string()),
+    }
+}
+
+fn cannot_catch(error: io::Error) -> Failure {
+    system_error("cannot catch signals", &error)
+}
+
+fn cannot_start(why: impl Display) -> Failure {
+    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
+}
+
+fn lost_lock(place: &str, why: &str) -> Failure {
+    Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
+}
+
+fn lock_of<'a>(
+    client: &'a Client,
+    key: &'a str,
+    lease: Option<u64>,
+    limit: Option<u32>,
+) -> Lock<'a> {
+    let lock = match limit {
+        None => client.lock(key),
+        Some(limit) => client.semaphore(key, limit),
+    };
+    match lease {
+        None => lock,
+        Some(seconds) => lock.lease(Duration::from_secs(seconds)),
+    }
+}

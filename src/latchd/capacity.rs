@@ -1,0 +1,231 @@
+//! What the machine allows: connections within descriptors, memory maps and memory, and the memory
+//! that all caps together can take.
+
+use std::env;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use log::warn;
+use rustix::process::{getrlimit, Resource};
+use rustix::system::sysinfo;
+
+use crate::server::raise_descriptor_limit;
+use crate::sys::thread::STACK_LEN;
+
+use super::options::Options;
+
+/// Descriptors that are not for connections.
+const RESERVED_DESCRIPTORS: u64 = 64;
+
+/// Memory maps that are not for connections, and how many the thread of a connection takes.
+const RESERVED_MAPS: u64 = 2000;
+const MAPS_PER_THREAD: u64 = 4;
+
+/// Stacks get one part in so many of a limited address space.
+const STACK_SHARE: u64 = 2;
+
+/// The address space in bytes that a connection takes beside its stack.
+const HEAP_PER_CONNECTION: u64 = 32 * 1024;
+
+/// Connections get one part in so many of the memory of the machine or the cgroup.
+const CONNECTION_SHARE: u64 = 4;
+
+/// The most memory in bytes that a connection takes: the used part of its stack, its buffers, and a
+/// page of statistics that its peer does not read.
+const PER_CONNECTION: u64 = 64 * 1024;
+
+/// The most memory in bytes that each of these takes in the table.
+const PER_KEY: u64 = 1024;
+const PER_SLOT: u64 = 256;
+const PER_WAITER: u64 = 256;
+
+/// The memory in bytes that the program takes without any of these.
+const AT_REST: u64 = 4 * 1024 * 1024;
+
+/// The memory controllers: the name in the second field of a line of /proc/self/cgroup (empty in
+/// version 2), the directory where the controller is mounted, and the file with the limit.
+const CONTROLLERS: [(&str, &str, &str); 3] = [
+    ("memory", "memory", "memory.limit_in_bytes"),
+    ("", "", "memory.max"),
+    ("", "unified", "memory.max"),
+];
+
+/// The cap on connections: `wanted`, or what the machine allows, and in any case what the address
+/// space allows. Raises the limit of descriptors. A secret makes the lines longer that clients
+/// send.
+pub(super) fn max_connections(wanted: Option<usize>, secret_len: usize) -> usize {
+    let allowed = connection_capacity();
+    let max_connections = wanted
+        .unwrap_or_else(|| allowed.min(memory_capacity(secret_len)))
+        .min(address_space_capacity());
+    if wanted.is_some_and(|wanted| wanted > allowed) {
+        warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
+    }
+    max_connections
+}
+
+/// The most memory in bytes that the server takes when all caps are reached.
+pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
+    let parts = [
+        (max_connections, PER_CONNECTION + secret_len as u64),
+        (options.max_locks, PER_KEY),
+        (options.max_slots, PER_SLOT),
+        (options.max_waiters_total, PER_WAITER),
+    ];
+    parts.iter().fold(AT_REST, |sum, (count, each)| {
+        sum.saturating_add((*count as u64).saturating_mul(*each))
+    })
+}
+
+/// How many connections descriptors, memory maps and address space allow.
+fn connection_capacity() -> usize {
+    let descriptors = raise_descriptor_limit(u64::MAX);
+    let for_connections = descriptors
+        .saturating_sub(RESERVED_DESCRIPTORS)
+        .max(descriptors / 2);
+
+    let maps = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());
+    let for_threads = maps.unwrap_or(65_530).saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD;
+
+    as_count(for_connections.min(for_threads)).min(address_space_capacity())
+}
+
+/// How many connections a limited address space or data segment allows. If stacks took all of it, the next
+/// allocation would end the process.
+fn address_space_capacity() -> usize {
+    let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
+    let address_space = limits.into_iter().flatten().min().unwrap_or(u64::MAX);
+    as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION))
+}
+
+/// How many connections a quarter of the memory allows.
+fn memory_capacity(secret_len: usize) -> usize {
+    let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
+    let machine = sysinfo();
+    let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
+    let share = of_machine.min(of_cgroups.unwrap_or(u64::MAX)) / CONNECTION_SHARE;
+    as_count(share / (PER_CONNECTION + secret_len as u64))
+}
+
+/// A server without any connection would be of no use.
+fn as_count(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX).max(1)
+}
+
+/// Starts the program again with a single malloc arena where the address space is limited: the C
+/// library would give each of many threads an arena of 64 MB. Returns if that is not needed, or
+/// fails.
+pub(super) fn reexec_with_single_arena() {
+    const ARENAS: &str = "MALLOC_ARENA_MAX";
+    if getrlimit(Resource::As).current.is_none() || env::var_os(ARENAS).is_some() {
+        return;
+    }
+    if let Ok(program) = env::current_exe() {
+        let mut arguments = env::args_os();
+        let name = arguments.next().unwrap_or_else(|| super::PROGRAM.into());
+        let _ = Command::new(program)
+            .arg0(name)
+            .args(arguments)
+            .env(ARENAS, "1")
+            .exec();
+    }
+}
+
+/// The least memory limit in bytes of the cgroups of a process and of those above them.
+/// `of_process` is its /proc/self/cgroup. In a container, the path that it names may be missing;
+/// the container's own group is then the root.
+fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
+    let mut limits = Vec::new();
+    for line in of_process.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(names), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        for (name, mount, file) in CONTROLLERS {
+            if names.split(',').all(|controller| controller != name) {
+                continue;
+            }
+            for group in Path::new(path).ancestors() {
+                let group = group.strip_prefix("/").unwrap_or(group);
+                let limit = fs::read_to_string(root.join(mount).join(group).join(file));
+                // "max" is no limit.
+                limits.extend(
+                    limit
+                        .ok()
+                        .and_then(|limit| limit.trim().parse::<u64>().ok()),
+                );
+            }
+        }
+    }
+    limits.into_iter().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    use crate::cli::arguments::Parsed;
+    use crate::latchd::options;
+
+    /// A directory with these files.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("there is room");
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("there is room");
+            fs::write(path, content).expect("there is room");
+        }
+        root
+    }
+
+    #[test]
+    fn the_least_limit_of_a_cgroup_or_its_parents_counts() {
+        let root = tree(&[
+            ("memory/a/b/memory.limit_in_bytes", "3000\n"),
+            ("memory/a/memory.limit_in_bytes", "2000\n"),
+            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("x/y/memory.max", "max\n"),
+            ("x/memory.max", "700\n"),
+            ("unified/z/memory.max", "600\n"),
+            ("z/memory.max", "max\n"),
+        ]);
+        let limit = |of_process: &str| cgroup_limit(root.path(), of_process);
+        assert_eq!(limit("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/\n"), Some(2000));
+        assert_eq!(limit("4:hugetlb,memory:/a/b\n"), Some(2000));
+        assert_eq!(limit("0::/x/y\n"), Some(700));
+        assert_eq!(limit("0::/z\n"), Some(600));
+        // The path of a container as the host names it.
+        assert_eq!(
+            limit("4:memory:/docker/c0ffee\n"),
+            Some(9223372036854771712)
+        );
+        assert_eq!(limit("0::/elsewhere\n"), None);
+        for nothing in ["", "4:cpu:/a/b\n", "nonsense"] {
+            assert_eq!(limit(nothing), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn the_worst_case_is_the_sum_of_all_caps() {
+        let worst_case = |arguments: &[&str], connections, secret_len| {
+            let arguments = arguments.iter().map(OsString::from);
+            match options::read(arguments, &|_| None).0 {
+                Parsed::Run(options) => worst_case(&options, connections, secret_len),
+                other => panic!("{other:?}"),
+            }
+        };
+        let caps = ["--max-locks=3", "--max-slots=2", "--max-waiters-total=1"];
+        let table = 3 * PER_KEY + 2 * PER_SLOT + PER_WAITER;
+        assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
+        let connections = 10 * (PER_CONNECTION + 1000);
+        assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
+        let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);
+        assert!(endless > 1 << 40);
+        assert!(usize::BITS == 32 || worst_case(&caps, usize::MAX, 0) == u64::MAX);
+    }
+}

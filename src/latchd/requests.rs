@@ -1,0 +1,386 @@
+//! The requests of one connection, carried out against its seat at the arbiter.
+
+use std::time::{Duration, Instant};
+
+use log::trace;
+
+use super::session::Ending;
+use crate::arbiter::{Arbiter, Seat, WaitStage};
+use crate::protocol::reply::Reply;
+use crate::protocol::request::Request;
+use crate::table::{Answer, Ask, ConnId, Kind, Limit};
+use crate::text::Escaped;
+
+/// The client's end of the connection, as far as a request that may block concerns it.
+pub(super) trait Peer {
+    /// Whether replies to earlier requests have not been sent.
+    fn has_unsent_replies(&self) -> bool;
+
+    /// Sends them.
+    fn flush(&mut self) -> Result<(), Ending>;
+
+    /// Takes note of how far the wait of a request has come. Must not block.
+    fn note(&mut self, stage: WaitStage);
+}
+
+/// What carries out a connection's requests. Dropping it disconnects the connection.
+pub(super) struct Requests {
+    seat: Seat,
+    /// The lease of a claim or a renewal that names none.
+    default_lease: Duration,
+}
+
+impl Requests {
+    pub(super) fn new(seat: Seat, default_lease: Duration) -> Self {
+        Requests {
+            seat,
+            default_lease,
+        }
+    }
+
+    pub(super) fn conn(&self) -> ConnId {
+        self.seat.id()
+    }
+
+    pub(super) fn arbiter(&self) -> &Arbiter {
+        self.seat.arbiter()
+    }
+
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.seat.idle_since()
+    }
+
+    /// Carries out a request: the only place in which a session waits for another client.
+    pub(super) fn carry_out(
+        &self,
+        request: &Request<'_>,
+        peer: &mut impl Peer,
+    ) -> Result<Reply, Ending> {
+        let seat = &self.seat;
+        Ok(match *request {
+            Request::Acquire {
+                key,
+                kind,
+                limit,
+                lease,
+                wait_timeout,
+            } => {
+                let ask = self.ask(key, kind, limit, lease);
+                let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
+                let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+                    seat.acquire(&ask, wait_timeout, tell)
+                })?;
+                reply_to(answer)?
+            }
+            Request::Enqueue {
+                key,
+                kind,
+                limit,
+                lease,
+            } => match seat.enqueue(&self.ask(key, kind, limit, lease)) {
+                Answer::Granted(grant) => Reply::Acquired(grant),
+                answer => reply_to(answer)?,
+            },
+            Request::Wait {
+                key,
+                kind,
+                wait_timeout,
+            } => {
+                let attempt = || seat.try_wait(key, kind);
+                let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+                    seat.wait(key, kind, wait_timeout, tell)
+                })?;
+                reply_to(answer)?
+            }
+            Request::Release { key, kind, token } => match seat.release(key, kind, token) {
+                Ok(()) => Reply::Ok,
+                Err(refusal) => Reply::Refused(refusal),
+            },
+            Request::Renew {
+                key,
+                kind,
+                token,
+                lease,
+            } => {
+                let lease = lease.unwrap_or(self.default_lease);
+                match seat.renew(key, kind, token, lease) {
+                    Ok(()) => Reply::Renewed(lease),
+                    Err(refusal) => Reply::Refused(refusal),
+                }
+            }
+            Request::Ping => Reply::Ok,
+            // No `auth` is due any more. The session writes the reply to `stats` piece by piece.
+            Request::Auth(_) | Request::Stats => Reply::Error,
+        })
+    }
+
+    fn ask<'a>(&self, key: &'a str, kind: Kind, limit: Limit, lease: Option<Duration>) -> Ask<'a> {
+        trace!("asked key={} conn={}", Escaped(key.as_bytes()), self.conn());
+        Ask {
+            key,
+            kind,
+            limit,
+            lease: lease.unwrap_or(self.default_lease),
+        }
+    }
+}
+
+/// Lets a request block, but only after the replies to earlier requests have been sent: a peer that
+/// does not read them must not hold a place in a queue meanwhile, and one that does needs them now.
+fn flush_and_block(
+    wait_timeout: Duration,
+    peer: &mut impl Peer,
+    attempt: impl FnOnce() -> Option<Answer>,
+    block: impl FnOnce(&mut dyn FnMut(WaitStage)) -> Answer,
+) -> Result<Answer, Ending> {
+    if !wait_timeout.is_zero() && peer.has_unsent_replies() {
+        if let Some(answer) = attempt() {
+            return Ok(answer);
+        }
+        peer.flush()?;
+    }
+    Ok(block(&mut |stage| peer.note(stage)))
+}
+
+fn reply_to(answer: Answer) -> Result<Reply, Ending> {
+    Ok(match answer {
+        Answer::Granted(grant) => Reply::Granted(grant),
+        Answer::Queued => Reply::Queued,
+        Answer::TimedOut => Reply::Timeout,
+        Answer::Gone => return Err(Ending::HungUpWaiting),
+        Answer::AlreadyEnqueued => Reply::AlreadyEnqueued,
+        Answer::NotEnqueued => Reply::NotEnqueued,
+        Answer::Refused(refusal) => Reply::Refused(refusal),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::arbiter::Rules;
+    use crate::fence::source::{ClockFences, Salts};
+    use crate::protocol::request::parse;
+    use crate::table::{Caps, Grant, Holdings, Refusal, Usage};
+
+    const DEFAULT_LEASE: Duration = Duration::from_secs(33);
+
+    /// An arbiter on virtual time, and the requests of two connections.
+    struct House {
+        arbiter: Arc<Arbiter>,
+        other: Requests,
+        client: Requests,
+    }
+
+    impl House {
+        fn new() -> House {
+            let rules = Rules {
+                caps: Caps {
+                    max_locks: 16,
+                    max_slots: 16,
+                    max_per_connection: 16,
+                    max_waiters: None,
+                    max_waiters_total: 16,
+                },
+                holdings: Holdings::Release,
+                gc_interval: DEFAULT_LEASE,
+                gc_max_idle: DEFAULT_LEASE,
+            };
+            let fences = Box::new(ClockFences::starting_at(1));
+            let salts = Salts::new().expect("the kernel has randomness");
+            let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
+            let connect = |conn| Requests::new(arbiter.connect(ConnId(conn)), DEFAULT_LEASE);
+            House {
+                other: connect(1),
+                client: connect(2),
+                arbiter,
+            }
+        }
+
+        fn waiter_count(&self) -> usize {
+            let keys = self.arbiter.snapshot(None, usize::MAX);
+            let counts = keys.iter().map(|key| match key.usage {
+                Usage::Busy { waiter_count, .. } => waiter_count,
+                Usage::Idle(_) => 0,
+            });
+            counts.sum()
+        }
+
+        /// Has the other connection take the lock `k`.
+        fn held(&self) -> Grant {
+            match self.other.ask_for("l k 0") {
+                Reply::Granted(grant) => grant,
+                other => panic!("the lock should be free: {other:?}"),
+            }
+        }
+
+        fn release(&self, grant: Grant) {
+            let release = format!("r k {}", grant.token);
+            assert_eq!(self.other.ask_for(&release), Reply::Ok);
+        }
+    }
+
+    impl Requests {
+        /// Carries out a request of three words, with no reply unsent.
+        fn ask_for(&self, request: &str) -> Reply {
+            self.try_ask_for(request, &mut quiet())
+                .expect("it is answered")
+        }
+
+        fn try_ask_for(&self, request: &str, peer: &mut impl Peer) -> Result<Reply, Ending> {
+            let mut words = request.splitn(3, ' ').map(str::as_bytes);
+            let mut word = || words.next().unwrap_or_default();
+            let request = parse([word(), word(), word()]).expect("a request");
+            self.carry_out(&request, peer)
+        }
+    }
+
+    /// A peer with or without unsent replies, and what happens while they are sent.
+    struct Script<F> {
+        has_unsent: bool,
+        on_flush: F,
+        flush_count: u32,
+        stages: Vec<WaitStage>,
+    }
+
+    fn script<F: FnMut() -> Result<(), Ending>>(has_unsent: bool, on_flush: F) -> Script<F> {
+        Script {
+            has_unsent,
+            on_flush,
+            flush_count: 0,
+            stages: Vec::new(),
+        }
+    }
+
+    fn quiet() -> Script<fn() -> Result<(), Ending>> {
+        script(false, || Ok(()))
+    }
+
+    fn behind_replies() -> Script<fn() -> Result<(), Ending>> {
+        script(true, || Ok(()))
+    }
+
+    impl<F: FnMut() -> Result<(), Ending>> Peer for Script<F> {
+        fn has_unsent_replies(&self) -> bool {
+            self.has_unsent
+        }
+
+        fn flush(&mut self) -> Result<(), Ending> {
+            self.flush_count += 1;
+            self.has_unsent = false;
+            (self.on_flush)()
+        }
+
+        fn note(&mut self, stage: WaitStage) {
+            self.stages.push(stage);
+        }
+    }
+
+    #[test]
+    fn a_request_that_need_not_block_sends_no_replies() {
+        let house = House::new();
+        let mut peer = behind_replies();
+        let grant = house.held();
+        let answers = [
+            ("l k 0", Reply::Timeout),
+            ("e k", Reply::Queued),
+            ("e k", Reply::AlreadyEnqueued),
+            ("w k 0", Reply::Timeout),
+            ("w k 10", Reply::NotEnqueued),
+            ("sl k 10 1", Reply::Refused(Refusal::LimitMismatch)),
+            ("ping _", Reply::Ok),
+        ];
+        for (request, reply) in answers {
+            let answer = house.client.try_ask_for(request, &mut peer);
+            assert_eq!(answer.expect("it is answered"), reply, "{request}");
+        }
+        house.release(grant);
+        let answer = house.client.try_ask_for("l k 10", &mut peer);
+        assert!(matches!(answer, Ok(Reply::Granted(_))));
+        assert_eq!((peer.flush_count, peer.stages.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_request_holds_no_place_while_replies_are_sent() {
+        let house = House::new();
+        let grant = house.held();
+        let mut peer = script(true, || {
+            assert_eq!(house.waiter_count(), 0);
+            house.release(grant);
+            Ok(())
+        });
+        let answer = house.client.try_ask_for("l k 10", &mut peer);
+        assert!(matches!(answer, Ok(Reply::Granted(_))), "{answer:?}");
+        assert_eq!((peer.flush_count, peer.stages.len()), (1, 0));
+    }
+
+    #[test]
+    fn an_enqueued_key_keeps_its_place_while_replies_are_sent() {
+        let house = House::new();
+        let grant = house.held();
+        assert_eq!(house.client.ask_for("e k"), Reply::Queued);
+        let mut peer = script(true, || {
+            assert_eq!(house.waiter_count(), 1);
+            house.release(grant);
+            Ok(())
+        });
+        let answer = house.client.try_ask_for("w k 10", &mut peer);
+        assert!(matches!(answer, Ok(Reply::Granted(_))), "{answer:?}");
+        assert_eq!(peer.flush_count, 1);
+    }
+
+    #[test]
+    fn a_request_does_not_wait_if_replies_cannot_be_sent() {
+        let house = House::new();
+        house.held();
+        let broken = || Err(Ending::Broken(io::ErrorKind::TimedOut.into()));
+        let mut peer = script(true, broken);
+        let answer = house.client.try_ask_for("l k 10", &mut peer);
+        assert!(matches!(answer, Err(Ending::Broken(_))));
+        assert_eq!(house.waiter_count(), 0);
+        assert!(peer.stages.is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_has_hung_up_gets_grants_but_no_wait() {
+        let house = House::new();
+        house.arbiter.hang_up(ConnId(2));
+        assert!(matches!(
+            house.client.ask_for("l free 10"),
+            Reply::Granted(_)
+        ));
+        house.held();
+        let mut peer = quiet();
+        let answer = house.client.try_ask_for("l k 10", &mut peer);
+        assert!(matches!(answer, Err(Ending::HungUpWaiting)));
+        assert_eq!(peer.stages, [WaitStage::Begins]);
+        assert_eq!(house.waiter_count(), 0);
+    }
+
+    #[test]
+    fn a_lease_that_is_not_named_is_the_default() {
+        let house = House::new();
+        let grant = house.held();
+        assert_eq!(grant.lease, DEFAULT_LEASE);
+        let renew = format!("n k {}", grant.token);
+        assert_eq!(house.client.ask_for(&renew), Reply::Renewed(DEFAULT_LEASE));
+    }
+
+    #[test]
+    fn the_two_phases_answer_in_their_own_words() {
+        let house = House::new();
+        let Reply::Acquired(grant) = house.client.ask_for("e k") else {
+            panic!("the lock should be free");
+        };
+        assert_eq!(house.client.ask_for("w k 10"), Reply::Granted(grant));
+        assert_eq!(house.client.ask_for("w k 10"), Reply::NotEnqueued);
+        house.arbiter.advance(DEFAULT_LEASE);
+        assert!(matches!(house.client.ask_for("e k"), Reply::Acquired(_)));
+        house.arbiter.advance(DEFAULT_LEASE);
+        let expired = Reply::Refused(Refusal::LeaseExpired);
+        assert_eq!(house.client.ask_for("w k 10"), expired);
+        assert_eq!(house.client.ask_for("w k 10"), Reply::NotEnqueued);
+    }
+}

@@ -1,0 +1,104 @@
+//! The sockets and threads of a running server.
+
+use std::sync::Arc;
+
+use log::{debug, info, warn};
+
+use crate::arbiter::Arbiter;
+use crate::net::connections::{Admission, Connections};
+use crate::net::hangup::{HangupWatch, Sign};
+use crate::net::inherited;
+use crate::net::listener::{accept_from_all, Listener};
+use crate::net::workers::Workers;
+use crate::server::{listen_tcp, listen_unix, no_thread, spawn};
+use crate::table::ConnId;
+use crate::text::reason;
+
+use super::options::{Options, Sockets};
+use super::session::{self, SessionRules};
+
+/// A waiter with so many unread bytes behind its request has filled its window, and cannot signal
+/// its end any more. This is half of the smallest window that Linux offers by default.
+const FLOOD_LEN: u64 = 32 * 1024;
+
+/// The listening sockets that the options ask for.
+pub(super) fn listen(
+    options: &Options,
+    sockets: Sockets,
+    inherited: Vec<Listener>,
+) -> Result<Arc<[Listener]>, String> {
+    let mut listeners = Vec::new();
+    match sockets {
+        Sockets::Environment => listeners = inherited,
+        Sockets::Stdin => {
+            let listener = inherited::from_stdin();
+            listeners
+                .push(listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?);
+        }
+        Sockets::Bound { tcp, unix } => {
+            if let Some(address) = tcp {
+                listeners.push(listen_tcp(address)?);
+            }
+            if let Some(path) = unix {
+                listeners.push(listen_unix(&path, options.unix_mode, options.unix_group)?);
+            }
+        }
+    }
+    Ok(listeners.into())
+}
+
+/// Starts the threads that serve. They run until the process ends.
+pub(super) fn start(
+    listeners: &Arc<[Listener]>,
+    arbiter: &Arc<Arbiter>,
+    connections: &Arc<Connections>,
+    session_rules: &Arc<SessionRules>,
+) -> Result<(), String> {
+    let watch = HangupWatch::new()
+        .map_err(|error| format!("cannot watch for hang-ups: {}", reason(&error)))?;
+    let watch = Arc::new(watch);
+    let workers = {
+        let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
+        let rules = Arc::clone(session_rules);
+        Arc::new(Workers::new(move |admission: Admission| {
+            converse(&admission, &arbiter, &watch, &rules);
+        }))
+    };
+    let reaper = Arc::clone(arbiter);
+    spawn("reaper", move || reaper.reap())?;
+    let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
+    spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
+    for listener in listeners.iter() {
+        let kind = listener.port().map_or("path", |_| "addr");
+        info!("listening {kind}={listener}");
+    }
+    accept_from_all(listeners, connections, &workers).map_err(no_thread)
+}
+
+/// Tells the arbiter which peers have gone away.
+fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
+    let error = watch.run(|id, sign| match sign {
+        Sign::HungUp => arbiter.hang_up(ConnId(id)),
+        Sign::Sent if connections.unread_len(id) >= FLOOD_LEN => {
+            debug!("cut-off conn={id} reason=flood-behind-wait");
+            arbiter.hang_up(ConnId(id));
+        }
+        Sign::Sent => {}
+    });
+    panic!("the hang-up watch failed: {error}");
+}
+
+/// Serves one connection, from its admission to its end.
+fn converse(
+    admission: &Admission,
+    arbiter: &Arc<Arbiter>,
+    watch: &HangupWatch,
+    rules: &SessionRules,
+) {
+    let stream = admission.stream();
+    let seat = arbiter.connect(ConnId(admission.id()));
+    match watch.watch(stream, admission.id()) {
+        Ok(()) => session::serve(stream, seat, rules, watch),
+        Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
+    }
+}

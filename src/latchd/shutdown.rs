@@ -1,0 +1,108 @@
+//! The end of a server: an idle exit, or a drain and a farewell (latchd(8), SIGNALS).
+
+use std::net::Shutdown;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{after, bounded, never, select, Receiver};
+use log::{info, warn};
+
+use crate::arbiter::Arbiter;
+use crate::net::connections::Connections;
+use crate::sys::notify::notify;
+use crate::sys::thread::spawn;
+
+use super::options::Options;
+
+/// How long the last replies may take to leave.
+const FAREWELL: Duration = Duration::from_millis(600);
+
+/// Why the server stops.
+enum Reason {
+    Signal,
+    Idle,
+}
+
+/// Blocks until the server is to stop, drains it, and returns the exit status.
+pub(super) fn run(
+    signals: &Receiver<i32>,
+    arbiter: &Arbiter,
+    connections: &Arc<Connections>,
+    options: &Options,
+) -> ExitCode {
+    // A supervisor that has heard READY may have stopped listening since: its errors do not matter.
+    match wait_for_reason(signals, arbiter, connections, options.idle_exit) {
+        Reason::Idle => {
+            let _ = notify("STOPPING=1\nSTATUS=Idle");
+            info!("stopping reason=idle");
+            return ExitCode::SUCCESS;
+        }
+        Reason::Signal => {
+            info!("draining");
+            let _ = notify("STOPPING=1\nSTATUS=Draining");
+        }
+    }
+    let drained = arbiter.begin_drain();
+    let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
+    select! {
+        recv(signals) -> _ => {
+            warn!("stopping reason=second-signal");
+            return ExitCode::from(1);
+        }
+        recv(drained) -> _ => info!("stopping reason=drained"),
+        recv(grace_is_over) -> _ => warn!("stopping reason=shutdown-timeout"),
+    }
+    say_farewell(signals, connections)
+}
+
+/// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits
+/// in the backlog for the next server, if the socket is inherited.
+fn say_farewell(signals: &Receiver<i32>, connections: &Arc<Connections>) -> ExitCode {
+    connections.close();
+    connections.shut_down_all(Shutdown::Read);
+    let (sender, farewell) = bounded::<()>(0);
+    let closing = Arc::clone(connections);
+    let waiting = spawn("farewell", move || {
+        closing.wait_until_none(FAREWELL);
+        drop(sender);
+    });
+    if waiting.is_ok() {
+        select! {
+            recv(signals) -> _ => return ExitCode::from(1),
+            recv(farewell) -> _ => {}
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Blocks until a signal comes, or until no client has been connected and no slot held for
+/// `idle_exit`; then no client is let in any more.
+fn wait_for_reason(
+    signals: &Receiver<i32>,
+    arbiter: &Arbiter,
+    connections: &Connections,
+    idle_exit: Option<Duration>,
+) -> Reason {
+    let started = Instant::now();
+    let mut look_again = idle_exit;
+    loop {
+        select! {
+            recv(signals) -> _ => return Reason::Signal,
+            recv(look_again.map_or_else(never, after)) -> _ => {}
+        }
+        let Some(idle_exit) = idle_exit else { continue };
+        let now = Instant::now();
+        let last_held = arbiter.last_held();
+        let empty_since = connections.empty_since().unwrap_or(now);
+        let quiet_since = empty_since.max(last_held.unwrap_or(started));
+        let idle_for = now.saturating_duration_since(quiet_since);
+        if idle_for >= idle_exit && connections.close_if_empty(|| arbiter.last_held() == last_held)
+        {
+            return Reason::Idle;
+        }
+        // A client that is here now keeps the server for at least that long.
+        let left = idle_exit.saturating_sub(idle_for);
+        look_again = Some(left.max(Duration::from_millis(1)));
+    }
+}

@@ -1,0 +1,283 @@
+//! One serial lock file: looking at it, making it and taking it away, each safe against other
+//! programs that make, replace or remove any of the files at any time.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+
+use log::{debug, warn};
+use rustix::fs::{fchown, fstat, Dir, Uid};
+use rustix::io::Errno;
+
+use crate::sys::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
+use crate::text::Escaped;
+
+use super::device::Device;
+use super::mark::{LockedFor, MODE};
+use super::names::{content, holder_in, MAX_CONTENT_LEN};
+
+/// What our files are called before they are locks, and before they are removed.
+const PRIVATE_NAMES: PrivateNames = PrivateNames {
+    prefix: ".lfpd-",
+    suffix: "",
+};
+
+/// A device that we have locked: one file, under each of the device's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceLock {
+    /// The file.
+    pub id: FileId,
+    pub(super) pid: u32,
+    pub(super) names: Vec<OsString>,
+}
+
+/// For the log.
+impl fmt::Display for DeviceLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.names.first().map_or(OsStr::new(""), |name| name);
+        write!(f, "file={} pid={}", shown(name), self.pid)
+    }
+}
+
+/// What has a name in a lock directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NameState {
+    Free,
+    /// A lock of a process that is there, or was.
+    Locked(LockFile),
+    /// Something that names no process, or that we may not read.
+    Unreadable,
+}
+
+/// A lock file as it was when we read it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LockFile {
+    pub(super) id: FileId,
+    pub(super) pid: u32,
+    pub(super) locked_for: LockedFor,
+}
+
+impl LockFile {
+    /// Whether its holder has ended.
+    pub(super) fn is_stale(self) -> bool {
+        !self.locked_for.is_held_by(self.pid)
+    }
+}
+
+/// The same lock: the same file with the same number.
+impl PartialEq for LockFile {
+    fn eq(&self, other: &LockFile) -> bool {
+        (self.id, self.pid) == (other.id, other.pid)
+    }
+}
+
+impl Eq for LockFile {}
+
+/// What has `name`. If the system cannot tell, a process may hold the device.
+pub(super) fn inspect(directory: &Directory, name: &OsStr) -> NameState {
+    look(directory, name).unwrap_or(NameState::Unreadable)
+}
+
+/// What has `name`, or why the system cannot tell.
+pub(super) fn look(directory: &Directory, name: &OsStr) -> io::Result<NameState> {
+    match directory.open_file(name) {
+        Ok(Entry::Nothing) => Ok(NameState::Free),
+        Ok(Entry::File(file)) => Ok(read(&file).map_or(NameState::Unreadable, NameState::Locked)),
+        Ok(Entry::Unreadable | Entry::Other) => Ok(NameState::Unreadable),
+        // No program can have made a file with too long a name.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
+            Ok(NameState::Free)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn read(file: &File) -> Option<LockFile> {
+    let mut content = Vec::new();
+    file.take(MAX_CONTENT_LEN).read_to_end(&mut content).ok()?;
+    let stat = fstat(file).ok()?;
+    Some(LockFile {
+        id: FileId::from(&stat),
+        pid: holder_in(&content)?,
+        locked_for: LockedFor::marked(&stat),
+    })
+}
+
+/// Whether a process holds, or may hold, the lock with this name.
+pub(super) fn is_held(directory: &Directory, name: &OsStr) -> bool {
+    match inspect(directory, name) {
+        NameState::Free => false,
+        NameState::Locked(file) if file.is_stale() => {
+            debug!("ignored-stale file={} pid={}", shown(name), file.pid);
+            false
+        }
+        NameState::Locked(_) | NameState::Unreadable => true,
+    }
+}
+
+/// Makes one lock file and gives it all names of the device; `None` if another program has taken
+/// one of them since we looked. The file is given to `owner`, if any.
+pub(super) fn make(
+    directory: &Directory,
+    device: &Device,
+    pid: u32,
+    locked_for: LockedFor,
+    owner: Option<u32>,
+) -> io::Result<Option<DeviceLock>> {
+    let made = StagedFile::make(directory, &PRIVATE_NAMES, MODE, |staged| {
+        fill(staged.file(), pid, locked_for)?;
+        let lock = name(directory, &staged, device, pid, locked_for)?;
+        if let Some(owner) = owner {
+            // Only now: not every user may give a name to another user's file.
+            if let Err(error) = fchown(staged.file(), Some(Uid::from_raw(owner)), None) {
+                debug!("cannot-give-away pid={pid} error=\"{error}\"");
+            }
+        }
+        Ok(lock)
+    });
+    match made {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn fill(mut file: &File, pid: u32, locked_for: LockedFor) -> io::Result<()> {
+    // The umask must not hide who holds the device.
+    file.set_permissions(Permissions::from_mode(MODE))?;
+    file.write_all(content(pid).as_bytes())?;
+    locked_for.mark(file)
+}
+
+/// Gives a complete file all names of the device, or none.
+fn name(
+    directory: &Directory,
+    staged: &StagedFile<'_>,
+    device: &Device,
+    pid: u32,
+    locked_for: LockedFor,
+) -> io::Result<DeviceLock> {
+    let id = FileId::of(staged.file())?;
+    for (at, name) in device.written.iter().enumerate() {
+        if let Err(error) = staged.link(name) {
+            let ours = LockFile {
+                id,
+                pid,
+                locked_for,
+            };
+            for name in &device.written[..at] {
+                // If the process has ended, another program may have replaced the file already.
+                let _ = take_away(directory, name, ours);
+            }
+            return Err(match error.kind() {
+                // A file that has got its first name needs no fallback for the next one.
+                io::ErrorKind::Unsupported if at > 0 => io::Error::other("no further hard link"),
+                _ => error,
+            });
+        }
+    }
+    Ok(DeviceLock {
+        id,
+        pid,
+        names: device.written.clone(),
+    })
+}
+
+/// Removes the lock file `name` if it still is the one that was read as `meant`; returns whether it
+/// was. If another program has replaced it since, that program's file keeps the name.
+pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) -> io::Result<bool> {
+    let is_meant = |aside: &OsStr| inspect(directory, aside) == NameState::Locked(meant);
+    let outcome = directory.remove_if(name, &PRIVATE_NAMES, is_meant)?;
+    if outcome == SetAside::Displaced {
+        warn!("lock-lost file={}", shown(name));
+    }
+    Ok(outcome == SetAside::Removed)
+}
+
+/// Removes the names that a lock has beside those of its device: the device may have been unplugged
+/// since, and its links with it.
+pub(super) fn remove_other_names(directory: &Directory, lock: LockFile) -> io::Result<()> {
+    for entry in Dir::read_from(directory.as_fd())? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let is_candidate =
+            name.as_bytes().starts_with(b"LCK..") && directory.identity(name)? == Some(lock.id);
+        if is_candidate && inspect(directory, name) == NameState::Locked(lock) {
+            take_away(directory, name, lock)?;
+        }
+    }
+    Ok(())
+}
+
+/// A name for a message: in one line, whatever is in it.
+pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
+    Escaped(name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lfpd::uucp::names::DevicePath;
+    use std::fs;
+    use std::path::Path;
+
+    const NAME: &str = "LCK..ttyS1";
+
+    fn in_directory(check: impl FnOnce(&Path, &Directory)) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = Directory::open(scratch.path()).expect("a directory");
+        check(scratch.path(), &directory);
+    }
+
+    fn names_in(path: &Path) -> Vec<OsString> {
+        let entries = fs::read_dir(path).expect("a directory");
+        entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect()
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_since_is_given_back() {
+        in_directory(|scratch, directory| {
+            let path = scratch.join(NAME);
+            fs::write(&path, content(1)).expect("written");
+            let NameState::Locked(meant) = inspect(directory, OsStr::new(NAME)) else {
+                panic!("no lock");
+            };
+            let is_taken = || take_away(directory, OsStr::new(NAME), meant).expect("usable");
+            fs::write(&path, content(2)).expect("overwritten");
+            assert!(!is_taken());
+            assert_eq!(fs::read_to_string(&path).expect("back"), content(2));
+            fs::remove_file(&path).expect("removed");
+            assert!(!is_taken());
+            fs::create_dir(&path).expect("a directory");
+            assert!(!is_taken());
+            assert_eq!(names_in(scratch), [NAME]);
+        });
+    }
+
+    #[test]
+    fn without_unnamed_files_a_lock_is_made_all_the_same() {
+        in_directory(|scratch, directory| {
+            let device = Device::look_up_to_unlock(
+                &DevicePath::parse(b"/dev/ttyS1").expect("below /dev"),
+                scratch,
+            );
+            let make = || {
+                let staged = StagedFile::private(directory, &PRIVATE_NAMES, MODE)?;
+                fill(staged.file(), 1234, LockedFor::AnyProcess)?;
+                name(directory, &staged, &device, 1234, LockedFor::AnyProcess)
+            };
+            make().expect("a free name");
+            let error = make().expect_err("a taken name");
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(names_in(scratch), [NAME]);
+            let content = fs::read(scratch.join(NAME)).expect("readable");
+            assert_eq!(content, b"      1234\n");
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! The configuration and the options of a lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::files::{MissingFeatures, Settle};
+use super::guard::OnLost;
+use super::staleness::StaleRule;
+
+/// The permissions of a lock file, before the umask.
+const DEFAULT_MODE: u32 = 0o644;
+
+/// When a lock counts as stale, how long to wait for it, and how often to look.
+#[derive(Clone, Debug)]
+pub struct SemaphoreConfig {
+    /// A lock that is older may be stale; `None` for never. One hour by default.
+    pub stale_timeout: Option<Duration>,
+    /// The time between two looks where the system reports no changes. 100 ms by default.
+    pub retry_interval: Duration,
+    /// How long [`Semaphore::acquire`] waits; `None`, the default, for ever.
+    pub acquire_timeout: Option<Duration>,
+}
+
+impl Default for SemaphoreConfig {
+    fn default() -> SemaphoreConfig {
+        SemaphoreConfig {
+            stale_timeout: Some(Duration::from_secs(3600)),
+            retry_interval: Duration::from_millis(100),
+            acquire_timeout: None,
+        }
+    }
+}
+
+/// Further options of a lock.
+///
+/// ```
+/// use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
+///
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let path = directory.path().join("job.lock");
+/// let options = SemaphoreOptions::new()
+///     .mode(0o600)
+///     .heartbeat(true)
+///     .on_lost(|| eprintln!("another process has removed the lock file"));
+/// let semaphore = Semaphore::with_options(&path, SemaphoreConfig::default(), options)?;
+/// let guard = semaphore.acquire()?;
+/// assert!(guard.is_held());
+/// guard.release()?;
+/// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+/// ```
+#[derive(Clone)]
+pub struct SemaphoreOptions {
+    pub(super) stale_rule: StaleRule,
+    pub(super) mode: u32,
+    pub(super) is_synced: bool,
+    pub(super) settle: Settle,
+    pub(super) has_heartbeat: bool,
+    pub(super) on_lost: Option<OnLost>,
+    pub(super) token: Option<String>,
+    pub(super) missing: MissingFeatures,
+}
+
+impl SemaphoreOptions {
+    /// The defaults: stale by age and liveness, mode 0644, synced, 20 ms to settle after a
+    /// takeover, no heartbeat, no token.
+    pub fn new() -> SemaphoreOptions {
+        SemaphoreOptions {
+            stale_rule: StaleRule::default(),
+            mode: DEFAULT_MODE,
+            is_synced: true,
+            settle: Settle::default(),
+            has_heartbeat: false,
+            on_lost: None,
+            token: None,
+            missing: MissingFeatures::default(),
+        }
+    }
+
+    /// The rule for a lock that is older than the stale timeout.
+    #[must_use]
+    pub fn stale_rule(mut self, rule: StaleRule) -> SemaphoreOptions {
+        self.stale_rule = rule;
+        self
+    }
+
+    /// The permissions of the lock file, before the umask.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> SemaphoreOptions {
+        self.mode = mode & 0o7777;
+        self
+    }
+
+    /// Whether the record is synced to the disk before the lock file appears.
+    #[must_use]
+    pub fn sync(mut self, is_synced: bool) -> SemaphoreOptions {
+        self.is_synced = is_synced;
+        self
+    }
+
+    /// Whether a grant waits for other implementations that may be about to remove the file.
+    #[must_use]
+    pub fn settle(mut self, settle: Settle) -> SemaphoreOptions {
+        self.settle = settle;
+        self
+    }
+
+    /// Whether a guard updates the timestamp while it holds, for programs that judge by age alone.
+    /// The guard runs a thread for that.
+    #[must_use]
+    pub fn heartbeat(mut self, is_wanted: bool) -> SemaphoreOptions {
+        self.has_heartbeat = is_wanted;
+        self
+    }
+
+    /// The callback for a lock that is lost because another process has removed or replaced the
+    /// lock file. The guard runs a thread for that, and calls back there.
+    #[must_use]
+    pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
+        self.on_lost = Some(Arc::new(callback));
+        self
+    }
+
+    /// A token for the lock file. [`ReleaseTerms::token`] can require it at the release. It guards
+    /// against mistakes and is no secret.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
+        self.token = Some(token.into());
+        self
+    }
+}
+
+impl Default for SemaphoreOptions {
+    fn default() -> SemaphoreOptions {
+        SemaphoreOptions::new()
+    }
+}
+
+impl fmt::Debug for SemaphoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SemaphoreOptions")
+            .field("stale_rule", &self.stale_rule)
+            .field("mode", &self.mode)
+            .field("is_synced", &self.is_synced)
+            .field("settle", &self.settle)
+            .field("has_heartbeat", &self.has_heartbeat)
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,137 @@
+//! The release of a lock by its terms, without its guard.
+
+use crate::sys::directory::Directory;
+
+use super::error::{SemaphoreError, SemaphoreResult};
+use super::host::{find_host_id, host_id};
+use super::record::{is_of_lock_file, token_as_read, Record};
+use super::staleness::{Alive, Content, Flock, HostId};
+use super::status::Busy;
+use super::takeover::{self, may_pass, Obstacle, Removal, Verdict};
+use super::Semaphore;
+
+/// The conditions of a release.
+#[derive(Clone, Debug, Default)]
+pub struct ReleaseTerms {
+    /// The lock is removed unconditionally, even that of a living holder.
+    pub force: bool,
+    /// The lock was taken for this process.
+    pub pid: Option<u32>,
+    /// The lock was taken with this token.
+    pub token: Option<String>,
+    /// The process that asks. Its own lock is released although it is alive.
+    pub asking: u32,
+}
+
+/// The result of a release.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum ReleaseOutcome {
+    /// The lock file is removed.
+    Released,
+    /// The lock does not meet the terms, or this user may not remove its file.
+    Kept(Busy),
+}
+
+impl Semaphore {
+    /// Releases the lock if it meets the terms. Waits for at most 200 ms for a process that has the
+    /// file locked.
+    ///
+    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only for
+    /// that holder. An unreadable lock, and a lock of another host or container, is released only
+    /// when it is stale.
+    ///
+    /// ```
+    /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("backup.lock");
+    /// let semaphore = Semaphore::with_defaults(&path)?;
+    /// // For this process, which need not keep the file open.
+    /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
+    /// assert!(matches!(attempt, Attempt::Granted(())));
+    ///
+    /// match semaphore.release(&ReleaseTerms::default())? {
+    ///     ReleaseOutcome::Kept(busy) => assert_eq!(busy.details.pid, Some(std::process::id())),
+    ///     ReleaseOutcome::Released => panic!("this process is alive"),
+    /// }
+    /// let terms = ReleaseTerms { asking: std::process::id(), ..ReleaseTerms::default() };
+    /// assert!(matches!(semaphore.release(&terms)?, ReleaseOutcome::Released));
+    /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SemaphoreError::NotLocked`] if there is no lock, [`SemaphoreError::NotALockFile`] if the
+    /// file belongs to another program, or an error of the system.
+    pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
+        find_host_id()?;
+        let directory = self.directory()?;
+        let files = self.files(&directory);
+        let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
+        Ok(match takeover::remove(&files, &allows)? {
+            Removal::Removed => ReleaseOutcome::Released,
+            Removal::Nothing => return Err(SemaphoreError::NotLocked),
+            Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
+            Removal::Kept(obstacle, content) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory))
+            }
+        })
+    }
+
+    fn allows(
+        &self,
+        terms: &ReleaseTerms,
+        content: &Content,
+        flock: Flock,
+        directory: &Directory,
+    ) -> Verdict {
+        if !is_of_lock_file(&content.bytes) {
+            return Err(Obstacle::NotALockFile);
+        }
+        if terms.force {
+            return Ok(());
+        }
+        let record = Record::parse(&content.bytes);
+        if let Some(pid) = terms.pid {
+            if record.pid != Some(pid) {
+                return Err(Obstacle::NotStale);
+            }
+        }
+        if let Some(token) = &terms.token {
+            if record.token != Some(token_as_read(token)) {
+                return Err(Obstacle::NotStale);
+            }
+        }
+        let is_stale = || record.is_live || self.may_take(content, directory).is_ok();
+        // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
+        // process that may only read it.
+        may_pass(flock, flock == Flock::Theirs && is_stale())?;
+        // A process of another host may have the number of the process that asks.
+        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
+        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
+        if is_own || is_named {
+            return Ok(());
+        }
+        if flock == Flock::Theirs {
+            return Err(Obstacle::Locked);
+        }
+        let judgement = self.judge(content, &record, flock, directory);
+        let is_released = match judgement.alive {
+            Alive::Yes => false,
+            Alive::No => judgement.is_stale || record.info().is_some(),
+            Alive::Unknown => judgement.is_stale,
+        };
+        is_released.then_some(()).ok_or(Obstacle::NotStale)
+    }
+}
+
+/// Whether a process of another host or another pid namespace wrote the record.
+fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
+    let differs = |theirs: &Option<String>, ours: &Option<String>| {
+        theirs.is_some() && ours.is_some() && theirs != ours
+    };
+    differs(&record.boot, &own.boot)
+        || differs(&record.pid_namespace, &own.pid_namespace)
+        || (record.boot.is_none() && differs(&record.host, &own.host))
+}

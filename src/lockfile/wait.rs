@@ -1,0 +1,200 @@
+//! Waiting for one of several locks.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::error::{SemaphoreError, SemaphoreResult};
+use super::guard::SemaphoreGuard;
+use super::record::LockInfo;
+use super::release::ReleaseTerms;
+use super::status::{Busy, LockDetails};
+use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
+use super::{Attempt, HolderKind, Obstacle, Semaphore};
+
+/// The shortest time between two looks, whatever the retry interval.
+const SHORTEST_RETRY: Duration = Duration::from_millis(1);
+
+/// The longest random delay, so that waiters do not look in step.
+const JITTER_NANOSECONDS: u64 = 5_000_000;
+
+/// The longest time between two looks.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// When a wait ends without a lock.
+pub(crate) struct WaitLimit<'a> {
+    deadline: Option<Instant>,
+    cancel: Option<&'a CancelFlag>,
+}
+
+impl<'a> WaitLimit<'a> {
+    /// After `timeout` from now, or once `cancel` is set.
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
+        // A deadline that the clock cannot represent is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        WaitLimit { deadline, cancel }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+    }
+}
+
+/// What a wait for one of several locks gives. The number says which of them.
+#[must_use]
+pub(crate) enum Waited<T> {
+    /// This lock was granted.
+    Granted(usize, T),
+    /// Time is up, or no wait can end. This lock stays held.
+    Busy(usize, Busy),
+}
+
+/// Waits for one of several locks in one directory.
+pub(crate) fn acquire_any<'a>(
+    slots: &'a [Semaphore],
+    info: &LockInfo,
+    limit: &WaitLimit<'_>,
+) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
+    let waited = until_any(slots, None, limit, |slot| {
+        slot.attempt(info, HolderKind::Guard)
+    })?;
+    Ok(match waited {
+        Waited::Granted(at, (directory, file)) => {
+            Waited::Granted(at, slots[at].guard(directory, file)?)
+        }
+        Waited::Busy(at, busy) => Waited::Busy(at, busy),
+    })
+}
+
+/// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
+pub(crate) fn acquire_any_detached(
+    slots: &[Semaphore],
+    info: &LockInfo,
+    limit: &WaitLimit<'_>,
+) -> SemaphoreResult<Waited<()>> {
+    let has_ended = || SemaphoreError::HolderEnded(info.pid);
+    let holder = HolderProcess::of(info.pid).ok_or_else(has_ended)?;
+    let waited = until_any(slots, Some(&holder), limit, |slot| {
+        slot.try_acquire_detached(info)
+    })?;
+    match &waited {
+        // The process ended just before the grant; its end may have made room for the grant.
+        Waited::Granted(at, ()) if holder.is_over() => {
+            let terms = ReleaseTerms {
+                pid: Some(info.pid),
+                ..ReleaseTerms::default()
+            };
+            let _ = slots[*at].release(&terms);
+            Err(has_ended())
+        }
+        _ => Ok(waited),
+    }
+}
+
+/// Waits until one of several locks is free or stale, without taking it.
+pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
+    until_any(slots, None, limit, |slot| {
+        Ok(match slot.look()? {
+            Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
+            Some(busy) if slot.is_kept_locked()? => Attempt::Busy(Busy {
+                obstacle: Obstacle::Locked,
+                ..busy
+            }),
+            _ => Attempt::Granted(()),
+        })
+    })
+}
+
+/// Tries all locks until one is granted, until none can ever be, until time is up, or until the
+/// process that is to hold it ends.
+fn until_any<T>(
+    slots: &[Semaphore],
+    holder: Option<&HolderProcess>,
+    limit: &WaitLimit<'_>,
+    attempt: impl Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
+) -> SemaphoreResult<Waited<T>> {
+    let Some(first) = slots.first() else {
+        return Err(SemaphoreError::Timeout);
+    };
+    let mut watch = None;
+    loop {
+        let mut held = Vec::with_capacity(slots.len());
+        for (at, slot) in slots.iter().enumerate() {
+            match attempt(slot) {
+                Ok(Attempt::Granted(wanted)) => return Ok(Waited::Granted(at, wanted)),
+                Ok(Attempt::Busy(busy)) => held.push(busy),
+                // Another program's file spoils its own slot only.
+                Err(SemaphoreError::NotALockFile(_)) => held.push(Busy::not_a_lock_file()),
+                Err(error) => return Err(error),
+            }
+        }
+        let hopeful = held.iter().position(|busy| !busy.is_hopeless());
+        if hopeful.is_none() || limit.is_over() {
+            let at = hopeful.unwrap_or(0);
+            if held[at].obstacle == Obstacle::NotALockFile {
+                return Err(slots[at].not_a_lock_file());
+            }
+            return Ok(Waited::Busy(at, held.swap_remove(at)));
+        }
+        match &watch {
+            Some(watch) => rest(slots, &held, holder, watch, limit)?,
+            // Most callers find the lock free and need no watch. One more attempt after the watch
+            // has begun misses nothing.
+            None => watch = Some(Watch::on(&first.directory()?)),
+        }
+        if let Some(ended) = holder.filter(|holder| holder.is_over()) {
+            return Err(SemaphoreError::HolderEnded(ended.pid()));
+        }
+    }
+}
+
+/// Waits until a lock may have changed.
+pub(super) fn rest(
+    slots: &[Semaphore],
+    held: &[Busy],
+    holder: Option<&HolderProcess>,
+    watch: &Watch,
+    limit: &WaitLimit<'_>,
+) -> SemaphoreResult<()> {
+    let now = Instant::now();
+    let held = held.iter().map(|busy| &busy.details);
+    let ends: Vec<OwnedFd> = held
+        .clone()
+        .filter_map(LockDetails::end_of_holder)
+        .collect();
+    let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
+    // Where there is no such descriptor, the next look finds the end.
+    let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
+    let retry = slots
+        .iter()
+        .map(|slot| slot.config.retry_interval)
+        .min()
+        .unwrap_or(FOREVER);
+    let stale_in = held
+        // A lock that is stale and still refused stays refused for now.
+        .filter(|lock| !lock.is_stale)
+        .filter_map(|lock| lock.stale_in)
+        .min()
+        .unwrap_or(FOREVER);
+    let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();
+    let until = limit
+        .deadline
+        .map_or(now + pause, |deadline| deadline.min(now + pause));
+    let concerns = |name: &[u8]| {
+        slots
+            .iter()
+            .any(|slot| slot.lock_path.name.as_bytes() == name)
+    };
+    match watch.wait(concerns, &ends, limit.cancel, until)? {
+        Woken::Look => Ok(()),
+        Woken::Cancelled => Err(SemaphoreError::Cancelled),
+    }
+}
+
+fn jitter() -> Duration {
+    let nanoseconds = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.subsec_nanos());
+    Duration::from_nanos(u64::from(nanoseconds) % JITTER_NANOSECONDS)
+}

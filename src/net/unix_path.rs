@@ -1,0 +1,112 @@
+//! The paths of listening Unix sockets: taken over from a dead server, never from a living one.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{chown, Gid, Mode};
+use rustix::io::Errno;
+use rustix::net::{
+    connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::sys::directory::{lock_within, Directory};
+
+/// How long another process may have the directory locked.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The path of a socket that this process has bound.
+#[derive(Debug)]
+pub struct BoundPath {
+    path: PathBuf,
+    /// Device and inode: another server may have put its own socket there since.
+    identity: (u64, u64),
+}
+
+/// Listens on `path`, as [`super::listener::Listener::bind_unix`] says.
+pub(super) fn bind(
+    path: &Path,
+    mode: u32,
+    group: Option<u32>,
+    backlog: i32,
+) -> io::Result<(UnixListener, BoundPath)> {
+    // Two servers that both find a dead server's socket must not remove each other's. The one that
+    // locks the directory looks, removes and listens before the other looks.
+    let directory = Directory::of(path)?;
+    if !lock_within(&directory, LOCK_PATIENCE)? {
+        return Err(io::Error::other(
+            "its directory is locked by another process",
+        ));
+    }
+    remove_dead_socket(path)?;
+    // No client can connect before the owner and the mode are right.
+    let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(umask);
+    let listener = bound?;
+    let made = BoundPath::of(path)?;
+    let opened = open_to(path, mode, group)
+        // std listens with a shorter backlog; to listen again changes only that.
+        .and_then(|()| Ok(listen(&listener, backlog)?));
+    match opened {
+        Ok(()) => Ok((listener, made)),
+        Err(error) => {
+            made.remove();
+            Err(error)
+        }
+    }
+}
+
+impl BoundPath {
+    fn of(path: &Path) -> io::Result<BoundPath> {
+        Ok(BoundPath {
+            path: path.to_owned(),
+            identity: identity_of(path)?,
+        })
+    }
+
+    /// Removes the socket, unless another one has taken its place.
+    pub(super) fn remove(&self) {
+        if identity_of(&self.path).is_ok_and(|identity| identity == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
+    if let Some(group) = group {
+        chown(path, None, Some(Gid::from_raw(group)))?;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Removes the socket of a dead server, and nothing else.
+fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !found.file_type().is_socket() {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "something that is not a socket is in the way",
+        ));
+    }
+    // The probe does not block, since the backlog of a living server may be full.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&probe, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        // A server that accepts, a full backlog, or a socket that this process may not connect to.
+        _ => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}

@@ -1,0 +1,306 @@
+//! The process group of a command, from its start to the end of its last process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use rustix::process::{
+    getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
+    WaitOptions,
+};
+use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
+
+use super::signals::{has_job_control, our_group, Foreground, ENDING};
+use super::terminal::{Lending, Terminal};
+use super::{has_living, Finish, HeldLock, JobEnd, Killed};
+
+/// The longest wait for a command to end. Much more would overflow an `Instant`.
+const MAX_KILL_AFTER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// How often to check whether the group is empty. Members that are not our children send no
+/// SIGCHLD.
+const GROUP_POLL: Duration = Duration::from_millis(20);
+
+/// How long a resumed command may take to end by a signal that was passed on, before SIGTERM.
+const PASSED_ON_TIME: Duration = Duration::from_secs(1);
+
+/// Which processes stop with the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// The whole job of the shell: Ctrl-Z, or an access to the terminal from the background.
+    Job,
+    /// This program alone.
+    Alone,
+}
+
+/// The command's process group, until its last process ends.
+pub(super) struct Group<'a> {
+    /// The command, whose process number is that of the group.
+    leader: Pid,
+    terminal: Option<Terminal>,
+    lending: Lending,
+    lock: &'a HeldLock<'a>,
+    kill_after: Duration,
+    /// How the command ended.
+    status: Option<ExitStatus>,
+    /// Which group had the terminal when the command ended.
+    foreground: Foreground,
+    /// The signal that was passed on last.
+    passed_on: Option<i32>,
+    /// Whether the command stays stopped until a look has found the lock still held.
+    is_resuming: bool,
+    /// Whether the lock is lost.
+    is_lost: bool,
+    /// When to send SIGTERM, once another signal has asked the group to end.
+    terminate_at: Option<Instant>,
+    /// When to send SIGKILL, once the group has had SIGTERM.
+    kill_at: Option<Instant>,
+    /// Whether the group has had SIGKILL.
+    is_killed: bool,
+}
+
+impl<'a> Group<'a> {
+    /// The group of a command that has just started.
+    pub(super) fn new(
+        leader: Pid,
+        terminal: Option<Terminal>,
+        lending: Lending,
+        lock: &'a HeldLock<'a>,
+        kill_after: Duration,
+    ) -> Group<'a> {
+        Group {
+            leader,
+            terminal,
+            lending,
+            lock,
+            kill_after,
+            status: None,
+            foreground: Foreground::Ours,
+            passed_on: None,
+            is_resuming: false,
+            is_lost: false,
+            terminate_at: None,
+            kill_at: None,
+            is_killed: false,
+        }
+    }
+
+    /// Reaps the children that have ended, and handles a stop of the command. As a subreaper, and
+    /// as process 1, this program has children that it did not start.
+    pub(super) fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            if pid != self.leader {
+                continue;
+            }
+            if let Some(stopped_by) = status.stopping_signal() {
+                self.follow_stop(stopped_by);
+            } else {
+                self.status = Some(ExitStatus::from_raw(status.as_raw()));
+                if let Some(terminal) = &self.terminal {
+                    if terminal.is_of(self.leader) {
+                        self.foreground = Foreground::Command;
+                    }
+                    terminal.take_back_from(self.leader);
+                }
+            }
+        }
+    }
+
+    /// Stops this program after the command has stopped. When this program is continued, the
+    /// command goes on only if the lock is still held.
+    fn follow_stop(&mut self, stopped_by: i32) {
+        if self.kill_at.is_some() || self.terminate_at.is_some() {
+            // The command was told to end, and cannot while it is stopped.
+            self.signal(Signal::CONT);
+            return;
+        }
+        let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
+        if wants_terminal && self.lend_terminal() {
+            // `fg` has brought us to the foreground. No signal tells of that.
+            self.signal(Signal::CONT);
+            return;
+        }
+        let stop = match wants_terminal || stopped_by == SIGTSTP {
+            true => Stop::Job,
+            false => Stop::Alone,
+        };
+        if stop == Stop::Job && !has_job_control() {
+            if wants_terminal {
+                // The command can never have the terminal: without the hang-up it would ask again
+                // and again.
+                self.signal(Signal::HUP);
+            }
+            self.signal(Signal::CONT);
+            return;
+        }
+        self.stop_and_look(stop);
+    }
+
+    /// Stops this program. After it was continued, which may be much later, looks at the lock.
+    fn stop_and_look(&mut self, stop: Stop) {
+        // The result of a look before the stop says nothing about the time after it.
+        self.lock.confirmed.take();
+        self.stop_this_program(stop);
+        self.is_resuming = true;
+        (self.lock.look)();
+    }
+
+    /// Continues a stopped command: a look has found the lock still held.
+    pub(super) fn resume(&mut self) {
+        if self.is_resuming && self.kill_at.is_none() {
+            self.is_resuming = false;
+            // A command that goes on after the signal may do so: the lock is held.
+            self.terminate_at = None;
+            if self.lending == Lending::AtStart {
+                self.lend_terminal();
+            }
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// Handles a signal to this program.
+    pub(super) fn handle(&mut self, signal: i32) {
+        match signal {
+            // The stop may have been longer than the lease.
+            SIGCONT => (self.lock.look)(),
+            SIGTSTP if self.is_resuming && has_job_control() => self.stop_and_look(Stop::Job),
+            SIGTTIN | SIGTTOU => self.follow_need(),
+            SIGCHLD => {}
+            _ => self.pass_on(signal),
+        }
+    }
+
+    fn stop_this_program(&self, stop: Stop) {
+        let had_terminal = self
+            .terminal
+            .as_ref()
+            .is_some_and(|terminal| terminal.is_of(self.leader));
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back_from(self.leader);
+        }
+        let _ = match our_group() {
+            // Ctrl-Z stops the whole job: the script that runs us, or the rest of our pipeline. The
+            // terminal sent it to the command's group only.
+            Some(group) if stop == Stop::Job && had_terminal => {
+                kill_process_group(group, Signal::STOP)
+            }
+            _ => kill_process(getpid(), Signal::STOP),
+        };
+    }
+
+    /// Takes the terminal back for another member of our process group, such as a pager, that has
+    /// stopped for want of it. The command gets it again when it needs it.
+    fn follow_need(&self) {
+        let (Some(terminal), Some(ours)) = (&self.terminal, our_group()) else {
+            return;
+        };
+        terminal.take_back_from(self.leader);
+        let _ = match terminal.is_ours() {
+            true => kill_process_group(ours, Signal::CONT),
+            // The whole job is in the background, and stops.
+            false => kill_process(getpid(), Signal::STOP),
+        };
+    }
+
+    /// Gives the terminal to the command if this program has it. Says whether the command got it.
+    fn lend_terminal(&self) -> bool {
+        self.terminal
+            .as_ref()
+            .is_some_and(|terminal| terminal.is_ours() && terminal.give_to(self.leader))
+    }
+
+    fn pass_on(&mut self, signal: i32) {
+        self.passed_on = Some(signal);
+        if let Some(named) = Signal::from_named_raw(signal) {
+            self.signal(named);
+        }
+        if self.is_resuming && ENDING.contains(&signal) {
+            // The command must not go on with its work: it is not known whether the lock is held.
+            // SIGTERM comes later, so that the command dies of the signal that was passed on.
+            self.signal(Signal::CONT);
+            let terminate_at = Instant::now() + PASSED_ON_TIME;
+            self.terminate_at.get_or_insert(terminate_at);
+        }
+    }
+
+    /// Ends the command because the lock is lost.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
+        self.terminate();
+    }
+
+    /// Sends SIGTERM to the group, and sets the time for SIGKILL.
+    fn terminate(&mut self) {
+        if self.kill_at.is_none() {
+            self.signal(Signal::TERM);
+            self.signal(Signal::CONT);
+            self.kill_at = Some(Instant::now() + self.kill_after.min(MAX_KILL_AFTER));
+        }
+    }
+
+    /// Sends SIGTERM or SIGKILL if its time has come.
+    pub(super) fn kill_if_due(&mut self) {
+        if self.terminate_at.is_some_and(|time| time <= Instant::now()) {
+            self.terminate_at = None;
+            self.terminate();
+        }
+        let is_due = self
+            .kill_at
+            .is_some_and(|kill_at| kill_at <= Instant::now());
+        if is_due && !self.is_killed {
+            self.signal(Signal::KILL);
+            self.is_killed = true;
+        }
+    }
+
+    /// Whether the group still has a process. After the kill, zombies of other parents do not
+    /// count: a parent outside the group may never reap them.
+    fn is_alive(&self) -> bool {
+        test_kill_process_group(self.leader).is_ok() && (!self.is_killed || has_living(self.leader))
+    }
+
+    /// How the command ended, once its whole group has ended. If the command has ended and others
+    /// of the group are left, they are told to end.
+    pub(super) fn end(&mut self) -> Option<JobEnd> {
+        let status = self.status?;
+        if self.is_alive() {
+            self.terminate();
+            return None;
+        }
+        if self.is_lost {
+            return Some(JobEnd::LockLost);
+        }
+        Some(JobEnd::Finished(match status.signal() {
+            Some(signal) => Finish::Killed(Killed {
+                signal,
+                foreground: match self.passed_on == Some(signal) {
+                    // We received this signal, and passed it on: it was not typed.
+                    true => Foreground::Ours,
+                    false => self.foreground,
+                },
+            }),
+            None => Finish::Exited(exit_status(status)),
+        }))
+    }
+
+    /// When to look again even without a signal: for the kill, and for processes of the group that
+    /// are not our children.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        let kill_at = self.kill_at.filter(|_| !self.is_killed);
+        let soon = self.status.map(|_| Instant::now() + GROUP_POLL);
+        let times = [self.terminate_at, kill_at, soon];
+        times.into_iter().flatten().min()
+    }
+
+    /// Sends the group a signal.
+    fn signal(&self, signal: Signal) {
+        // This fails if the group has ended, and then it needs no signal.
+        let _ = kill_process_group(self.leader, signal);
+    }
+}
+
+/// The status of a command that has exited, which the system keeps in eight bits.
+fn exit_status(status: ExitStatus) -> u8 {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.unwrap_or(u8::MAX)
+}

@@ -1,0 +1,71 @@
+//! A command under a lock: what to run, and how it ends.
+
+use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use super::{Event, Killed};
+
+/// What to run, and how.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// The command and its arguments: at least one word.
+    pub command: &'a [OsString],
+    /// Variables that the command gets besides those of this program.
+    pub environment: &'a [(&'a str, OsString)],
+    /// How long the command may run on after SIGTERM.
+    pub kill_after: Duration,
+    /// A descriptor that the command inherits besides the standard streams: a lock that it holds
+    /// together with this program.
+    pub inherited: Option<BorrowedFd<'a>>,
+    /// What happens to the command if this program is killed.
+    pub orphan: Orphan,
+}
+
+/// What happens to a command whose parent is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// It gets SIGTERM, because the lock ends with the parent.
+    Ends,
+    /// It goes on, because it holds the lock itself.
+    GoesOn,
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobEnd {
+    /// The command finished while the lock was held.
+    Finished(Finish),
+    /// This program ended the command, because the lock was lost.
+    LockLost,
+}
+
+/// How a command finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It exited with this status.
+    Exited(u8),
+    /// A signal ended it.
+    Killed(Killed),
+}
+
+impl Finish {
+    /// Returns the exit status of the command, or ends this process by the signal that ended the
+    /// command ([`Killed::follow`]). Call it last.
+    pub fn follow(self) -> u8 {
+        match self {
+            Finish::Exited(status) => status,
+            Finish::Killed(killed) => killed.follow(),
+        }
+    }
+}
+
+/// The lock that a command runs under, as the supervisor sees it.
+pub struct HeldLock<'a> {
+    /// Set when the lock is lost.
+    pub lost: &'a Event,
+    /// Set when a look has found the lock still held.
+    pub confirmed: &'a Event,
+    /// Starts a look at the lock, without blocking. It sets one of the two events, now or later.
+    pub look: &'a dyn Fn(),
+}

@@ -1,0 +1,130 @@
+//! The exec shim: a second instance of this program that makes itself the command.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::signal::SigSet;
+use rustix::io::Errno;
+use rustix::process::{getpgrp, getpid, getppid, set_parent_process_death_signal, Pid, Signal};
+use rustix::termios::tcsetpgrp;
+use signal_hook::consts::signal::SIGTERM;
+
+use super::signals::Foreground;
+use super::{Job, Orphan};
+
+/// The argument that makes a program the [`exec_shim`].
+const EXEC_SHIM: &str = "--exec-shim";
+
+/// The running program, even after an upgrade has replaced its file: a wait for a lock can take
+/// days.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// Takes the place of the parent's process number if the command outlives its parent.
+const NO_PARENT: &str = "-";
+
+/// The argument that has the shim give the terminal to the command.
+const TERMINAL: &str = "terminal";
+
+/// Exit status: the command was not found.
+const NOT_FOUND: i32 = 127;
+/// Exit status: the command was found, but could not be run.
+const CANNOT_RUN: i32 = 126;
+/// Exit status: the system failed.
+const SYSTEM_ERROR: i32 = 71;
+
+/// Checks, before a wait for a lock, that a command can be started: that /proc is mounted.
+pub fn check_proc() -> Result<(), String> {
+    match fs::metadata(THIS_PROGRAM) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::text::reason(&error))),
+    }
+}
+
+/// Starts the shim, which becomes the command, in a process group of its own.
+pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
+    let mut shim = Command::new(THIS_PROGRAM);
+    let parent = match job.orphan {
+        Orphan::Ends => getpid().as_raw_nonzero().to_string(),
+        Orphan::GoesOn => NO_PARENT.to_owned(),
+    };
+    // The duplicate, unlike the original, is not closed on exec. The parent closes its copy when
+    // this function returns.
+    let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
+    shim.arg(EXEC_SHIM)
+        .arg(parent)
+        .arg(match foreground {
+            Foreground::Command => TERMINAL,
+            Foreground::Ours => "-",
+        })
+        .args(job.command)
+        .process_group(0);
+    for (name, value) in job.environment {
+        shim.env(name, value);
+    }
+    let child = shim.spawn()?;
+    Ok(Pid::from_child(&child))
+}
+
+/// Becomes the command, and does not return, if this process is the exec shim. Call it first in
+/// main.
+pub fn exec_shim(program: &str) {
+    let mut arguments = env::args_os().skip(1);
+    if arguments.next().as_deref() != Some(OsStr::new(EXEC_SHIM)) {
+        return;
+    }
+    let parent = arguments.next();
+    let has_terminal = arguments.next().is_some_and(|word| word == TERMINAL);
+    let Some(command) = arguments.next() else {
+        std::process::exit(SYSTEM_ERROR);
+    };
+    if parent.as_deref() != Some(OsStr::new(NO_PARENT)) {
+        end_with(parent.as_deref());
+    }
+    if has_terminal {
+        if let Ok(terminal) = File::open("/dev/tty") {
+            let _ = tcsetpgrp(&terminal, getpgrp());
+        }
+    }
+    let _ = SigSet::empty().thread_set_mask();
+    let mut error = Command::new(&command).args(arguments).exec();
+    if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(&command) {
+        error = Errno::NOENT.into();
+    }
+    // If stderr is closed, the exit status still says it.
+    let _ = writeln!(
+        io::stderr(),
+        "{program}: {}: {}",
+        crate::text::Plain(command.as_bytes()),
+        crate::text::reason(&error)
+    );
+    let status = if error.kind() == io::ErrorKind::NotFound {
+        NOT_FOUND
+    } else {
+        CANNOT_RUN
+    };
+    std::process::exit(status);
+}
+
+/// Whether no directory of PATH has the command. The system reports the same error for a directory
+/// of PATH that cannot be searched and for a file that cannot be executed.
+fn is_not_in_path(command: &OsStr) -> bool {
+    let Some(path) = env::var_os("PATH").filter(|_| !command.as_bytes().contains(&b'/')) else {
+        return false;
+    };
+    !env::split_paths(&path).any(|directory| directory.join(command).exists())
+}
+
+/// Asks the kernel for SIGTERM when the parent, the process with this number, ends.
+fn end_with(parent: Option<&OsStr>) {
+    let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    // The parent may have ended before the kernel was asked.
+    let parent_now = getppid().map(|parent| parent.as_raw_nonzero().to_string());
+    if parent != Some(OsStr::new(parent_now.as_deref().unwrap_or_default())) {
+        std::process::exit(128 + SIGTERM);
+    }
+}

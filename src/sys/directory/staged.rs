@@ -1,0 +1,321 @@
+//! Files whose names change in one step: a file that is complete before its name appears, and a
+//! name that is taken only from the file that was meant.
+//!
+//! Other programs may make, replace or remove any name between two steps.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+
+use super::{Directory, FileId};
+
+/// How often another private name is tried.
+const MAX_NAMES_TRIED: usize = 16;
+
+/// The hex digits in a private name.
+const DIGIT_COUNT: usize = 16;
+
+/// Names that a file has for a moment only: random hex digits between a prefix and a suffix.
+#[derive(Debug)]
+pub struct PrivateNames {
+    pub prefix: &'static str,
+    pub suffix: &'static str,
+}
+
+impl PrivateNames {
+    /// Whether `name` is one of them.
+    pub fn contains(&self, name: &OsStr) -> bool {
+        let digits = name
+            .as_bytes()
+            .strip_prefix(self.prefix.as_bytes())
+            .and_then(|rest| rest.strip_suffix(self.suffix.as_bytes()));
+        digits.is_some_and(|digits| {
+            digits.len() == DIGIT_COUNT && digits.iter().all(u8::is_ascii_hexdigit)
+        })
+    }
+
+    /// Runs `attempt` with one name after another until it does not fail with
+    /// [`io::ErrorKind::AlreadyExists`].
+    fn try_each<T>(
+        &self,
+        mut attempt: impl FnMut(&OsStr) -> io::Result<T>,
+    ) -> io::Result<(OsString, T)> {
+        for _ in 0..MAX_NAMES_TRIED {
+            let number = getrandom::u64().map_err(io::Error::other)?;
+            let (prefix, suffix) = (self.prefix, self.suffix);
+            let name = OsString::from(format!("{prefix}{number:0DIGIT_COUNT$x}{suffix}"));
+            match attempt(&name) {
+                Ok(done) => return Ok((name, done)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("all private names are taken"))
+    }
+}
+
+/// A file that is made complete before it gets a name that counts.
+#[derive(Debug)]
+pub struct StagedFile<'a> {
+    directory: &'a Directory,
+    file: File,
+    /// Its name until then, where the file cannot do without one.
+    private_name: Option<PrivateName<'a>>,
+}
+
+/// A private name, removed on drop.
+#[derive(Debug)]
+struct PrivateName<'a> {
+    directory: &'a Directory,
+    name: OsString,
+}
+
+impl<'a> StagedFile<'a> {
+    /// Stages a file and calls `complete`, which fills and names it. Where a file without a name
+    /// cannot be made, or cannot be named, does both once more with a file that has a private name.
+    pub fn make<T>(
+        directory: &'a Directory,
+        names: &PrivateNames,
+        mode: u32,
+        complete: impl Fn(StagedFile<'a>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match StagedFile::unnamed(directory, mode).and_then(&complete) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                StagedFile::private(directory, names, mode).and_then(complete)
+            }
+            other => other,
+        }
+    }
+
+    /// A file without a name; the umask applies to `mode`.
+    fn unnamed(directory: &'a Directory, mode: u32) -> io::Result<StagedFile<'a>> {
+        Ok(StagedFile {
+            directory,
+            file: directory.create_unnamed(mode)?,
+            private_name: None,
+        })
+    }
+
+    /// A file with a private name; the umask applies to `mode`.
+    pub fn private(
+        directory: &'a Directory,
+        names: &PrivateNames,
+        mode: u32,
+    ) -> io::Result<StagedFile<'a>> {
+        let (name, file) = names.try_each(|name| directory.create(name, mode))?;
+        Ok(StagedFile {
+            directory,
+            file,
+            private_name: Some(PrivateName { directory, name }),
+        })
+    }
+
+    /// The file, open for reading and writing.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file a name that counts, or one more of them.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken, [`io::ErrorKind::Unsupported`] if the
+    /// file system has no hard links, or an unnamed file cannot be named since /proc is not
+    /// mounted.
+    pub fn link(&self, name: &OsStr) -> io::Result<()> {
+        let linked = match &self.private_name {
+            None => self.directory.link_file(&self.file, name),
+            Some(private) => self.directory.link(&private.name, name),
+        };
+        // On NFS a link may have been made though the reply says otherwise.
+        if linked.is_err() && self.directory.identity(name)? == Some(FileId::of(&self.file)?) {
+            return Ok(());
+        }
+        linked
+    }
+
+    /// The file, without its private name.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+}
+
+impl Drop for PrivateName<'_> {
+    fn drop(&mut self) {
+        let _ = self.directory.remove(&self.name);
+    }
+}
+
+/// What came of setting a name aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetAside {
+    /// The file was the one that was meant. The name is gone.
+    Removed,
+    /// The name was gone already.
+    Missing,
+    /// It was another file, which has its name back.
+    PutBack,
+    /// It was another file, and the name was taken meanwhile: the file has lost it.
+    Displaced,
+}
+
+impl Directory {
+    /// Removes `name` if its file is the one that is meant. Another process may replace the file at
+    /// any time, so the file is moved to a private name before `is_meant` looks at it under that
+    /// name.
+    pub fn remove_if(
+        &self,
+        name: &OsStr,
+        names: &PrivateNames,
+        is_meant: impl FnOnce(&OsStr) -> bool,
+    ) -> io::Result<SetAside> {
+        let moved = names.try_each(|aside| {
+            if self.identity(aside)?.is_some() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            self.rename(name, aside)
+        });
+        let aside = match moved {
+            Ok((aside, ())) => aside,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SetAside::Missing),
+            Err(error) => return Err(error),
+        };
+        if is_meant(&aside) {
+            self.remove(&aside)?;
+            return Ok(SetAside::Removed);
+        }
+        self.put_back(&aside, name)
+    }
+
+    fn put_back(&self, aside: &OsStr, name: &OsStr) -> io::Result<SetAside> {
+        let put_back = match self.rename_to_free(aside, name) {
+            // Before Linux 3.15: the same in two steps, which a directory does not allow, nor a
+            // file of another user where hard links are protected.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                self.link(aside, name).and_then(|()| self.remove(aside))
+            }
+            other => other,
+        };
+        match put_back {
+            Ok(()) => Ok(SetAside::PutBack),
+            // A third process has taken the name since the move.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.remove(aside)?;
+                Ok(SetAside::Displaced)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    const NAMES: PrivateNames = PrivateNames {
+        prefix: ".aside-",
+        suffix: "~",
+    };
+
+    fn in_directory(check: impl FnOnce(&Path, &Directory)) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = Directory::open(scratch.path()).expect("a directory");
+        check(scratch.path(), &directory);
+    }
+
+    fn names_in(path: &Path) -> Vec<OsString> {
+        let entries = fs::read_dir(path).expect("a directory");
+        entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect()
+    }
+
+    #[test]
+    fn a_privately_named_file_leaves_only_its_real_name() {
+        in_directory(|path, directory| {
+            let staged = StagedFile::private(directory, &NAMES, 0o644).expect("a file");
+            assert!(NAMES.contains(&names_in(path)[0]));
+            staged.link(OsStr::new("real")).expect("a free name");
+            let other = StagedFile::private(directory, &NAMES, 0o644).expect("a file");
+            let error = other.link(OsStr::new("real")).expect_err("a taken name");
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            drop((staged, other));
+            assert_eq!(names_in(path), ["real"]);
+        });
+    }
+
+    #[test]
+    fn a_link_that_was_made_counts_whatever_the_reply() {
+        in_directory(|path, directory| {
+            let staged = StagedFile::private(directory, &NAMES, 0o644).expect("a file");
+            let private_name = path.join(&names_in(path)[0]);
+            // As if by a request whose reply was lost, and that was sent once more.
+            fs::hard_link(private_name, path.join("real")).expect("a link");
+            staged.link(OsStr::new("real")).expect("our link");
+            fs::remove_file(path.join("real")).expect("our link");
+            fs::write(path.join("real"), "").expect("another file");
+            let error = staged.link(OsStr::new("real")).expect_err("taken");
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        });
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_named_is_staged_again_privately() {
+        in_directory(|path, directory| {
+            let is_private = |staged: StagedFile<'_>| match staged.private_name {
+                None => Err(io::ErrorKind::Unsupported.into()),
+                Some(_) => Ok(()),
+            };
+            StagedFile::make(directory, &NAMES, 0o644, is_private).expect("the fallback");
+            assert!(names_in(path).is_empty());
+        });
+    }
+
+    #[test]
+    fn only_the_file_that_is_meant_loses_its_name() {
+        in_directory(|path, directory| {
+            let name = OsStr::new("file");
+            let remove_if = |is_meant| directory.remove_if(name, &NAMES, |_| is_meant);
+            assert_eq!(remove_if(true).expect("usable"), SetAside::Missing);
+            fs::write(path.join(name), "").expect("a file");
+            assert_eq!(remove_if(false).expect("usable"), SetAside::PutBack);
+            assert_eq!(names_in(path), ["file"]);
+            assert_eq!(remove_if(true).expect("usable"), SetAside::Removed);
+            assert!(names_in(path).is_empty());
+        });
+    }
+
+    #[test]
+    fn a_name_taken_meanwhile_stays_with_the_taker() {
+        in_directory(|path, directory| {
+            fs::write(path.join("file"), "first").expect("a file");
+            let displaced = directory.remove_if(OsStr::new("file"), &NAMES, |_| {
+                fs::write(path.join("file"), "second").expect("a file");
+                false
+            });
+            assert_eq!(displaced.expect("usable"), SetAside::Displaced);
+            assert_eq!(names_in(path), ["file"]);
+            let content = fs::read_to_string(path.join("file")).expect("a file");
+            assert_eq!(content, "second");
+        });
+    }
+
+    #[test]
+    fn private_names_are_known_and_others_are_not() {
+        for (name, is_private) in [
+            (".aside-0123456789abcdef~", true),
+            (".aside-0123456789abcdef", false),
+            (".aside-0123456789abcde~", false),
+            (".aside-0123456789abcdef0~", false),
+            (".aside-0123456789abcdeg~", false),
+            ("aside-0123456789abcdef~", false),
+            (".aside-~", false),
+            ("", false),
+        ] {
+            assert_eq!(NAMES.contains(OsStr::new(name)), is_private, "{name}");
+        }
+    }
+}

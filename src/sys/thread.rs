@@ -1,0 +1,36 @@
+//! Starting threads without starving those that run.
+
+use std::io;
+use std::thread;
+
+use super::memory::{self, Purpose};
+
+/// The stack of a thread, in bytes. A session needs little; unoptimised code needs more.
+pub const STACK_LEN: usize = if cfg!(debug_assertions) {
+    512 * 1024
+} else {
+    128 * 1024
+};
+
+/// What a running thread needs beside its stack, in bytes: its signal stack and first allocations.
+const THREAD_EXTRA: usize = 64 * 1024;
+
+/// Starts a detached thread with a stack of [`STACK_LEN`].
+///
+/// # Errors
+///
+/// If the system has no thread, or if this one would leave too little memory to the others: a thread
+/// without a signal stack ends the process, and so does a failed allocation.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let Some(reservation) = memory::reserve(STACK_LEN + THREAD_EXTRA, Purpose::Newcomer) else {
+        return Err(io::Error::other("too little memory is left"));
+    };
+    let thread = thread::Builder::new()
+        .name(name.into())
+        .stack_size(STACK_LEN);
+    let begin = move || {
+        drop(reservation);
+        body();
+    };
+    thread.spawn(begin).map(drop)
+}

@@ -1,0 +1,81 @@
+//! The end of leases and of idle keys, and which leases an operation must end first.
+
+use std::time::{Duration, Instant};
+
+use super::types::{Ask, ConnId, Scope};
+use super::LockTable;
+
+impl LockTable {
+    /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
+    /// ran out, and passes the slots on. Calling it early, late or twice is harmless.
+    pub fn expire_some(&mut self, at_most: usize, now: Instant) {
+        for _ in 0..at_most {
+            let Some((fence, key)) = self.leases.pop_due(now) else {
+                return;
+            };
+            let queue = self.keys.get_mut(&key).expect("a leased key is known");
+            let holder = queue
+                .remove_holder(fence)
+                .expect("leases and holders agree");
+            let kind = queue.kind();
+            self.forget_held(holder.conn, (kind, &key), fence, now);
+            self.promote(&key, now);
+        }
+    }
+
+    /// Whether a lease that matters within `scope` has run out by `now` and has not been ended. An
+    /// operation then ends all leases that ran out before it, too, and the time that takes grows
+    /// with their number: [`LockTable::expire_some`] does it in steps.
+    pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
+        if self.leases.next().is_none_or(|over_at| over_at > now) {
+            return false;
+        }
+        let has_due = |key: &str| {
+            let queue = self.keys.get(key);
+            queue.is_some_and(|queue| queue.has_due(now))
+        };
+        match scope {
+            Scope::Nothing => false,
+            Scope::Key(key) => has_due(key),
+            Scope::Ticket(ticket) => {
+                let place = self.tickets.get(&ticket);
+                place.is_some_and(|place| has_due(place.key.as_str()))
+            }
+            // What has run out must not count against a cap.
+            Scope::Ask(conn, ask) => has_due(ask.key) || self.is_at_a_cap(conn, ask),
+            Scope::Everything => true,
+        }
+    }
+
+    pub(super) fn settle(&mut self, scope: Scope<'_>, now: Instant) {
+        while self.is_behind(scope, now) {
+            self.expire_some(1, now);
+        }
+    }
+
+    /// Whether any cap over more than one key is reached.
+    fn is_at_a_cap(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
+        self.keys.len() >= self.caps.max_locks && !self.keys.contains_key(ask.key)
+            || self.leases.len() >= self.caps.max_slots
+            || self.connection_count(conn) >= self.caps.max_per_connection
+            || self.waiter_count >= self.caps.max_waiters_total
+    }
+
+    /// When the next lease is over.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.leases.next()
+    }
+
+    /// Drops every key that has been idle for `max_idle` by `now`.
+    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
+        while self.idle_since().is_some_and(is_due) {
+            self.drop_an_idle_key();
+        }
+    }
+
+    /// Since when the key that has been idle longest has been idle.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.idle.next()
+    }
+}
