@@ -348,7 +348,8 @@ fn pairs(
         for thread in threads {
             sum.add(thread.join().expect("clients return their errors")?);
         }
-        // Whoever waits at the stop is still served, and both are counted: the round trip and its time.
+        // Whoever waits at the stop is still served, and both are counted: the round trip and its
+        // time.
         sum.elapsed = began.elapsed();
         Ok(())
     })?;

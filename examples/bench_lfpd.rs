@@ -1,12 +1,14 @@
 //! What a lock file costs over the Lock File Protocol, beside what a round trip costs anyway.
 //!
-//! Measures LOCK and UNLOCK in turn over persistent connections, each for a device of its own and all
-//! for one directory, and beside it a bare server that reads as many bytes and answers as many, by
-//! the same client code in alternating rounds. Then the time from when UNLOCK has been sent to when the
-//! file is gone: over a persistent connection, and as RXTX does it, with a connection for each.
+//! Measures LOCK and UNLOCK in turn over persistent connections, each for a device of its own and
+//! all for one directory, and beside it a bare server that reads as many bytes and answers as many,
+//! by the same client code in alternating rounds. Then the time from when UNLOCK has been sent to
+//! when the file is gone: over a persistent connection, and as RXTX does it, with a connection for
+//! each.
 //!
-//! Rates depend on the machine, the day and the neighbours; the *ratio* can be compared. The lock files
-//! are in a directory of their own below the one for temporary files, and are removed at the end.
+//! Rates depend on the machine, the day and the neighbours; the *ratio* can be compared. The lock
+//! files are in a directory of their own below the one for temporary files, and are removed at the
+//! end.
 //!
 //! ```text
 //! cargo run --release --example bench_lfpd -- [--quick]
@@ -154,7 +156,8 @@ fn unlocks(server: &Server, directory: &LockDirectory, count: usize) -> io::Resu
     Ok(times)
 }
 
-/// As RXTX does it: it takes the greeting for the reply. Also counts how often the file was there then.
+/// As RXTX does it: it takes the greeting for the reply. Also counts how often the file was there
+/// then.
 fn rxtx_unlocks(
     server: &Server,
     directory: &LockDirectory,

@@ -1,5 +1,5 @@
-//! What `latch run` costs beside flock(1): both run `true` under a free lock, as whole processes, from
-//! their start to their end.
+//! What `latch run` costs beside flock(1): both run `true` under a free lock, as whole processes,
+//! from their start to their end.
 //!
 //! The two take turns, and which of them begins changes too, so that a machine that warms up or is
 //! called away favours neither. `true` alone stands beside them as what the machine costs anyway.

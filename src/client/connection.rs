@@ -614,8 +614,8 @@ impl Slot {
 }
 
 impl Wait {
-    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still has
-    /// half of one for its answer.
+    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
+    /// has half of one for its answer.
     pub(crate) fn after(self, elapsed: Duration) -> Wait {
         let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {

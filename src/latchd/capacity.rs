@@ -93,8 +93,8 @@ fn connection_capacity() -> usize {
     as_count(for_connections.min(for_threads)).min(address_space_capacity())
 }
 
-/// How many connections a limited address space or data segment allows. If stacks took all of it, the next
-/// allocation would end the process.
+/// How many connections a limited address space or data segment allows. If stacks took all of it,
+/// the next allocation would end the process.
 fn address_space_capacity() -> usize {
     let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
     let address_space = limits.into_iter().flatten().min().unwrap_or(u64::MAX);

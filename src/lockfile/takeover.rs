@@ -236,8 +236,8 @@ pub(super) enum Removal {
     Kept(Obstacle, Option<Content>),
 }
 
-/// Whether a release that names the lock may go on although another process has the file locked: any
-/// process that may read the file can have locked it, but if the lock is stale, so can a taker.
+/// Whether a release that names the lock may go on although another process has the file locked:
+/// any process that may read the file can have locked it, but if the lock is stale, so can a taker.
 /// `is_stale` supposes that no process has the file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_a_higher_limit_grows_the_buffer_only_for_its_time() {
+    fn a_longer_line_grows_the_buffer_for_its_time_only() {
         let token = "t".repeat(10_000);
         let input = format!("auth\r\n_\n{token}\na\nb\nc\n");
         check(

@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 use rustix::param::page_size;
 use rustix::process::{getrlimit, Resource};
 
-/// The bytes that a newcomer leaves to those that are served already. Under a small limit it is only
-/// this share of the limit, so that a small process can serve at all.
+/// The bytes that a newcomer leaves to those that are served already. Under a small limit it is
+/// only this share of the limit, so that a small process can serve at all.
 const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
     33 * 1024 * 1024
 } else {

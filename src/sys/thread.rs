@@ -19,8 +19,8 @@ const THREAD_EXTRA: usize = 64 * 1024;
 ///
 /// # Errors
 ///
-/// If the system has no thread, or if this one would leave too little memory to the others: a thread
-/// without a signal stack ends the process, and so does a failed allocation.
+/// If the system has no thread, or if this one would leave too little memory to the others: a
+/// thread without a signal stack ends the process, and so does a failed allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let Some(reservation) = memory::reserve(STACK_LEN + THREAD_EXTRA, Purpose::Newcomer) else {
         return Err(io::Error::other("too little memory is left"));

@@ -204,7 +204,7 @@ fn zsh_and_fish_can_read_their_completions() {
 }
 
 #[test]
-fn fish_completes_commands_options_and_the_command_behind_the_dashes() {
+fn fish_completes_options_and_the_command_after_the_dashes() {
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     for (line, offers) in [

@@ -200,8 +200,8 @@ fn the_benchmark_of_the_start_gives_a_ratio() {
 
 // ---------------------------------------------------------------------------------------------
 
-/// Several candidates of the example `leader`, which print to one file, so that the order of what they
-/// say is that in which they said it.
+/// Several candidates of the example `leader`, which print to one file, so that the order of what
+/// they say is that in which they said it.
 struct Candidates {
     running: Vec<Running>,
     directory: tempfile::TempDir,
@@ -227,7 +227,8 @@ impl Candidates {
         fs::read_to_string(self.directory.path().join("log")).expect("text")
     }
 
-    /// Waits for the leader of the term that is the `number`th to begin, and gives its process number.
+    /// Waits for the leader of the term that is the `number`th to begin, and gives its process
+    /// number.
     fn leader_of_term(&self, number: usize) -> u32 {
         let mut leader = None;
         eventually(PATIENCE, &format!("term {number} begins"), || {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module with the modules of this crate that it may name. Whatever is not listed is forbidden.
+/// Each module with the modules of this crate that it may name. Whatever is not listed is
+/// forbidden.
 const MAY_USE: &[(&str, &[&str])] = &[
     // programs
     (

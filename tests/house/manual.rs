@@ -116,7 +116,7 @@ fn the_help_and_the_manual_of_latch_name_the_same_sub_commands() {
 }
 
 #[test]
-fn the_help_and_the_manual_of_every_sub_command_name_the_same_options_and_values() {
+fn help_and_manual_of_sub_commands_name_the_same_options() {
     let page = page("latch.1");
     for name in commands_in(&help(LATCH, &[])) {
         let help = help(LATCH, &[&name]);
@@ -302,7 +302,7 @@ fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
 }
 
 #[test]
-fn the_manual_of_lfpd_explains_every_event_that_is_logged_by_default() {
+fn the_manual_of_lfpd_explains_every_default_event() {
     let explained = verbs_of_manual(&page("lfpd.8"));
     let shared = ["/net/", "/log.rs"];
     let logged = verbs_of_sources(|path| {
@@ -314,7 +314,7 @@ fn the_manual_of_lfpd_explains_every_event_that_is_logged_by_default() {
 }
 
 #[test]
-fn the_page_of_the_lock_file_protocol_has_every_command_and_every_reply() {
+fn lfp_protocol_7_has_every_command_and_every_reply() {
     let page = page("lfp-protocol.7");
     for command in ["LOCK", "UNLOCK", "NOOP", "HELP", "STAT", "QUIT"] {
         assert!(page.contains(&format!(".It Li {command} ")), "{command}");

@@ -1,8 +1,9 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! Each block runs against a daemon of its own, unless a comment `runs against: nothing` stands before
-//! it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three typed lines
-//! and one reply take turns; everything else is a shell script followed by what it prints.
+//! Each block runs against a daemon of its own, unless a comment `runs against: nothing` stands
+//! before it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three
+//! typed lines and one reply take turns; everything else is a shell script followed by what it
+//! prints.
 
 use std::collections::HashMap;
 use std::fs;
@@ -271,8 +272,8 @@ fn play(block: &Block) {
     }
 }
 
-/// Makes the stand-ins below `bin`; the called ones appear below `called`. The shell does it, since a
-/// file that this process writes, another thread's child may hold open when it is to be run.
+/// Makes the stand-ins below `bin`; the called ones appear below `called`. The shell does it, since
+/// a file that this process writes, another thread's child may hold open when it is to be run.
 fn stand_ins() -> String {
     format!(
         "mkdir bin called\nfor name in {}; do\n\
@@ -392,7 +393,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Not reaped before this, so the number is still ours. An empty group is an error, and well.
+        // Not reaped before this, so the number is still ours. An empty group is an error, and
+        // well.
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.wait();
     }

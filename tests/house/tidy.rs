@@ -1,5 +1,5 @@
-//! What a reader may count on in every file: short lines, short files, short functions, one name for
-//! one type, short test names, and plain words (the style of the house).
+//! What a reader may count on in every file: short lines, short files, short functions, one name
+//! for one type, short test names, and plain words (the style of the house).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -189,7 +189,6 @@ fn files_can_be_read_in_one_sitting() {
 }
 
 #[test]
-#[ignore = "does not hold everywhere yet"]
 fn functions_fit_on_a_screen() {
     let mut found = Vec::new();
     for file in sources(&root().join("src")) {
@@ -206,7 +205,6 @@ fn functions_fit_on_a_screen() {
 }
 
 #[test]
-#[ignore = "does not hold everywhere yet"]
 fn one_name_means_one_type() {
     let found: Vec<String> = visible_types()
         .into_iter()
@@ -217,7 +215,6 @@ fn one_name_means_one_type() {
 }
 
 #[test]
-#[ignore = "does not hold everywhere yet"]
 fn test_names_are_short_claims() {
     let mut found = Vec::new();
     for file in all_code() {

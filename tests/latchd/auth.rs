@@ -19,7 +19,7 @@ const SECRET: &str = "open-sesame-3f1c";
 // ---- it is not shown -------------------------------------------------------------------------
 
 #[test]
-fn a_secret_from_a_file_is_neither_in_the_arguments_nor_in_the_environment() {
+fn a_secret_from_a_file_is_not_in_arguments_or_environment() {
     let directory = tempfile::tempdir().expect("there is room");
     let file = directory.path().join("secret");
     fs::write(&file, SECRET).expect("there is room");
@@ -57,7 +57,7 @@ fn a_secret_from_a_variable_is_not_in_the_arguments() {
 }
 
 #[test]
-fn a_refused_guess_is_logged_with_its_peer_and_without_what_was_guessed() {
+fn a_refused_guess_is_logged_with_its_peer_alone() {
     for level in ["error", "warn", "info", "debug", "trace"] {
         for frame in [
             "auth\n_\nguess-7d0e\n".to_owned(),
@@ -93,7 +93,7 @@ fn a_refused_guess_is_logged_with_its_peer_and_without_what_was_guessed() {
 /// Instructions, because time itself is too coarse to show what an attacker could average out of
 /// many guesses. Each number is exact to about ten instructions of more than a hundred thousand.
 #[test]
-fn the_cost_of_a_wrong_token_does_not_depend_on_where_it_differs() {
+fn a_wrong_token_costs_the_same_wherever_it_differs() {
     let secret = "s".repeat(3000);
     let wrong_at = |at: usize| {
         let mut token = secret.clone();
@@ -117,7 +117,7 @@ fn the_cost_of_a_wrong_token_does_not_depend_on_where_it_differs() {
 }
 
 #[test]
-fn the_cost_of_a_guess_does_not_depend_on_what_else_is_wrong_with_it() {
+fn a_guess_costs_the_same_whatever_else_is_wrong() {
     let secret = "s".repeat(250);
     let wrong = "x".repeat(250);
     let costs = costs_of_guesses(
@@ -151,7 +151,7 @@ fn a_connection_has_one_guess() {
 }
 
 #[test]
-fn guessing_takes_a_tenth_of_a_second_each_and_holds_up_nobody_nor_floods_the_log() {
+fn guesses_take_a_tenth_of_a_second_and_delay_no_client() {
     const GUESSERS: usize = 50;
     const TIME: Duration = Duration::from_secs(3);
     let daemon = with_secret();
@@ -314,7 +314,8 @@ fn guess(stream: &mut TcpStream, frame: &[u8]) -> String {
     reply
 }
 
-/// Guesses, each time over a new connection, and checks what that costs. Gives the number of guesses.
+/// Guesses, each time over a new connection, and checks what that costs. Gives the number of
+/// guesses.
 fn guess_until(is_over: &AtomicBool, addr: SocketAddr) -> u64 {
     let mut count = 0;
     while !is_over.load(Ordering::Relaxed) {
@@ -329,8 +330,8 @@ fn guess_until(is_over: &AtomicBool, addr: SocketAddr) -> u64 {
     count
 }
 
-/// Locks and unlocks, over a connection that was there before and over new ones. Gives how long each
-/// request took.
+/// Locks and unlocks, over a connection that was there before and over new ones. Gives how long
+/// each request took.
 fn work_for(time: Duration, daemon: &Daemon, held: &mut Client) -> Vec<Duration> {
     let mut delays = Vec::new();
     let began = Instant::now();
@@ -349,8 +350,8 @@ fn work_for(time: Duration, daemon: &Daemon, held: &mut Client) -> Vec<Duration>
     delays
 }
 
-/// How many instructions a session spends on each of these guesses, by its name: a server of its own
-/// for each, all at the same time, since they mostly wait.
+/// How many instructions a session spends on each of these guesses, by its name: a server of its
+/// own for each, all at the same time, since they mostly wait.
 fn costs_of_guesses<'a>(secret: &str, guesses: &[(&'a str, String)]) -> Vec<(&'a str, f64)> {
     let costs = thread::scope(|scope| {
         let runs: Vec<_> = guesses
@@ -365,8 +366,8 @@ fn costs_of_guesses<'a>(secret: &str, guesses: &[(&'a str, String)]) -> Vec<(&'a
     costs
 }
 
-/// The instructions that a session takes for a guess, on average. What it takes to read, to write and
-/// to see the peer off is left out: that varies with the weather.
+/// The instructions that a session takes for a guess, on average. What it takes to read, to write
+/// and to see the peer off is left out: that varies with the weather.
 fn cost_of_guess(secret: &str, frame: &str) -> f64 {
     const GUESSERS: usize = 20;
     const GUESSES_EACH: usize = 15;

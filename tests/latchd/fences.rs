@@ -26,19 +26,19 @@ const DAY: u64 = 24 * 60 * 60 * 1_000_000_000;
 // ---- restarts --------------------------------------------------------------------------------
 
 #[test]
-fn fences_rise_over_twenty_kills_while_clients_lock_at_full_speed_and_the_clock_goes_back() {
+fn fences_rise_over_twenty_kills_and_a_clock_set_back() {
     fences_rise_over_kills(20);
 }
 
 /// Half a minute long.
 #[test]
 #[ignore = "long: cargo test --test latchd fences -- --ignored"]
-fn fences_rise_over_three_hundred_kills_while_clients_lock_at_full_speed() {
+fn fences_rise_over_three_hundred_kills_at_full_speed() {
     fences_rise_over_kills(300);
 }
 
 #[test]
-fn without_a_file_fences_follow_the_clock_and_with_one_they_do_not_go_back() {
+fn only_with_a_file_fences_survive_a_clock_set_back() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("fences");
 
@@ -164,7 +164,7 @@ fn the_newest_record_torn_falls_back_to_the_clock() {
 }
 
 #[test]
-fn what_is_no_usable_fence_file_is_refused_in_one_line_and_left_as_it_is() {
+fn an_unusable_fence_file_is_refused_and_left_as_it_is() {
     let whole = [record(1, 7), record(2, 9)].concat();
     let mut both_torn = whole.clone();
     both_torn[17] ^= 1;
@@ -343,7 +343,7 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
 /// The kernel refuses to write beyond a file size of nothing, and does so no longer when the limit
 /// is lifted.
 #[test]
-fn out_of_fences_nothing_is_granted_nobody_is_lost_and_all_is_well_again_by_itself() {
+fn out_of_fences_waiters_stay_and_are_served_later() {
     refusing_disk(|daemon| {
         let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a pid")).expect("a pid");
         let limit = move |current| {
@@ -543,8 +543,8 @@ fn kill_while_starting(command: &Command, after: Duration) {
     child.wait().expect("it is our child");
 }
 
-/// Uses up all the fences of a server whose disk `refuse` makes refuse. What that gives back lets the
-/// disk recover.
+/// Uses up all the fences of a server whose disk `refuse` makes refuse. What that gives back lets
+/// the disk recover.
 fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
     const SECONDS: &str = "120";
     let directory = tempfile::tempdir().expect("there is room");
@@ -910,8 +910,8 @@ fn record(seq: u64, ceiling: u64) -> [u8; 32] {
     record.try_into().expect("four times eight bytes")
 }
 
-/// By long division, most significant bit first: x^64 + x^4 + x^3 + x + 1 divides the message with its
-/// bytes mirrored, and the remainder is mirrored at the end.
+/// By long division, most significant bit first: x^64 + x^4 + x^3 + x + 1 divides the message with
+/// its bytes mirrored, and the remainder is mirrored at the end.
 fn crc_64_go_iso(message: &[u8]) -> u64 {
     const DIVISOR: u64 = 0x1b;
     let mut remainder = u64::MAX;

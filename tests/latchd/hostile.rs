@@ -54,7 +54,7 @@ fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue() {
 /// The clients send ever more pings before they ask, so that for one of them there is just no room
 /// for the last replies when its turn to wait comes.
 #[test]
-fn whoever_has_a_place_in_the_queue_has_read_its_replies_or_could_have() {
+fn a_client_with_unsent_replies_takes_no_place() {
     const CLIENTS: usize = 30;
     const PINGS_IN_A_READ: usize = 455;
     let directory = tempfile::tempdir().expect("there is room");
@@ -97,7 +97,7 @@ fn whoever_has_a_place_in_the_queue_has_read_its_replies_or_could_have() {
 }
 
 #[test]
-fn a_peer_that_reads_a_little_now_and_then_does_not_stretch_the_write_timeout() {
+fn reading_a_little_does_not_stretch_the_write_timeout() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
     let path_text = path.to_str().expect("a temporary path is UTF-8");
@@ -240,7 +240,7 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
 }
 
 #[test]
-fn a_second_signal_ends_the_farewell_to_a_peer_that_does_not_read() {
+fn a_second_signal_ends_the_farewell_to_a_silent_peer() {
     let daemon = Daemon::start(&["--write-timeout", "5"]);
     let deaf = daemon.connect();
     let mut writer = deaf.writer();
@@ -457,7 +457,7 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
 // ---- those that come in crowds, and those that say nothing -----------------------------------
 
 #[test]
-fn max_connections_raises_the_limit_of_descriptors_that_it_needs() {
+fn max_connections_raises_the_limit_of_descriptors() {
     let plain = Daemon::command();
     let mut command = Command::new("prlimit");
     for (name, value) in plain.get_envs() {
@@ -558,7 +558,7 @@ fn a_server_that_ends_leaves_the_socket_of_its_successor_alone() {
 }
 
 #[test]
-fn a_living_server_with_a_full_backlog_is_neither_waited_for_nor_replaced() {
+fn a_live_server_with_a_full_backlog_is_not_replaced() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
     let busy = FullBacklog::at(&path);

@@ -13,7 +13,7 @@ use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Ev
 // ---- caps of our own -------------------------------------------------------------------------
 
 #[test]
-fn more_keys_than_max_locks_are_never_held_however_many_race_for_them() {
+fn racing_clients_never_hold_more_keys_than_max_locks() {
     const CAP: i64 = 8;
     let daemon = Daemon::start(&["--max-locks", "8"]);
     let held = AtomicI64::new(0);
@@ -71,7 +71,7 @@ fn as_many_users_as_max_locks_are_never_refused() {
 }
 
 #[test]
-fn exactly_max_waiters_of_those_that_race_for_a_place_are_queued() {
+fn exactly_max_waiters_of_racing_clients_are_queued() {
     const RACERS: usize = 16;
     let daemon = Daemon::start(&["--max-waiters", "3"]);
     let mut holder = daemon.connect();
@@ -137,7 +137,7 @@ fn a_greedy_connection_gets_256_slots_and_no_more() {
 }
 
 #[test]
-fn exactly_max_connections_of_those_that_race_for_a_place_are_served() {
+fn exactly_max_connections_of_racing_clients_are_served() {
     const RACERS: usize = 24;
     let daemon = Daemon::start(&["--max-connections", "9"]);
     let mut monitor = daemon.connect(); // takes one place itself
@@ -156,7 +156,7 @@ fn exactly_max_connections_of_those_that_race_for_a_place_are_served() {
 }
 
 #[test]
-fn over_max_connections_the_stream_ends_without_a_byte_and_places_come_free_again() {
+fn over_max_connections_the_stream_ends_without_a_byte() {
     let daemon = Daemon::start(&["--max-connections", "3"]);
     let mut served: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
     assert!(served.iter_mut().all(is_served));
@@ -180,7 +180,7 @@ fn over_max_connections_the_stream_ends_without_a_byte_and_places_come_free_agai
 // ---- what the system refuses -----------------------------------------------------------------
 
 #[test]
-fn out_of_descriptors_the_server_serves_those_it_has_and_does_not_spin() {
+fn out_of_descriptors_the_server_serves_on_without_spinning() {
     // The cap is far beyond the descriptors: the system says no, not the server.
     let mut command = limited(
         &["prlimit", "--nofile=64"],
@@ -191,7 +191,7 @@ fn out_of_descriptors_the_server_serves_those_it_has_and_does_not_spin() {
 }
 
 #[test]
-fn the_cap_that_the_server_finds_for_itself_fits_its_descriptors() {
+fn the_default_cap_on_connections_fits_the_descriptors() {
     let command = limited(
         &["prlimit", "--nofile=64"],
         Path::new(env!("CARGO_BIN_EXE_latchd")),
@@ -211,7 +211,7 @@ fn the_cap_that_the_server_finds_for_itself_fits_its_descriptors() {
 }
 
 #[test]
-fn a_refused_thread_costs_one_client_its_connection_and_nobody_else_anything() {
+fn a_refused_thread_costs_one_client_its_connection() {
     let Some((_program, daemon)) = with_processes(12) else {
         return;
     };

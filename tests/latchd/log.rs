@@ -39,7 +39,7 @@ fn a_log_that_nobody_reads_holds_up_no_command() {
 }
 
 #[test]
-fn a_closed_stderr_holds_up_no_command_and_leaks_into_no_connection() {
+fn a_closed_stderr_delays_no_command_and_leaks_nothing() {
     let daemon = chatty();
     let mut command = Command::new("sh");
     command
@@ -244,7 +244,7 @@ fn the_server_says_where_it_listens() {
 // ---- it can be read, by people and by programs -------------------------------------------------
 
 #[test]
-fn no_request_and_no_connection_costs_a_line_at_the_default_level() {
+fn requests_and_connections_log_nothing_by_default() {
     let daemon = Daemon::start(&[]);
     daemon.wait_for_log("listening", PATIENCE);
     let before = daemon.log();
@@ -376,7 +376,7 @@ fn lines_have_no_timestamp_only_where_journald_reads_them() {
 }
 
 #[test]
-fn timestamps_can_be_had_and_be_done_without_whoever_reads_the_log() {
+fn timestamps_can_be_turned_on_and_off() {
     for named in ["this", "", "8:12345"] {
         for (when, timestamps) in [("always", true), ("never", false)] {
             let by_flag = log_to_file(&["--log-timestamps", when], &[], named);

@@ -1,5 +1,5 @@
-//! What a small machine refuses is no disaster: whoever is served stays served, the rest is refused,
-//! and afterwards all is as it was. And no lease cares for what is done to the wall clock.
+//! What a small machine refuses is no disaster: whoever is served stays served, the rest is
+//! refused, and afterwards all is as it was. And no lease cares for what is done to the wall clock.
 
 use std::fs;
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 // ---- storms ----------------------------------------------------------------------------------
 
 #[test]
-fn after_a_storm_of_five_thousand_connects_a_capped_server_is_as_it_was() {
+fn after_five_thousand_connects_a_capped_server_recovers() {
     let daemon = Daemon::start(&["--max-connections", "100"]);
     let storm = weather(&daemon, 5000);
     assert!(storm.served >= 95, "places were free: {storm:?}");
@@ -58,7 +58,7 @@ fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
 /// Those who are served may need more memory than they did so far, when there is none left. The C
 /// library takes address space in pieces of 64 MB where it can, so more is not simply better.
 #[test]
-fn out_of_memory_for_more_clients_the_server_still_serves_those_it_has() {
+fn out_of_memory_the_server_serves_the_clients_it_has() {
     raise_our_own_limit();
     for megabytes in [40, 64, 100, 200, 300, 400] {
         let limit = format!("--as={}", megabytes << 20);
@@ -91,7 +91,7 @@ fn out_of_memory_for_more_clients_the_server_still_serves_those_it_has() {
 /// The room that is left is too little for any thread, for some of them, for all but their signal
 /// stacks, and so on.
 #[test]
-fn a_limit_imposed_after_the_start_lets_no_client_end_the_server() {
+fn a_limit_imposed_late_lets_no_client_end_the_server() {
     raise_our_own_limit();
     for resource in [Resource::As, Resource::Data] {
         for left in [4, 7, 20, 33, 36, 40, 60] {
@@ -225,8 +225,8 @@ struct Storm {
     refused: usize,
 }
 
-/// Lets `count` clients connect, hundreds of them at a time, and looks whether all is as it was when
-/// they have left.
+/// Lets `count` clients connect, hundreds of them at a time, and looks whether all is as it was
+/// when they have left.
 fn weather(daemon: &Daemon, count: usize) -> Storm {
     raise_our_own_limit();
     let mut early: Vec<Client> = (0..4).map(|_| daemon.connect()).collect();

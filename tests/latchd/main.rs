@@ -1,4 +1,5 @@
-//! The server `latchd`: its protocol to the byte, its life as a process, and what hard use does to it.
+//! The server `latchd`: its protocol to the byte, its life as a process, and what hard use does to
+//! it.
 
 #[path = "../support/mod.rs"]
 mod support;

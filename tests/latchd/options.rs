@@ -68,7 +68,7 @@ fn the_version_goes_to_stdout_and_is_no_failure() {
 }
 
 #[test]
-fn every_option_takes_its_value_behind_a_blank_or_an_equals_sign() {
+fn every_option_takes_its_value_after_a_blank_or_equals() {
     for form in ["blank", "equals"] {
         let dir = tempfile::tempdir().expect("there is room");
         let token_file = dir.path().join("token");
@@ -138,7 +138,7 @@ fn a_long_option_may_begin_with_a_single_dash() {
 }
 
 #[test]
-fn an_auth_token_takes_its_value_behind_a_blank_or_an_equals_sign() {
+fn an_auth_token_takes_its_value_after_a_blank_or_equals() {
     for args in [&["--auth-token", "a=b"][..], &["--auth-token=a=b"][..]] {
         let daemon = Daemon::start(args);
         assert_eq!(
@@ -333,7 +333,7 @@ fn one_tls_option_without_the_other_is_refused_as_such() {
 // Where a value comes from
 
 #[test]
-fn a_flag_beats_latchd_variables_beat_dflockd_variables_beat_the_default() {
+fn flag_then_latchd_then_dflockd_variable_then_default() {
     let (ours, theirs) = ("LATCHD_DEFAULT_LEASE_TTL_S", "DFLOCKD_DEFAULT_LEASE_TTL_S");
     for (flag, variables, lease) in [
         (Some("11"), &[(ours, "12"), (theirs, "13")][..], 11),
@@ -740,7 +740,7 @@ fn a_secret_that_is_empty_or_has_line_ends_is_refused() {
 }
 
 #[test]
-fn a_secret_that_is_not_utf8_is_refused_because_nobody_could_present_it() {
+fn a_secret_that_is_not_utf8_is_refused() {
     let secret = OsStr::from_bytes(b"hunter\xff");
     let line = refusal(Daemon::command().env("LATCHD_AUTH_TOKEN", secret), 2);
     assert!(line.contains("LATCHD_AUTH_TOKEN"), "{line:?}");
@@ -1143,7 +1143,7 @@ fn what_does_not_listen_is_refused_in_one_line() {
 }
 
 #[test]
-fn nothing_is_written_to_stderr_where_that_is_the_socket_on_descriptor_0() {
+fn nothing_goes_to_stderr_if_it_is_the_socket() {
     for args in [&[][..], &["--nonsense"], &["--auth-token-file", "/missing"]] {
         let (ours, theirs) = UnixStream::pair().expect("descriptors are left");
         let stderr = theirs.try_clone().expect("descriptors are left");

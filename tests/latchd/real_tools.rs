@@ -38,7 +38,7 @@ fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
 }
 
 #[test]
-fn a_pipe_that_would_have_to_wait_is_told_error_and_never_granted() {
+fn a_pipe_that_would_wait_gets_error_and_no_grant() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     for (program, package) in PIPED {
@@ -61,7 +61,7 @@ fn a_pipe_that_would_have_to_wait_is_told_error_and_never_granted() {
 }
 
 #[test]
-fn a_netcat_that_does_not_half_close_holds_its_lock_until_it_is_ended() {
+fn a_netcat_that_does_not_half_close_keeps_its_lock() {
     let daemon = Daemon::start(&[]);
     let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
     session.send("l\nk\n10\n");
@@ -92,7 +92,7 @@ fn a_person_at_a_netcat_can_acquire_renew_and_release() {
 }
 
 #[test]
-fn a_person_at_a_telnet_gets_a_lock_and_loses_it_with_the_session() {
+fn a_telnet_session_gets_a_lock_and_loses_it_at_its_end() {
     let daemon = Daemon::start(&[]);
     let mut session = telnet(&daemon);
     session.type_slowly("l\nk\n10\n");
@@ -106,7 +106,7 @@ fn a_person_at_a_telnet_gets_a_lock_and_loses_it_with_the_session() {
 /// On Ctrl-C telnet throws away all replies until the server has answered its timing mark: a
 /// server that does not is silent for the rest of the session.
 #[test]
-fn replies_still_appear_in_a_telnet_after_ctrl_c_in_the_middle_of_a_frame() {
+fn telnet_shows_replies_after_ctrl_c_within_a_frame() {
     let daemon = Daemon::start(&[]);
     let mut session = telnet(&daemon);
     for round in 1..=3 {

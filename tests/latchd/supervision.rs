@@ -37,7 +37,7 @@ const IDLE: Duration = Duration::from_secs(1);
 // ---- inetd -----------------------------------------------------------------------------------
 
 #[test]
-fn inetd_starts_one_server_for_all_clients_and_they_wait_for_one_another() {
+fn inetd_starts_one_server_for_all_clients() {
     let inetd = Inetd::start(1, |line| line);
     assert_eq!(inetd.servers(), [], "nobody has connected");
 
@@ -56,7 +56,7 @@ fn inetd_starts_one_server_for_all_clients_and_they_wait_for_one_another() {
 /// Two clients connect close to the moment at which the server leaves, now before it, now after
 /// it: half the distance each time that the other of the two is met.
 #[test]
-fn clients_that_come_while_an_idle_server_leaves_are_served_by_the_next_and_fences_rise() {
+fn clients_at_an_idle_exit_are_served_by_the_next_server() {
     const SERVICES: usize = 20;
     const MOMENTS: u32 = 6;
     let inetd = Inetd::start(SERVICES, |line| line);
@@ -97,7 +97,7 @@ fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
 // ---- descriptor 0 ----------------------------------------------------------------------------
 
 #[test]
-fn a_connected_socket_is_refused_with_one_line_that_says_to_use_wait() {
+fn a_connected_socket_is_refused_in_one_line() {
     let (tcp, _peer) = tcp_pair();
     let (unix, _unix_peer) = UnixStream::pair().expect("descriptors are left");
     for connected in [OwnedFd::from(tcp), OwnedFd::from(unix)] {
@@ -112,7 +112,7 @@ fn a_connected_socket_is_refused_with_one_line_that_says_to_use_wait() {
 }
 
 #[test]
-fn what_does_not_listen_on_descriptor_0_is_refused_with_one_line() {
+fn a_descriptor_0_that_does_not_listen_is_refused() {
     for (what, descriptor) in deaf_descriptors() {
         let mut command = Daemon::command();
         command.arg("--inetd").stdin(descriptor);
@@ -151,7 +151,7 @@ fn nothing_that_goes_wrong_at_start_is_said_to_a_client() {
 
 /// As inetd has it: standard output and error are the listening socket, too.
 #[test]
-fn a_log_that_has_only_the_listening_socket_to_go_to_harms_nobody() {
+fn a_log_to_the_listening_socket_does_no_harm() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("it is bound");
     let again = || OwnedFd::from(listener.try_clone().expect("descriptors are left"));
@@ -167,7 +167,7 @@ fn a_log_that_has_only_the_listening_socket_to_go_to_harms_nobody() {
 }
 
 #[test]
-fn inherited_sockets_serve_without_spinning_whether_or_not_they_block() {
+fn blocking_and_other_inherited_sockets_do_not_spin() {
     let directory = world_readable_directory();
     let mut servers = Vec::new();
     for is_nonblocking in [false, true] {
@@ -209,7 +209,7 @@ fn inherited_sockets_serve_without_spinning_whether_or_not_they_block() {
 /// A log that nobody reads holds the server up a little between its decision and its end, so that
 /// there is time to come too late.
 #[test]
-fn a_client_that_comes_after_the_decision_to_leave_is_served_by_the_next_server() {
+fn a_client_after_the_idle_exit_waits_for_the_next_server() {
     let directory = world_readable_directory();
     let notify_socket = directory.path().join("notify");
     let supervisor = UnixDatagram::bind(&notify_socket).expect("there is room");
@@ -236,7 +236,7 @@ fn a_client_that_comes_after_the_decision_to_leave_is_served_by_the_next_server(
 }
 
 #[test]
-fn a_lease_that_outlives_its_connection_keeps_the_server_until_it_ends() {
+fn a_lease_without_connection_keeps_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("it is bound");
     let mut command = on_stdin(listener);
@@ -321,7 +321,7 @@ fn listen_fds_meant_for_another_process_are_ignored() {
 }
 
 #[test]
-fn what_does_not_listen_among_listen_fds_is_refused_with_one_line() {
+fn a_listen_fd_that_does_not_listen_is_refused() {
     let (connected, _peer) = tcp_pair();
     let deaf = "it is not a listening stream socket";
     let wrong = "it is a connected socket, but all connections must reach one process: use wait, \
@@ -344,7 +344,7 @@ fn what_does_not_listen_among_listen_fds_is_refused_with_one_line() {
 // ---- readiness -------------------------------------------------------------------------------
 
 #[test]
-fn a_supervisor_is_told_when_clients_can_connect_and_when_the_drain_begins() {
+fn a_supervisor_hears_of_readiness_and_of_the_drain() {
     let directory = world_readable_directory();
     let path = directory.path().join("notify");
     let name = format!("latchd-supervision-{}", std::process::id());
@@ -492,7 +492,7 @@ fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
 }
 
 #[test]
-fn the_busybox_script_starts_restarts_reports_and_stops_a_server() {
+fn the_busybox_script_runs_a_server_from_start_to_stop() {
     let host = Host::new();
     // On such a host all of these are busybox.
     let applets = host.directory.path().join("bin");
@@ -512,7 +512,7 @@ fn the_busybox_script_starts_restarts_reports_and_stops_a_server() {
 }
 
 #[test]
-fn the_s6_script_becomes_the_server_and_tells_s6_when_it_is_ready() {
+fn the_s6_script_becomes_the_server_and_reports_readiness() {
     let directory = world_readable_directory();
     for (fd_3, is_told) in [("exec 3>\"$1\"", true), ("exec 3>&-", false)] {
         let [ready, log] = ["ready", "log"].map(|name| directory.path().join(name));

@@ -262,7 +262,8 @@ fn play_section(section: &Section, other: Option<SocketAddr>) -> Result<(), Stri
     }
     if other.is_some() {
         drop(stage);
-        // The connections have just been closed; what they held must not be met by the next section.
+        // The connections have just been closed; what they held must not be met by the next
+        // section.
         thread::sleep(Duration::from_millis(50));
     }
     Ok(())

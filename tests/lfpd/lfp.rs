@@ -154,8 +154,8 @@ impl Drop for Alive {
     }
 }
 
-/// The client of rxtx, byte for byte: a connection for each command, of whose answer it reads the first
-/// byte only.
+/// The client of rxtx, byte for byte: a connection for each command, of whose answer it reads the
+/// first byte only.
 pub struct Rxtx {
     pub server: SocketAddr,
 }
@@ -163,7 +163,8 @@ pub struct Rxtx {
 /// What came of a call of the client.
 pub struct Call {
     pub succeeded: bool,
-    /// From before it connected until it had sent its command; for a lock, until it had the greeting.
+    /// From before it connected until it had sent its command; for a lock, until it had the
+    /// greeting.
     pub sent_after: Duration,
 }
 

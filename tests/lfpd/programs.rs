@@ -31,9 +31,9 @@ fn support_file(name: &str) -> PathBuf {
 
 // ---- those that lock by themselves -----------------------------------------------------------
 
-/// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are to
-/// our LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it has the
-/// device; two come when it has ended, and two when it was killed.
+/// In a mount namespace of its own, with a pseudo-terminal for a device. The first two answers are
+/// to our LOCK and UNLOCK, while the program has been refused; the third is to our LOCK while it
+/// has the device; two come when it has ended, and two when it was killed.
 #[test]
 fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
     for (program, package) in [
@@ -184,8 +184,8 @@ impl Drop for Inetd {
     }
 }
 
-/// A port for a program that cannot pick one. It is bound here and not listened on, so that the program
-/// can bind it too, as servers do, and no other process gets it by chance.
+/// A port for a program that cannot pick one. It is bound here and not listened on, so that the
+/// program can bind it too, as servers do, and no other process gets it by chance.
 struct Reserved {
     addr: SocketAddr,
     _socket: OwnedFd,

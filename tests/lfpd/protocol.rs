@@ -646,8 +646,8 @@ fn a_unix_socket_knows_its_peers() {
 // ---------------------------------------------------------------------------------------------
 // Who may ask
 
-/// Sends `lines` as a user who is neither root nor this one, if this process may change its user; else
-/// as this one. Returns the replies.
+/// Sends `lines` as a user who is neither root nor this one, if this process may change its user;
+/// else as this one. Returns the replies.
 fn as_a_stranger(server: &Lfpd, lines: &str) -> Vec<String> {
     let port = server.daemon.port().to_string();
     as_a_stranger_at(&["127.0.0.1", &port], lines)

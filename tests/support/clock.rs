@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-/// Gives `command` a clock that [`clear_up_after`] has to clear up after. The variables of libfaketime that
-/// say which time it shows are the caller's.
+/// Gives `command` a clock that [`clear_up_after`] has to clear up after. The variables of
+/// libfaketime that say which time it shows are the caller's.
 pub fn with_a_clock_of_its_own(command: &mut Command) -> &mut Command {
     command
         .env("LD_PRELOAD", library())

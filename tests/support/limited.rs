@@ -1,5 +1,5 @@
-//! Servers that are short of something: started through programs that limit them first and then become
-//! them.
+//! Servers that are short of something: started through programs that limit them first and then
+//! become them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,8 +19,9 @@ pub fn limited(wrapper: &[&str], program: &Path) -> Command {
     with_surroundings_of(&Daemon::command(), command)
 }
 
-/// A server that can have no more than `count` threads, and what it needs to run. It has a user of its own,
-/// because the limit counts all processes of a user; `None`, and a word about it, where none is to be had.
+/// A server that can have no more than `count` threads, and what it needs to run. It has a user of
+/// its own, because the limit counts all processes of a user; `None`, and a word about it, where
+/// none is to be had.
 pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if !rustix::process::geteuid().is_root() {
@@ -64,8 +65,9 @@ pub fn program_for_all(program: &str) -> (tempfile::TempDir, PathBuf) {
     (directory, copy)
 }
 
-/// Copies a program that is to be run. Not in this process: a child that another test starts at the same
-/// moment has the copy open for writing until it becomes its own program, and until then nobody can run it.
+/// Copies a program that is to be run. Not in this process: a child that another test starts at the
+/// same moment has the copy open for writing until it becomes its own program, and until then
+/// nobody can run it.
 pub fn copy_program(program: impl AsRef<Path>, to: &Path) {
     let status = Command::new("cp").arg(program.as_ref()).arg(to).status();
     assert!(status.expect("cp").success(), "{}", to.display());

@@ -673,8 +673,8 @@ pub fn installed(program: &str, package: &str) -> String {
         .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
 }
 
-/// What proc(5) has of a process from its state on: that, its parent, its group, its session, its terminal,
-/// the group which has that, and so on. `None` if the process is gone.
+/// What proc(5) has of a process from its state on: that, its parent, its group, its session, its
+/// terminal, the group which has that, and so on. `None` if the process is gone.
 pub fn stat_of(pid: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Its name may have anything in it.

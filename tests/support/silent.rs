@@ -22,8 +22,8 @@ pub fn refusing_addr() -> (OwnedFd, SocketAddr) {
     (socket, addr.try_into().expect("it is a socket of TCP"))
 }
 
-/// An address of 127.0.0.1 for a server to come. The kernel hands out higher ports by itself, so that
-/// nobody else gets it meanwhile.
+/// An address of 127.0.0.1 for a server to come. The kernel hands out higher ports by itself, so
+/// that nobody else gets it meanwhile.
 pub fn free_addr() -> SocketAddr {
     const FIRST: u16 = 15_000;
     const COUNT: u16 = 15_000;
@@ -80,7 +80,8 @@ impl FullBacklog {
     }
 }
 
-/// A socket that is bound and does not listen; it is in nobody's way who does, and sets the same option.
+/// A socket that is bound and does not listen; it is in nobody's way who does, and sets the same
+/// option.
 fn bound(addr: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = AddressFamily::INET;
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

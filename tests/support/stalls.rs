@@ -4,7 +4,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A thread that sleeps this long is late by less than a thousandth of a second, if nobody is in its way.
+/// A thread that sleeps this long is late by less than a thousandth of a second, if nobody is in
+/// its way.
 const NAP: Duration = Duration::from_millis(5);
 
 /// Who is late by so much was kept waiting.
@@ -13,8 +14,9 @@ const STALL: Duration = Duration::from_millis(50);
 /// How often a fair chance may be lost.
 const CHANCES: u32 = 5;
 
-/// The verdict of `timed`. A bad one counts only if a thread that did nothing but sleep meanwhile was
-/// woken in time: if not, the machine was late, whatever else was, and `timed` has another chance.
+/// The verdict of `timed`. A bad one counts only if a thread that did nothing but sleep meanwhile
+/// was woken in time: if not, the machine was late, whatever else was, and `timed` has another
+/// chance.
 pub fn fairly<T, E>(mut timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     for _ in 1..CHANCES {
         let sleeper = Sleeper::start();
