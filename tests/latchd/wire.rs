@@ -19,7 +19,7 @@
 //! A> FIN                          half-closes; also CLOSE, RST, OPEN (connects, writes nothing)
 //! sleep 300ms
 //! waiting k 2                     goes on when two wait for k
-//! connections 1                   goes on when so many connections are counted beside the asking one
+//! connections 1                   goes on when so many others are connected
 //! true t2 > t1                    compares fences; also `t2 != t1`
 //! signal TERM
 //! exit 0                          the daemon ends with this status; may have [within …] before it
