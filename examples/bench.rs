@@ -4,7 +4,7 @@
 //! on one key; connect, lock and close; and how late a key is handed over when its lease ends,
 //! when its holder hangs up, and when a waiter gives up.
 //!
-//! Rates depend on the machine, the day and the neighbours. So each rate stands beside that of
+//! Rates depend on the machine, the day and the neighbours. So each rate is beside that of
 //! a bare server, run by the same client code in alternating rounds: one thread per connection,
 //! which reads as many bytes as a request has and answers as many as a reply has. What is left
 //! in the *ratio* between the two is the work of locking; that figure can be compared between
@@ -469,7 +469,7 @@ fn waiter_hangups(addr: SocketAddr, count: usize) -> io::Result<Vec<f64>> {
     (0..count).map(one).collect()
 }
 
-/// A connection that stands in the queue and blocks.
+/// A connection that is in the queue and blocks.
 fn waiter(addr: SocketAddr, key: &str) -> io::Result<Client> {
     let mut waiter = Client::connect(addr)?;
     waiter.request(&format!("e\n{key}\n\n"))?;

@@ -55,7 +55,7 @@ impl Drop for Server {
 /// Which server this process is to be; `None` for the bench itself.
 pub fn role() -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
-    // If its parent is killed, nobody else ends it.
+    // If its parent is killed, nothing else ends it.
     thread::spawn(|| {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         std::process::exit(0);
@@ -70,7 +70,7 @@ pub fn bare_server(converse: fn(TcpStream) -> io::Result<()>) -> io::Result<()> 
     println!("{}", listener.local_addr()?.port());
     for stream in listener.incoming() {
         let stream = stream?;
-        // A client that hangs up ends its thread; it is nobody's error.
+        // A client that hangs up ends its thread; that is no error.
         thread::Builder::new()
             .stack_size(SMALL_STACK)
             .spawn(move || converse(stream))?;

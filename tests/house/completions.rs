@@ -626,7 +626,7 @@ arguments)
 esac
 "#;
 
-/// What stands behind `--` is a command line of its own.
+/// The words after `--` are a command line of their own.
 const ZSH_DASHES: &str = "        dashes=$words[(i)--]
         if (( dashes < CURRENT )); then
             shift $dashes words

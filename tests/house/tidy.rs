@@ -228,7 +228,6 @@ fn test_names_are_short_claims() {
 }
 
 #[test]
-#[ignore = "does not hold everywhere yet"]
 fn comments_say_who_acts() {
     let texts: Vec<String> = all_code()
         .iter()

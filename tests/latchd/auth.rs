@@ -1,5 +1,5 @@
 //! The secret of `auth` stays one: it is not shown, its bytes do not show in the time that a guess
-//! takes, and guessing is slow for the guesser and for nobody else.
+//! takes, and guessing is slow for the guesser and for no other client.
 
 use std::fs;
 use std::io::{Read, Write};

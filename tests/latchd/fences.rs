@@ -610,7 +610,7 @@ fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
         assert!(!is_listed, "held or waited for: {stats}");
     }
 
-    // Holders go on; what they release goes to nobody yet, and nobody loses his place.
+    // Holders go on; what they release is granted to no waiter yet, and no waiter loses its place.
     assert_eq!(holder.request("n", "renewed", &renewed), "ok 120");
     assert_eq!(holder.request("r", "lock", &lock), "ok");
     for slot in &slots {

@@ -1,5 +1,5 @@
 //! A key passes on: in order, on time, past clients that are dead, stopped, slow or gone, and to
-//! nobody who can no longer use it.
+//! no client that can no longer use it.
 //!
 //! Latencies are asserted with tenfold slack and printed; what is counted is asserted exactly.
 
@@ -307,7 +307,7 @@ fn tries_and_waits_against_quick_releases_lose_no_wake_up() {
                 while !stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
                     let reply = client.request("l", "k", if number % 2 == 0 { "0" } else { "5" });
-                    // The key stays with nobody for long. A waiter whose wake-up was lost would
+                    // No client keeps the key for long. A waiter whose wake-up was lost would
                     // find its grant, or nothing, at the end of its five seconds.
                     let took = began.elapsed();
                     assert!(

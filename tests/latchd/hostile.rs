@@ -1,5 +1,5 @@
-//! Clients that do what they can to be a nuisance: nobody else waits for them, and nothing of what
-//! they leave behind stays.
+//! Clients that do what they can to be a nuisance: no other client waits for them, and nothing of
+//! what they leave behind stays.
 
 use std::fs;
 use std::io::Write;

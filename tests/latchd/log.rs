@@ -11,7 +11,7 @@ use crate::support::stalls::fairly;
 use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 use rustix::fs::{mknodat, FileType, Mode, CWD};
 
-// ---- it holds up nobody ----------------------------------------------------------------------
+// ---- it delays no client ---------------------------------------------------------------------
 
 #[test]
 fn a_log_that_nobody_reads_holds_up_no_command() {
@@ -289,7 +289,7 @@ fn a_flood_of_bad_commands_is_one_line_and_a_count() {
             client.expect("error");
         }
     }
-    // One connection's noise hides nobody else's mistake.
+    // One connection's noise hides no other's mistake.
     assert_eq!(innocent.request("nonsense", "k", ""), "error");
     drop(client);
     daemon.wait_for_log("refused=3000\n", PATIENCE);

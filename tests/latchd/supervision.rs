@@ -597,7 +597,7 @@ impl Inetd {
 impl Drop for Inetd {
     fn drop(&mut self) {
         let inetd = Pid::from_child(&self.inetd);
-        // While inetd is stopped it reaps nobody, so every number still means the same process.
+        // While inetd is stopped it reaps no process, so every number still means the same process.
         let _ = kill_process(inetd, Signal::STOP);
         for server in self.servers() {
             let _ = kill_process(server, Signal::KILL);
@@ -756,7 +756,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         let Some(pid) = self.pid() else { return };
-        // Nobody else runs that copy.
+        // No other process runs that copy.
         let running = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
         if running.is_ok_and(|running| running == self.program) {
             let _ = kill_process(pid, Signal::KILL);
@@ -850,7 +850,7 @@ fn full_stream() -> (OwnedFd, UnixStream) {
     (stream.into(), other)
 }
 
-/// Descriptors of all sorts on which nobody can listen for streams.
+/// Descriptors of all sorts that cannot listen for streams.
 fn deaf_descriptors() -> Vec<(&'static str, OwnedFd)> {
     let unbound = socket(AddressFamily::INET, SocketType::STREAM, None);
     let packets = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
@@ -1003,7 +1003,7 @@ fn account() -> String {
 }
 
 /// A command that runs `program` as [`account`], who may write to `directory`. A root's inetd would
-/// put its number where that of the host's own inetd stands.
+/// put its number where that of the host's own inetd is.
 fn unprivileged(program: &str, directory: &Path) -> Command {
     const NOBODY: u32 = 65_534;
     if !is_root() {

@@ -23,7 +23,7 @@
 //! true t2 > t1                    compares fences; also `t2 != t1`
 //! signal TERM
 //! exit 0                          the daemon ends with this status; may have [within …] before it
-//! log granted key=k               goes on when this stands in the daemon's log
+//! log granted key=k               goes on when this is in the daemon's log
 //! ```
 //!
 //! A connection opens when its letter first occurs. Times are counted from the last line which did

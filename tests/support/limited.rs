@@ -67,7 +67,7 @@ pub fn program_for_all(program: &str) -> (tempfile::TempDir, PathBuf) {
 
 /// Copies a program that is to be run. Not in this process: a child that another test starts at the
 /// same moment has the copy open for writing until it becomes its own program, and until then
-/// nobody can run it.
+/// no process can run it.
 pub fn copy_program(program: impl AsRef<Path>, to: &Path) {
     let status = Command::new("cp").arg(program.as_ref()).arg(to).status();
     assert!(status.expect("cp").success(), "{}", to.display());

@@ -173,7 +173,7 @@ impl Daemon {
         self.log.text.lock().unwrap().clone()
     }
 
-    /// Waits until `text` stands in the log; panics if it does not within `limit`.
+    /// Waits until `text` is in the log; panics if it does not within `limit`.
     pub fn wait_for_log(&self, text: &str, limit: Duration) {
         let deadline = Deadline::after(limit);
         while !self.log().contains(text) {
@@ -266,7 +266,7 @@ fn first_line(stdout: impl Read + Send + 'static) -> mpsc::Receiver<String> {
         let mut stdout = BufReader::new(stdout);
         let mut line = String::new();
         if matches!(stdout.read_line(&mut line), Ok(1..)) {
-            // Nobody listens if the daemon was not asked for its port.
+            // No test listens if the daemon was not asked for its port.
             let _ = sender.send(line);
         }
         let _ = io::copy(&mut stdout, &mut io::sink());

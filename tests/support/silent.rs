@@ -1,4 +1,4 @@
-//! Addresses at which no server answers: nobody listens there, or its backlog is full.
+//! Addresses at which no server answers: no process listens there, or its backlog is full.
 //!
 //! A listener that a test opens and drops may listen a little longer: a program that another thread
 //! is starting holds a copy of every descriptor until it executes. None of the first kind has ever
@@ -23,7 +23,7 @@ pub fn refusing_addr() -> (OwnedFd, SocketAddr) {
 }
 
 /// An address of 127.0.0.1 for a server to come. The kernel hands out higher ports by itself, so
-/// that nobody else gets it meanwhile.
+/// that no other process gets it meanwhile.
 pub fn free_addr() -> SocketAddr {
     const FIRST: u16 = 15_000;
     const COUNT: u16 = 15_000;
