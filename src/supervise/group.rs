@@ -47,6 +47,8 @@ pub(super) struct Group<'a> {
     foreground: Foreground,
     /// The signal that was passed on last.
     passed_on: Option<i32>,
+    /// This program is to stop with its command, and SIGCONT has not come yet.
+    is_stopping: bool,
     /// Whether the command stays stopped until a look has found the lock still held.
     is_resuming: bool,
     /// Whether the lock is lost.
@@ -77,6 +79,7 @@ impl<'a> Group<'a> {
             status: None,
             foreground: Foreground::Ours,
             passed_on: None,
+            is_stopping: false,
             is_resuming: false,
             is_lost: false,
             terminate_at: None,
@@ -138,10 +141,24 @@ impl<'a> Group<'a> {
 
     /// Stops this program. After it was continued, which may be much later, looks at the lock.
     fn stop_and_look(&mut self, stop: Stop) {
-        // The result of a look before the stop says nothing about the time after it.
-        self.lock.confirmed.take();
+        self.is_resuming = false;
+        self.is_stopping = true;
+        // This thread may run on for a moment: only SIGCONT tells that the stop is over.
         self.stop_this_program(stop);
-        self.is_resuming = true;
+        if getpid().is_init() {
+            // The kernel does not stop process 1.
+            self.go_on();
+        }
+    }
+
+    /// Looks at the lock after a stop, which may have been longer than the lease.
+    fn go_on(&mut self) {
+        if self.is_stopping {
+            self.is_stopping = false;
+            self.is_resuming = true;
+            // The result of a look before the stop says nothing about the time after it.
+            self.lock.confirmed.take();
+        }
         (self.lock.look)();
     }
 
@@ -161,8 +178,7 @@ impl<'a> Group<'a> {
     /// Handles a signal to this program.
     pub(super) fn handle(&mut self, signal: i32) {
         match signal {
-            // The stop may have been longer than the lease.
-            SIGCONT => (self.lock.look)(),
+            SIGCONT => self.go_on(),
             SIGTSTP if self.is_resuming && has_job_control() => self.stop_and_look(Stop::Job),
             SIGTTIN | SIGTTOU => self.follow_need(),
             SIGCHLD => {}
