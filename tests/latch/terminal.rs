@@ -302,7 +302,8 @@ fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
     // Bash can lose the first byte while it hears of a child that has stopped.
     terminal.enter(" fg");
     terminal.expect("run k");
-    // On a busy machine the shell may not have given the terminal away yet: then it swallows the key.
+    // On a busy machine the shell may not have given the terminal away yet: then it swallows the
+    // key.
     let seen = terminal.seen.get();
     eventually(PATIENCE, "the shell asks again", || {
         thread::sleep(Duration::from_millis(300));
