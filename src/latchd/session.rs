@@ -35,8 +35,8 @@ const FULL_OUT_LEN: usize = 16 * 1024;
 /// The room for replies in bytes: allocated with the session, so that it need not grow later.
 const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
 
-/// What the buffers of a session, or its pages of statistics, take at the most, in bytes.
-const BUFFERS_LEN: usize = 64 * 1024;
+/// What a page of statistics takes at the most, in bytes.
+const STATS_PAGE_LEN: usize = 64 * 1024;
 
 /// Longer than any deadline.
 const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
@@ -76,10 +76,6 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
-    let Some(reservation) = memory::reserve(BUFFERS_LEN, Purpose::Newcomer) else {
-        warn!("turned-away reason=no-memory");
-        return;
-    };
     let mut session = Session {
         stream,
         watch,
@@ -93,7 +89,6 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         awaited: None,
         started: Instant::now(),
     };
-    drop(reservation);
     let ending = session.converse();
     let Session {
         requests,
@@ -204,7 +199,7 @@ impl Session<'_> {
     /// they take no more memory than any other reply.
     fn show_stats(&mut self) -> Result<(), Ending> {
         // Made in pages, each of which takes this much at the most.
-        let Some(_reservation) = memory::reserve(BUFFERS_LEN, Purpose::Service) else {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
         let arbiter = self.requests.arbiter();

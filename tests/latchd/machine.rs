@@ -111,8 +111,7 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
             assert!(crowd.len() < 200, "the limit was never reached");
             let ended = daemon.wait_exit(Duration::ZERO);
             assert!(ended.is_none(), "{left} MB: {}", daemon.log());
-            // For want of a thread, or of buffers for a thread that was there.
-            daemon.wait_for_log("turned-away reason=no-", PATIENCE);
+            daemon.wait_for_log("turned-away reason=no-thread", PATIENCE);
             for (number, client) in crowd.iter_mut().chain(&mut early).enumerate() {
                 client.acquire(&format!("{number:0>250}"), 0);
                 assert!(client.stats()["locks"].is_array());
