@@ -12,7 +12,7 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
     128 * 1024
 };
 
-/// What a running thread needs beside its stack, in bytes: its signal stack and a session's buffers.
+/// What a running thread needs beside its stack, in bytes: a signal stack, a session's buffers.
 const THREAD_EXTRA: usize = 64 * 1024;
 
 /// Starts a detached thread with a stack of [`STACK_LEN`].
