@@ -241,10 +241,8 @@ impl Drop for Seat {
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
         let now = arbiter.clock.now();
-        let table = &mut state.table;
-        let enqueued = table.disconnect(self.conn, arbiter.holdings, now);
+        state.table.disconnect(self.conn, arbiter.holdings, now);
         arbiter.leave(state);
-        drop(enqueued);
         // Other threads get their turn between the steps.
         let release =
             |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);

@@ -1,22 +1,26 @@
-//! What one connection holds, waits for and has enqueued.
+//! What one connection holds and waits for, and which of its phase-one entries have ended.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::types::{Grant, Key, Kind, Ticket};
-use crate::token::Fence;
+use super::place::ConnPlaces;
+use super::slab::List;
+use super::types::{Key, Kind, Refusal};
 
-/// Dead phase-one entries kept for one connection: each waits for a `w` that may never come.
-pub(super) const MAX_DEAD: usize = 64;
+/// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
+pub(super) const MAX_ENDED: usize = 64;
 
 /// Everything that belongs to one connection, so that a disconnect costs what the connection has
 /// and no more.
 pub(super) struct ConnectionEntry {
-    pub(super) held: BTreeMap<Fence, Key>,
-    pub(super) tickets: BTreeSet<Ticket>,
-    /// How many of the tickets wait.
-    pub(super) waiting_count: usize,
-    pub(super) enqueued: PhaseOneEntries,
+    /// The slots whose tokens the client knows.
+    pub(super) held: ConnPlaces,
+    /// The other places: the client waits for them, or has enqueued for them.
+    pub(super) pending: ConnPlaces,
+    /// How many slots and places in queues it has. A place that becomes a slot counts as one
+    /// throughout.
+    pub(super) count: usize,
+    pub(super) ended: EndedEntries,
     /// When it last held or waited for anything.
     pub(super) last_busy: Instant,
 }
@@ -24,98 +28,50 @@ pub(super) struct ConnectionEntry {
 impl ConnectionEntry {
     pub(super) fn new(now: Instant) -> Self {
         ConnectionEntry {
-            held: BTreeMap::new(),
-            tickets: BTreeSet::new(),
-            waiting_count: 0,
-            enqueued: PhaseOneEntries::default(),
+            held: List::new(),
+            pending: List::new(),
+            count: 0,
+            ended: EndedEntries::default(),
             last_busy: now,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.tickets.is_empty() && self.enqueued.is_empty()
-    }
-
-    /// How many slots and places it has. A place that becomes a slot counts as one throughout.
-    pub(super) fn count(&self) -> usize {
-        self.held.len() + self.waiting_count
+        self.held.is_empty() && self.pending.is_empty() && self.ended.0.is_empty()
     }
 }
 
-/// A key that a connection has enqueued for and not yet waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PhaseOne {
-    /// `e` was answered `queued`: the claim waits, or its grant has not been collected.
-    Queued(Ticket),
-    /// `e` was answered `acquired`: the client knows its token.
-    Granted(Grant),
-    /// The lease of its token is over, or the token was released elsewhere.
-    Dead,
-}
-
-/// The phase-one entries of one connection.
-///
-/// **Invariants:** an entry that is not dead is a waiter or a holder, so the table's caps bound
-/// their number; no more than [`MAX_DEAD`] are dead.
+/// The phase-one entries of one connection that have ended before its `w` came: their leases have
+/// run out, their tokens were released elsewhere, or the drain has dismissed them. The entry that
+/// ended first is the first.
 #[derive(Default)]
-pub struct PhaseOneEntries {
-    locks: BTreeMap<Key, PhaseOne>,
-    semaphores: BTreeMap<Key, PhaseOne>,
-    /// The dead entries, the first that died first.
-    dead: VecDeque<(Kind, Key)>,
-}
+pub(super) struct EndedEntries(VecDeque<(Kind, Key, Refusal)>);
 
-impl PhaseOneEntries {
-    pub(super) fn is_empty(&self) -> bool {
-        self.locks.is_empty() && self.semaphores.is_empty()
+impl EndedEntries {
+    pub(super) fn get(&self, kind: Kind, key: &str) -> Option<Refusal> {
+        let found = self.0.iter().find(|ended| is_for(ended, kind, key));
+        found.map(|(_, _, refusal)| *refusal)
     }
 
-    pub(super) fn get(&self, kind: Kind, key: &str) -> Option<PhaseOne> {
-        let entries = match kind {
-            Kind::Lock => &self.locks,
-            Kind::Semaphore => &self.semaphores,
-        };
-        entries.get(key).copied()
-    }
-
-    pub(super) fn insert(&mut self, kind: Kind, key: Key, entry: PhaseOne) {
-        self.entries(kind).insert(key, entry);
+    /// Adds an entry. Of those whose leases are over, the one that ended first is forgotten at the
+    /// cap; the caps of the table bound how many the drain dismisses.
+    pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
+        self.0.push_back((kind, key, refusal));
+        if refusal == Refusal::LeaseExpired && self.0.len() > MAX_ENDED {
+            self.0.pop_front();
+        }
     }
 
     pub(super) fn remove(&mut self, kind: Kind, key: &str) {
-        if self.entries(kind).remove(key) == Some(PhaseOne::Dead) {
-            self.dead
-                .retain(|(dead_kind, dead_key)| (*dead_kind, dead_key.as_str()) != (kind, key));
-        }
-    }
-
-    /// Marks an entry as dead. At the cap, the one that died first is forgotten.
-    pub(super) fn mark_dead(&mut self, kind: Kind, key: &Key) {
-        self.insert(kind, key.clone(), PhaseOne::Dead);
-        self.dead.push_back((kind, key.clone()));
-        if self.dead.len() > MAX_DEAD {
-            let (kind, key) = self.dead.pop_front().expect("longer than the cap");
-            self.entries(kind).remove(&key);
-        }
+        self.0.retain(|ended| !is_for(ended, kind, key));
     }
 
     #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &Key, PhaseOne)> {
-        let locks = self.locks.iter().map(|entry| (Kind::Lock, entry));
-        let semaphores = self.semaphores.iter().map(|entry| (Kind::Semaphore, entry));
-        let all = locks.chain(semaphores);
-        all.map(|(kind, (key, entry))| (kind, key, *entry))
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Kind, Key, Refusal)> {
+        self.0.iter()
     }
+}
 
-    #[cfg(test)]
-    pub(super) fn dead_count(&self) -> usize {
-        self.dead.len()
-    }
-
-    fn entries(&mut self, kind: Kind) -> &mut BTreeMap<Key, PhaseOne> {
-        match kind {
-            Kind::Lock => &mut self.locks,
-            Kind::Semaphore => &mut self.semaphores,
-        }
-    }
+fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
+    ended.0 == kind && ended.1.as_str() == key
 }

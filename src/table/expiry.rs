@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::place::PlaceState;
+use super::queue::KeyId;
 use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
 
@@ -10,16 +12,10 @@ impl LockTable {
     /// ran out, and passes the slots on. Calling it early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         for _ in 0..at_most {
-            let Some((fence, key)) = self.leases.pop_due(now) else {
-                return;
-            };
-            let queue = self.keys.get_mut(&key).expect("a leased key is known");
-            let holder = queue
-                .remove_holder(fence)
-                .expect("leases and holders agree");
-            let kind = queue.kind();
-            self.forget_held(holder.conn, (kind, &key), fence, now);
-            self.promote(&key, now);
+            match self.leases.first() {
+                Some((expires_at, holder)) if expires_at <= now => self.vacate(holder, now),
+                _ => return,
+            }
         }
     }
 
@@ -27,22 +23,24 @@ impl LockTable {
     /// operation then ends all leases that ran out before it, too, and the time that takes grows
     /// with their number: [`LockTable::expire_some`] does it in steps.
     pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
-        if self.leases.next().is_none_or(|over_at| over_at > now) {
+        if self.next_deadline().is_none_or(|over_at| over_at > now) {
             return false;
         }
-        let has_due = |key: &str| {
-            let queue = self.keys.get(key);
-            queue.is_some_and(|queue| queue.has_due(now))
+        let has_due = |key: KeyId| {
+            let holders = self.keys[key].holders.iter(&self.places);
+            let expire_at = holders.map(|id| self.leases.expires_at(&self.places, id));
+            expire_at.into_iter().any(|expires_at| expires_at <= now)
         };
+        let is_due = |key: &str| self.names.get(key).is_some_and(|key| has_due(*key));
         match scope {
             Scope::Nothing => false,
-            Scope::Key(key) => has_due(key),
+            Scope::Key(key) => is_due(key),
             Scope::Ticket(ticket) => {
-                let place = self.tickets.get(&ticket);
-                place.is_some_and(|place| has_due(place.key.as_str()))
+                let place = &self.places[ticket.place];
+                !matches!(place.state, PlaceState::Ended(_)) && has_due(place.key)
             }
             // What has run out must not count against a cap.
-            Scope::Ask(conn, ask) => has_due(ask.key) || self.is_at_a_cap(conn, ask),
+            Scope::Ask(conn, ask) => is_due(ask.key) || self.is_at_a_cap(conn, ask),
             Scope::Everything => true,
         }
     }
@@ -55,7 +53,7 @@ impl LockTable {
 
     /// Whether any cap over more than one key is reached.
     fn is_at_a_cap(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
-        self.keys.len() >= self.caps.max_locks && !self.keys.contains_key(ask.key)
+        self.names.len() >= self.caps.max_locks && !self.names.contains_key(ask.key)
             || self.leases.len() >= self.caps.max_slots
             || self.connection_count(conn) >= self.caps.max_per_connection
             || self.waiter_count >= self.caps.max_waiters_total
@@ -63,7 +61,7 @@ impl LockTable {
 
     /// When the next lease is over.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.leases.next()
+        self.leases.first().map(|(expires_at, _)| expires_at)
     }
 
     /// Drops every key that has been idle for `max_idle` by `now`.
@@ -76,6 +74,6 @@ impl LockTable {
 
     /// Since when the key that has been idle longest has been idle.
     pub fn idle_since(&self) -> Option<Instant> {
-        self.idle.next()
+        self.idle.first().map(|key| self.keys[key].last_used)
     }
 }

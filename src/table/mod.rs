@@ -11,24 +11,28 @@
 //! a log. Instants passed in never go back.
 
 mod connection;
-mod deadlines;
 mod expiry;
+mod leases;
 mod phase_one;
+mod place;
 mod queue;
+mod slab;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
-use crate::token::{Fence, FenceSource, Salt, Token};
-pub use connection::PhaseOneEntries;
-use connection::{ConnectionEntry, PhaseOne};
-use deadlines::Deadlines;
-use queue::KeyQueue;
+use crate::token::{Fence, FenceSource, Token};
+use connection::ConnectionEntry;
+use leases::Leases;
+use place::{Place, PlaceId, PlaceState, Places};
+use queue::{KeyId, KeyList, KeyQueue, Queues};
+use slab::Slab;
 pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
@@ -38,19 +42,24 @@ pub use types::{
 /// All keys, with their holders and waiters.
 pub struct LockTable {
     /// Sorted, so that a snapshot can be taken in steps.
-    keys: BTreeMap<Key, KeyQueue>,
-    tickets: HashMap<Ticket, Place>,
+    names: BTreeMap<Key, KeyId>,
+    keys: Queues,
+    places: Places,
     conns: HashMap<ConnId, ConnectionEntry>,
+    /// The places of all holders.
+    holders: HashMap<Fence, PlaceId>,
+    /// The places of all phase-one entries.
+    enqueued: HashMap<(ConnId, KeyId), PlaceId>,
     /// When each holder's lease is over.
-    leases: Deadlines<(Fence, Key)>,
-    /// Since when each idle key has been idle.
-    idle: Deadlines<Key>,
+    leases: Leases,
+    /// The keys that are idle, the one that has been so for longest first.
+    idle: KeyList,
     /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
-    owed: BTreeSet<(Ticket, Key)>,
+    owed: BTreeMap<u64, PlaceId>,
     waiter_count: usize,
     /// The connections whose waits have ended since they were last taken.
     resolved: Vec<ConnId>,
-    next_ticket: u64,
+    next_arrival: u64,
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
@@ -58,37 +67,22 @@ pub struct LockTable {
     fences: Box<dyn FenceSource>,
 }
 
-/// A place in a queue, under its ticket.
-struct Place {
-    conn: ConnId,
-    key: Key,
-    lease: Duration,
-    salt: Salt,
-    state: PlaceState,
-}
-
-#[derive(Clone, Copy)]
-enum PlaceState {
-    Waiting,
-    /// Granted, but not collected yet. The token may be dead by now.
-    Granted(Token),
-    /// Dismissed by the drain.
-    Dismissed,
-}
-
 impl LockTable {
     /// An empty table.
     pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
-            keys: BTreeMap::new(),
-            tickets: HashMap::new(),
+            names: BTreeMap::new(),
+            keys: Slab::new(),
+            places: Slab::new(),
             conns: HashMap::new(),
-            leases: Deadlines::new(),
-            idle: Deadlines::new(),
-            owed: BTreeSet::new(),
+            holders: HashMap::new(),
+            enqueued: HashMap::new(),
+            leases: Leases::new(),
+            idle: KeyList::new(),
+            owed: BTreeMap::new(),
             waiter_count: 0,
             resolved: Vec::new(),
-            next_ticket: 0,
+            next_arrival: 0,
             draining: false,
             last_held: None,
             caps,
@@ -113,26 +107,15 @@ impl LockTable {
         if let Some(grant) = self.try_acquire(claimant, ask, now)? {
             return Ok(Claim::Acquired(grant));
         }
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
-        let queue = self
-            .keys
-            .get_mut(ask.key)
-            .expect("a key that is taken is known");
-        queue.join(ticket);
-        let place = Place {
-            conn: claimant.conn,
-            key: queue.key().clone(),
-            lease: ask.lease,
-            salt: claimant.salt,
-            state: PlaceState::Waiting,
-        };
-        self.tickets.insert(ticket, place);
+        let key = self.names[ask.key];
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        let waiting = PlaceState::Waiting { arrival };
+        let place = self.add_place(claimant, key, ask, waiting, now);
+        let queue = &mut self.keys[key];
+        queue.waiters.push(&mut self.places, place);
         self.waiter_count += 1;
-        let entry = self.entry(claimant.conn, now);
-        entry.tickets.insert(ticket);
-        entry.waiting_count += 1;
-        Ok(Claim::Queued(ticket))
+        Ok(Claim::Queued(Ticket { arrival, place }))
     }
 
     /// Asks for a key without ever taking a place in its queue: `None` if the claim would wait.
@@ -151,25 +134,24 @@ impl LockTable {
         }
         self.settle(Scope::Ask(claimant.conn, ask), now);
         self.tokens_are_back(now);
-        let is_free = match self.keys.get_mut(ask.key) {
-            Some(queue) => {
-                queue.agree(ask.kind, ask.limit)?;
-                queue.has_free_slot()
-            }
-            None => true,
-        };
+        let known = self.names.get(ask.key).copied();
+        if let Some(key) = known {
+            self.keys[key].agree(ask.kind, ask.limit)?;
+        }
         if self.connection_count(claimant.conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
-        if is_free {
-            return self.grant(claimant, ask, now).map(Some);
+        match known.map(|key| &self.keys[key]) {
+            Some(queue) if !queue.has_free_slot() => {
+                let max = self.caps.max_waiters;
+                let is_full = max.is_some_and(|max| queue.waiters.len() >= max);
+                if is_full || self.waiter_count >= self.caps.max_waiters_total {
+                    return Err(Refusal::MaxWaiters);
+                }
+                Ok(None)
+            }
+            _ => self.grant(claimant, known, ask, now).map(Some),
         }
-        let queue_len = self.keys[ask.key].waiter_count();
-        let is_full = self.caps.max_waiters.is_some_and(|max| queue_len >= max);
-        if is_full || self.waiter_count >= self.caps.max_waiters_total {
-            return Err(Refusal::MaxWaiters);
-        }
-        Ok(None)
     }
 
     /// Grants a slot that is free to a newcomer, if no waiter is owed one.
@@ -178,29 +160,33 @@ impl LockTable {
     /// on never needs room under the cap. Only for want of a fence does it stay free; while one
     /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
     /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
-    fn grant(&mut self, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Result<Grant, Refusal> {
+    fn grant(
+        &mut self,
+        claimant: Claimant,
+        known: Option<KeyId>,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Result<Grant, Refusal> {
         if !self.owed.is_empty() {
             return Err(Refusal::NoToken);
         }
         if self.leases.len() >= self.caps.max_slots {
             return Err(Refusal::MaxLocks);
         }
-        if !self.keys.contains_key(ask.key) {
-            self.add_key(ask, now)?;
-        }
-        let fence = self.fences.next_fence().ok_or(Refusal::NoToken)?;
-        let token = Token {
-            fence: Fence(fence),
-            salt: claimant.salt,
+        let key = match known {
+            Some(key) => key,
+            None => self.add_key(ask, now)?,
         };
-        let queue = &self.keys[ask.key];
-        let key = queue.key().clone();
-        if queue.is_idle() {
-            self.idle.strike(queue.last_used, key.clone());
+        let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
+        if self.keys[key].is_idle() {
+            self.idle.remove(&mut self.keys, key);
         }
-        self.hold(&key, claimant.conn, token, ask.lease, now);
+        let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
+        self.tell(place);
+        self.hold(place, fence, now);
+        let salt = claimant.salt;
         Ok(Grant {
-            token,
+            token: Token { fence, salt },
             lease: ask.lease,
         })
     }
@@ -209,39 +195,37 @@ impl LockTable {
     /// is handed over with its lease started anew. Any answer spends the ticket.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
         self.settle(Scope::Ticket(ticket), now);
-        let place = self
-            .tickets
-            .get(&ticket)
-            .expect("a ticket is collected only once");
-        let answer = match place.state {
-            PlaceState::Waiting => return None,
-            PlaceState::Dismissed => Answer::Refused(Refusal::Draining),
-            PlaceState::Granted(token) => {
-                let (key, lease) = (place.key.clone(), place.lease);
-                match self.extend(&key, token.fence, lease, now) {
-                    Some(()) => Answer::Granted(Grant { token, lease }),
-                    None => Answer::Refused(Refusal::LeaseExpired),
-                }
-            }
-        };
-        self.spend(ticket, now);
-        Some(answer)
+        self.collect_place(ticket.place, now)
     }
 
-    /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal that
-    /// has come meanwhile is returned.
+    fn collect_place(&mut self, id: PlaceId, now: Instant) -> Option<Answer> {
+        let place = &self.places[id];
+        let (lease, salt) = (place.lease, place.salt);
+        match place.state {
+            PlaceState::Waiting { .. } => None,
+            PlaceState::Ended(refusal) => {
+                self.remove_place(id, now);
+                Some(Answer::Refused(refusal))
+            }
+            PlaceState::Held { fence, .. } => {
+                self.leases.extend(&mut self.places, id, now + lease);
+                self.tell(id);
+                let token = Token { fence, salt };
+                Some(Answer::Granted(Grant { token, lease }))
+            }
+        }
+    }
+
+    /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal by
+    /// the drain that has come meanwhile is returned.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Refusal> {
         self.settle(Scope::Ticket(ticket), now);
-        let place = self.spend(ticket, now);
-        match place.state {
-            PlaceState::Waiting => {
-                self.withdraw(ticket, place.conn, &place.key);
-                self.promote(&place.key, now);
-            }
-            PlaceState::Granted(token) => self.vacate(&place.key, token.fence, now),
-            PlaceState::Dismissed => return Some(Refusal::Draining),
+        let dismissed = PlaceState::Ended(Refusal::Draining);
+        let was_dismissed = self.places[ticket.place].state == dismissed;
+        if let Some(key) = self.give_up(ticket.place, now) {
+            self.promote(key, now);
         }
-        None
+        was_dismissed.then_some(Refusal::Draining)
     }
 
     /// Gives back a slot. If `conn` has enqueued for it, that ends the two phases: many clients
@@ -258,14 +242,12 @@ impl LockTable {
         token: Token,
         now: Instant,
     ) -> Result<(), Refusal> {
-        let key = self.find_holder(key, kind, token, now)?;
-        match self.phase_one(conn, key.as_str(), kind) {
-            Some(PhaseOne::Granted(grant)) if grant.token.fence == token.fence => {
-                self.end_phase(conn, key.as_str(), kind);
-            }
-            _ => {}
+        let holder = self.find_holder(key, kind, token, now)?;
+        let place = &self.places[holder];
+        if place.conn == conn && place.is_told {
+            self.end_phase(holder);
         }
-        self.vacate(&key, token.fence, now);
+        self.vacate(holder, now);
         Ok(())
     }
 
@@ -282,109 +264,89 @@ impl LockTable {
         lease: Duration,
         now: Instant,
     ) -> Result<(), Refusal> {
-        let key = self.find_holder(key, kind, token, now)?;
-        self.extend(&key, token.fence, lease, now)
-            .ok_or(Refusal::NotHeld)
+        let holder = self.find_holder(key, kind, token, now)?;
+        self.leases.extend(&mut self.places, holder, now + lease);
+        Ok(())
     }
 
     /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
     /// has not collected goes too, since the client does not know the token.
     ///
     /// The slots are released by [`LockTable::release_some`], which the caller must call until it
-    /// is done. What is returned may be large: the caller drops it after it releases the mutex.
-    pub fn disconnect(
-        &mut self,
-        conn: ConnId,
-        holdings: Holdings,
-        now: Instant,
-    ) -> PhaseOneEntries {
-        let Some(entry) = self.conns.get_mut(&conn) else {
-            return PhaseOneEntries::default();
+    /// is done.
+    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
+        let Some(entry) = self.conns.get(&conn) else {
+            return;
         };
-        let enqueued = std::mem::take(&mut entry.enqueued);
-        let tickets = std::mem::take(&mut entry.tickets);
+        let pending: Vec<PlaceId> = entry.pending.iter(&self.places).collect();
+        // The places go before the slots: otherwise a slot could pass from the connection to
+        // itself.
+        let is_waiting = |id: &PlaceId| self.places[*id].fence().is_none();
+        let (waiting, uncollected): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_waiting);
+        let left: Vec<KeyId> = waiting
+            .into_iter()
+            .filter_map(|id| self.give_up(id, now))
+            .collect();
+        for key in left {
+            self.promote(key, now);
+        }
+        for id in uncollected {
+            if let Some(key) = self.give_up(id, now) {
+                self.promote(key, now);
+            }
+        }
         if holdings == Holdings::Keep {
             self.conns.remove(&conn);
         }
-        // The places go before the slots: otherwise a slot could pass from the connection to
-        // itself.
-        let mut left = BTreeSet::new();
-        let mut uncollected = Vec::new();
-        for ticket in tickets {
-            let place = self
-                .tickets
-                .remove(&ticket)
-                .expect("a connection has tickets in use");
-            match place.state {
-                PlaceState::Waiting => {
-                    self.withdraw(ticket, conn, &place.key);
-                    left.insert(place.key);
-                }
-                PlaceState::Granted(token) => uncollected.push((token.fence, place.key)),
-                PlaceState::Dismissed => {}
-            }
-        }
-        for key in left {
-            self.promote(&key, now);
-        }
-        for (fence, key) in uncollected {
-            self.vacate(&key, fence, now);
-        }
-        enqueued
     }
 
     /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is
     /// left. In steps, because a million slots would delay every other client for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         for _ in 0..at_most {
-            let held = self
-                .conns
-                .get_mut(&conn)
-                .and_then(|entry| entry.held.pop_first());
-            let Some((fence, key)) = held else {
+            let entry = self.conns.get(&conn);
+            let Some(held) = entry.and_then(|entry| entry.held.first()) else {
                 self.conns.remove(&conn);
+                shrink(&mut self.conns);
                 return true;
             };
-            self.vacate(&key, fence, now);
+            self.vacate(held, now);
         }
         false
     }
 
     /// How many slots and places a connection has.
     fn connection_count(&self, conn: ConnId) -> usize {
-        self.conns.get(&conn).map_or(0, ConnectionEntry::count)
+        self.conns.get(&conn).map_or(0, |entry| entry.count)
     }
 
     /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);
         self.draining = true;
-        let mut left = BTreeSet::new();
-        for place in self.tickets.values_mut() {
-            if matches!(place.state, PlaceState::Waiting) {
-                place.state = PlaceState::Dismissed;
-                self.resolved.push(place.conn);
-                left.insert(place.key.clone());
-            }
-        }
         self.owed.clear();
-        self.waiter_count = 0;
-        for entry in self.conns.values_mut() {
-            entry.waiting_count = 0;
-        }
-        for key in left {
-            let queue = self.keys.get_mut(&key).expect("a key waited for is known");
-            queue.leave_all();
-            self.promote(&key, now);
+        let keys: Vec<KeyId> = self.names.values().copied().collect();
+        for key in keys {
+            let mut waiters = self.keys[key].waiters.first();
+            if waiters.is_none() {
+                continue;
+            }
+            while let Some(id) = waiters {
+                self.resolved.push(self.places[id].conn);
+                self.withdraw(id);
+                self.end_place(id, Refusal::Draining, now);
+                waiters = self.keys[key].waiters.first();
+            }
+            self.promote(key, now);
         }
     }
 
     /// Grants the slots that waiters are owed for want of fences, over all keys in order of
     /// arrival.
     pub fn tokens_are_back(&mut self, now: Instant) {
-        while let Some(first) = self.owed.first().cloned() {
-            self.promote(&first.1, now);
-            if self.owed.contains(&first) {
+        while let Some((&arrival, &place)) = self.owed.first_key_value() {
+            self.promote(self.places[place].key, now);
+            if self.owed.contains_key(&arrival) {
                 return; // there is still no fence
             }
         }
@@ -407,7 +369,7 @@ impl LockTable {
 
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
-        self.leases.next().is_some()
+        self.leases.len() > 0
     }
 
     /// The connections whose waits have ended since the last call. Each should look again; one that
@@ -438,30 +400,33 @@ impl LockTable {
     ) -> Vec<KeySnapshot> {
         self.settle(Scope::Everything, now);
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.keys
+        self.names
             .range::<Key, _>((behind, Bound::Unbounded))
             .take(at_most)
-            .map(|(_, queue)| queue.snapshot(now))
+            .map(|(_, key)| self.describe(*key, now))
             .collect()
     }
 
     /// Makes room for a key that is not known yet, and adds it as an idle one.
-    fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<(), Refusal> {
-        if self.keys.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
+    fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<KeyId, Refusal> {
+        if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
             return Err(Refusal::MaxLocks);
         }
         let key = Key::from(ask.key);
-        self.idle.file(now, key.clone());
-        self.keys
-            .insert(key.clone(), KeyQueue::new(key, ask.kind, ask.limit, now));
-        Ok(())
+        let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, now);
+        let id = self.keys.insert(queue);
+        self.idle.push(&mut self.keys, id);
+        self.names.insert(key, id);
+        Ok(id)
     }
 
     /// Drops the key that has been idle longest; `false` if none is idle.
     fn drop_an_idle_key(&mut self) -> bool {
-        self.idle
-            .pop_first()
-            .is_some_and(|key| self.keys.remove(&key).is_some())
+        let Some(id) = self.idle.pop_first(&mut self.keys) else {
+            return false;
+        };
+        let queue = self.keys.remove(id);
+        self.names.remove(&queue.key).is_some()
     }
 
     fn find_holder(
@@ -470,11 +435,15 @@ impl LockTable {
         kind: Kind,
         token: Token,
         now: Instant,
-    ) -> Result<Key, Refusal> {
+    ) -> Result<PlaceId, Refusal> {
         self.settle(Scope::Key(key), now);
-        let queue = self.keys.get(key).ok_or(Refusal::NotHeld)?;
-        if queue.is_held_by(kind, token) {
-            Ok(queue.key().clone())
+        // The fence is no secret, so it may be looked up; the salt is compared in constant time.
+        let holder = self.holders.get(&token.fence).ok_or(Refusal::NotHeld)?;
+        let place = &self.places[*holder];
+        let queue = &self.keys[place.key];
+        let is_asked_for = queue.kind == kind && queue.key.as_str() == key;
+        if is_asked_for && place.salt.matches(token.salt) {
+            Ok(*holder)
         } else {
             Err(Refusal::NotHeld)
         }
@@ -483,117 +452,159 @@ impl LockTable {
     /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
     /// holders and waiters becomes idle. Every operation that takes a holder or a waiter away ends
     /// here.
-    fn promote(&mut self, key: &Key, now: Instant) {
-        while let Some(ticket) = self.keys[key].next_in_line() {
+    fn promote(&mut self, key: KeyId, now: Instant) {
+        while let Some(id) = self.keys[key].next_in_line() {
             let Some(fence) = self.fences.next_fence() else {
-                self.owed.insert((ticket, key.clone()));
+                if let PlaceState::Waiting { arrival } = self.places[id].state {
+                    self.owed.insert(arrival, id);
+                }
                 return;
             };
-            let place = self
-                .tickets
-                .get_mut(&ticket)
-                .expect("queues name tickets in use");
-            let token = Token {
-                fence: Fence(fence),
-                salt: place.salt,
-            };
-            place.state = PlaceState::Granted(token);
-            let (conn, lease) = (place.conn, place.lease);
-            self.withdraw(ticket, conn, key);
-            self.resolved.push(conn);
-            self.hold(key, conn, token, lease, now);
+            self.withdraw(id);
+            self.hold(id, Fence(fence), now);
+            self.resolved.push(self.places[id].conn);
         }
-        let queue = self.keys.get_mut(key).expect("indexed above");
-        if queue.is_idle() {
-            queue.last_used = now;
-            self.idle.file(now, key.clone());
+        if self.keys[key].is_idle() && !self.idle.contains(&self.keys, key) {
+            self.keys[key].last_used = now;
+            self.idle.push(&mut self.keys, key);
         }
     }
 
-    fn hold(&mut self, key: &Key, conn: ConnId, token: Token, lease: Duration, now: Instant) {
-        let expires_at = now + lease;
-        let queue = self.keys.get_mut(key).expect("only a known key is granted");
-        queue.hold(token, conn, expires_at);
-        self.leases.file(expires_at, (token.fence, key.clone()));
-        self.entry(conn, now).held.insert(token.fence, key.clone());
+    /// Adds a place to those of its connection. The caller adds it to its key.
+    fn add_place(
+        &mut self,
+        claimant: Claimant,
+        key: KeyId,
+        ask: &Ask<'_>,
+        state: PlaceState,
+        now: Instant,
+    ) -> PlaceId {
+        let id = self.places.insert(Place {
+            conn: claimant.conn,
+            key,
+            lease: ask.lease,
+            salt: claimant.salt,
+            state,
+            is_told: false,
+            is_enqueued: false,
+        });
+        let entry = self
+            .conns
+            .entry(claimant.conn)
+            .or_insert_with(|| ConnectionEntry::new(now));
+        entry.pending.push(&mut self.places, id);
+        entry.count += 1;
+        id
     }
 
-    /// Takes a holder's slot away, if it still has one, and passes it on.
-    fn vacate(&mut self, key: &Key, fence: Fence, now: Instant) {
-        let Some(queue) = self.keys.get_mut(key) else {
+    /// Takes note that the client knows its token.
+    fn tell(&mut self, id: PlaceId) {
+        let place = &mut self.places[id];
+        if std::mem::replace(&mut place.is_told, true) {
             return;
-        };
-        let kind = queue.kind();
-        if let Some(holder) = queue.remove_holder(fence) {
-            self.leases.strike(holder.expires_at, (fence, key.clone()));
-            self.forget_held(holder.conn, (kind, key), fence, now);
-            self.promote(key, now);
         }
-    }
-
-    /// Starts the lease of a holder anew; `None` if there is no such holder.
-    fn extend(&mut self, key: &Key, fence: Fence, lease: Duration, now: Instant) -> Option<()> {
-        let holder = self.keys.get_mut(key)?.holder_mut(fence)?;
-        let expires_at = now + lease;
-        if holder.expires_at != expires_at {
-            self.leases.strike(holder.expires_at, (fence, key.clone()));
-            self.leases.file(expires_at, (fence, key.clone()));
-            holder.expires_at = expires_at;
-        }
-        Some(())
-    }
-
-    /// Takes a waiter out of its queue.
-    fn withdraw(&mut self, ticket: Ticket, conn: ConnId, key: &Key) {
-        let queue = self.keys.get_mut(key).expect("a key waited for is known");
-        queue.leave(ticket);
-        self.waiter_count -= 1;
-        if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.waiting_count -= 1;
-        }
-        if !self.owed.is_empty() {
-            self.owed.remove(&(ticket, key.clone()));
-        }
-    }
-
-    fn spend(&mut self, ticket: Ticket, now: Instant) -> Place {
-        let place = self
-            .tickets
-            .remove(&ticket)
-            .expect("a ticket is spent only once");
         if let Some(entry) = self.conns.get_mut(&place.conn) {
-            entry.tickets.remove(&ticket);
+            entry.pending.remove(&mut self.places, id);
+            entry.held.push(&mut self.places, id);
+        }
+    }
+
+    /// Makes a place that is in no list of its key a holder.
+    fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
+        let place = &mut self.places[id];
+        place.state = PlaceState::held(fence);
+        let (key, expires_at) = (place.key, now + place.lease);
+        self.leases.insert(&mut self.places, id, expires_at);
+        self.holders.insert(fence, id);
+        debug_assert!(self.keys[key].has_free_slot());
+        self.keys[key].holders.push(&mut self.places, id);
+    }
+
+    /// Takes a holder's slot away and passes it on.
+    fn vacate(&mut self, id: PlaceId, now: Instant) {
+        let key = self.places[id].key;
+        self.take_slot(id, now);
+        self.end_place(id, Refusal::LeaseExpired, now);
+        self.promote(key, now);
+    }
+
+    /// Takes a holder out of its key. Its place stays.
+    fn take_slot(&mut self, id: PlaceId, now: Instant) {
+        self.leases.remove(&mut self.places, id);
+        let place = &self.places[id];
+        let fence = place.fence().expect("a holder has a fence");
+        self.holders.remove(&fence);
+        shrink(&mut self.holders);
+        self.keys[place.key].holders.remove(&mut self.places, id);
+        self.last_held = Some(now);
+    }
+
+    /// Takes a waiter out of its queue. Its place stays.
+    fn withdraw(&mut self, id: PlaceId) {
+        let place = &self.places[id];
+        if let PlaceState::Waiting { arrival } = place.state {
+            self.owed.remove(&arrival);
+        }
+        self.keys[place.key].waiters.remove(&mut self.places, id);
+        self.waiter_count -= 1;
+    }
+
+    /// Gives up a place, whatever has become of it. Returns its key if a slot may now be free.
+    fn give_up(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
+        let place = &self.places[id];
+        let (key, state) = (place.key, place.state);
+        match state {
+            PlaceState::Waiting { .. } => self.withdraw(id),
+            PlaceState::Held { .. } => self.take_slot(id, now),
+            PlaceState::Ended(_) => {}
+        }
+        self.remove_place(id, now);
+        (!matches!(state, PlaceState::Ended(_))).then_some(key)
+    }
+
+    /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is
+    /// kept for it.
+    fn end_place(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
+        let place = &mut self.places[id];
+        if place.is_enqueued {
+            let queue = &self.keys[place.key];
+            if let Some(entry) = self.conns.get_mut(&place.conn) {
+                entry.ended.add(queue.kind, queue.key.clone(), refusal);
+            }
+        } else if !place.is_told {
+            place.state = PlaceState::Ended(refusal);
+            if let Some(entry) = self.conns.get_mut(&place.conn) {
+                entry.count -= 1;
+                entry.last_busy = now;
+            }
+            return;
+        }
+        self.remove_place(id, now);
+    }
+
+    /// Removes a place that is in no list of its key.
+    fn remove_place(&mut self, id: PlaceId, now: Instant) {
+        self.end_phase(id);
+        let place = &self.places[id];
+        let (conn, is_told) = (place.conn, place.is_told);
+        let has_ended = matches!(place.state, PlaceState::Ended(_));
+        // A connection that is gone may have left slots behind.
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            let list = match is_told {
+                true => &mut entry.held,
+                false => &mut entry.pending,
+            };
+            list.remove(&mut self.places, id);
+            entry.count -= usize::from(!has_ended);
             entry.last_busy = now;
         }
-        place
+        self.places.remove(id);
     }
+}
 
-    /// Takes a slot off the connection that held it; a phase-one entry dies with its token.
-    fn forget_held(&mut self, conn: ConnId, (kind, key): (Kind, &Key), fence: Fence, now: Instant) {
-        self.last_held = Some(now);
-        // A connection that is gone may have left slots behind.
-        let Some(entry) = self.conns.get_mut(&conn) else {
-            return;
-        };
-        entry.held.remove(&fence);
-        entry.last_busy = now;
-        match entry.enqueued.get(kind, key.as_str()) {
-            Some(PhaseOne::Granted(grant)) if grant.token.fence == fence => {}
-            Some(PhaseOne::Queued(ticket)) => match self.tickets[&ticket].state {
-                PlaceState::Granted(token) if token.fence == fence => {
-                    self.tickets.remove(&ticket);
-                    entry.tickets.remove(&ticket);
-                }
-                _ => return,
-            },
-            _ => return,
-        }
-        entry.enqueued.mark_dead(kind, key);
-    }
-
-    fn entry(&mut self, conn: ConnId, now: Instant) -> &mut ConnectionEntry {
-        self.conns
-            .entry(conn)
-            .or_insert_with(|| ConnectionEntry::new(now))
+/// Gives unused memory back.
+fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    if let Some(capacity) = slab::sparse(map.len(), map.capacity()) {
+        map.shrink_to(capacity);
     }
 }

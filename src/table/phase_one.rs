@@ -2,29 +2,41 @@
 
 use std::time::Instant;
 
-use super::connection::PhaseOne;
+use super::place::{PlaceId, PlaceState};
 use super::types::{Answer, Ask, Claim, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
-use super::LockTable;
+use super::{shrink, LockTable};
+
+/// A key that a connection has enqueued for and not yet waited for.
+enum PhaseOne {
+    /// It waits or holds in this place.
+    At(PlaceId),
+    /// It neither waits nor holds any more.
+    Ended(Refusal),
+}
 
 impl LockTable {
     /// Asks for a key, and remembers it for [`LockTable::try_wait`] unless it is refused. An entry
-    /// that is dead makes way for the new one, or for the refusal.
+    /// whose lease is over makes way for the new one, or for the refusal.
     pub fn enqueue(&mut self, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Answer {
         self.settle(Scope::Ask(claimant.conn, ask), now);
         match self.phase_one(claimant.conn, ask.key, ask.kind) {
             None => {}
-            Some(PhaseOne::Dead) => self.end_phase(claimant.conn, ask.key, ask.kind),
+            Some(PhaseOne::Ended(Refusal::LeaseExpired)) => {
+                self.forget_ended(claimant.conn, ask.key, ask.kind);
+            }
             Some(_) if self.draining => return Answer::Refused(Refusal::Draining),
             Some(_) => return Answer::AlreadyEnqueued,
         }
-        let (entry, answer) = match self.acquire(claimant, ask, now) {
-            Ok(Claim::Acquired(grant)) => (PhaseOne::Granted(grant), Answer::Granted(grant)),
-            Ok(Claim::Queued(ticket)) => (PhaseOne::Queued(ticket), Answer::Queued),
+        let (answer, place) = match self.acquire(claimant, ask, now) {
+            Ok(Claim::Acquired(grant)) => {
+                (Answer::Granted(grant), self.holders[&grant.token.fence])
+            }
+            Ok(Claim::Queued(ticket)) => (Answer::Queued, ticket.place),
             Err(refusal) => return Answer::Refused(refusal),
         };
-        let key = self.keys[ask.key].key().clone();
-        let enqueued = &mut self.entry(claimant.conn, now).enqueued;
-        enqueued.insert(ask.kind, key, entry);
+        self.places[place].is_enqueued = true;
+        let key = self.places[place].key;
+        self.enqueued.insert((claimant.conn, key), place);
         answer
     }
 
@@ -39,49 +51,66 @@ impl LockTable {
         now: Instant,
     ) -> Option<Answer> {
         self.settle(Scope::Key(key), now);
-        let answer = match self.phase_one(conn, key, kind) {
-            None => return Some(Answer::NotEnqueued),
-            Some(PhaseOne::Dead) => Answer::Refused(Refusal::LeaseExpired),
-            Some(PhaseOne::Granted(grant)) => {
-                let key = self.keys[key].key().clone();
-                self.extend(&key, grant.token.fence, grant.lease, now)
-                    .expect("an entry dies with its holder");
-                Answer::Granted(grant)
+        match self.phase_one(conn, key, kind) {
+            None => Some(Answer::NotEnqueued),
+            Some(PhaseOne::Ended(refusal)) => {
+                self.forget_ended(conn, key, kind);
+                Some(Answer::Refused(refusal))
             }
-            Some(PhaseOne::Queued(ticket)) => match self.collect(ticket, now) {
-                Some(answer) => answer,
-                None if self.is_owed(ticket) => return Some(Answer::Refused(Refusal::NoToken)),
-                None => return None,
+            Some(PhaseOne::At(place)) => match self.collect_place(place, now) {
+                Some(answer) => {
+                    self.end_phase(place);
+                    Some(answer)
+                }
+                None if self.is_owed(place) => Some(Answer::Refused(Refusal::NoToken)),
+                None => None,
             },
-        };
-        self.end_phase(conn, key, kind);
-        Some(answer)
+        }
     }
 
     /// Takes the ticket of a queued claim out of its phase-one entry, to wait with it; `None` if
     /// there is no such entry.
     pub fn take_ticket(&mut self, conn: ConnId, key: &str, kind: Kind) -> Option<Ticket> {
-        match self.phase_one(conn, key, kind) {
-            Some(PhaseOne::Queued(ticket)) => {
-                self.end_phase(conn, key, kind);
-                Some(ticket)
-            }
-            _ => None,
-        }
+        let PhaseOne::At(place) = self.phase_one(conn, key, kind)? else {
+            return None;
+        };
+        let PlaceState::Waiting { arrival } = self.places[place].state else {
+            return None;
+        };
+        self.end_phase(place);
+        Some(Ticket { arrival, place })
     }
 
     /// Whether it is a waiter's turn, and only a fence is wanting.
-    pub(super) fn is_owed(&self, ticket: Ticket) -> bool {
-        self.keys[&self.tickets[&ticket].key].next_in_line() == Some(ticket)
+    pub(super) fn is_owed(&self, place: PlaceId) -> bool {
+        self.keys[self.places[place].key].next_in_line() == Some(place)
     }
 
-    pub(super) fn phase_one(&self, conn: ConnId, key: &str, kind: Kind) -> Option<PhaseOne> {
-        self.conns.get(&conn)?.enqueued.get(kind, key)
+    /// Makes a place an ordinary one, if it is a phase-one entry.
+    pub(super) fn end_phase(&mut self, id: PlaceId) {
+        let place = &mut self.places[id];
+        if std::mem::take(&mut place.is_enqueued) {
+            self.enqueued.remove(&(place.conn, place.key));
+            shrink(&mut self.enqueued);
+        }
     }
 
-    pub(super) fn end_phase(&mut self, conn: ConnId, key: &str, kind: Kind) {
+    fn phase_one(&self, conn: ConnId, key: &str, kind: Kind) -> Option<PhaseOne> {
+        let place = || {
+            let id = *self.names.get(key)?;
+            let place = *self.enqueued.get(&(conn, id))?;
+            (self.keys[id].kind == kind).then_some(PhaseOne::At(place))
+        };
+        let ended = || {
+            let refusal = self.conns.get(&conn)?.ended.get(kind, key)?;
+            Some(PhaseOne::Ended(refusal))
+        };
+        place().or_else(ended)
+    }
+
+    fn forget_ended(&mut self, conn: ConnId, key: &str, kind: Kind) {
         if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.enqueued.remove(kind, key);
+            entry.ended.remove(kind, key);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! What an operator may see of a table.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::queue::KeyId;
 use super::types::{ConnId, Key, Kind, Limit};
+use super::LockTable;
 
 /// One key as it stood when the snapshot was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,4 +42,32 @@ pub struct HolderSnapshot {
     pub conn: ConnId,
     /// What is left of the lease.
     pub expires_in: Duration,
+}
+
+impl LockTable {
+    pub(super) fn describe(&self, key: KeyId, now: Instant) -> KeySnapshot {
+        let queue = &self.keys[key];
+        let first_holder = queue.holders.first().map(|id| HolderSnapshot {
+            conn: self.places[id].conn,
+            expires_in: self
+                .leases
+                .expires_at(&self.places, id)
+                .saturating_duration_since(now),
+        });
+        let usage = if queue.is_idle() {
+            Usage::Idle(now.saturating_duration_since(queue.last_used))
+        } else {
+            Usage::Busy {
+                holder_count: queue.holders.len(),
+                waiter_count: queue.waiters.len(),
+                first_holder,
+            }
+        };
+        KeySnapshot {
+            key: queue.key.clone(),
+            kind: queue.kind,
+            limit: queue.limit,
+            usage,
+        }
+    }
 }

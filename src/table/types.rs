@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::place::PlaceId;
 pub use crate::token::Grant;
 use crate::token::Salt;
 
@@ -79,8 +80,20 @@ impl fmt::Display for ConnId {
 }
 
 /// A place in a queue; spent when its grant is collected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub(super) u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    /// Its number in order of arrival, over all keys.
+    pub(super) arrival: u64,
+    pub(super) place: PlaceId,
+}
+
+impl PartialEq for Ticket {
+    fn eq(&self, other: &Ticket) -> bool {
+        self.arrival == other.arrival
+    }
+}
+
+impl Eq for Ticket {}
 
 /// What a client asks for.
 #[derive(Clone, Copy)]

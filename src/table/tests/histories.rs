@@ -2,7 +2,7 @@
 //!
 //! A failure prints the seed of its history; `LATCHD_TEST_SEED=<seed>` plays that one first.
 
-use super::model::{Model, ModelHolder, ModelKey};
+use super::model::{Began, Model, ModelHolder, ModelKey};
 use super::*;
 
 const HISTORIES: u64 = 20_000;
@@ -56,12 +56,15 @@ fn random_histories_agree_with_the_naive_model() {
 #[test]
 fn the_comparison_notices_a_table_that_forgets_its_order() {
     // A checker that has never failed proves nothing: tamper with the queues now and then.
-    let noticed = (0..50).filter(|seed| {
+    let noticed = (0..500).filter(|seed| {
         let hook = |history: &mut History| {
-            let waiter = history.tickets.last().copied();
-            if let Some((ticket, _)) = waiter {
-                for queue in history.world.table.keys.values_mut() {
-                    queue.leave(ticket);
+            let table = &mut history.world.table;
+            let keys: Vec<KeyId> = table.names.values().copied().collect();
+            for key in keys {
+                let waiters = &mut table.keys[key].waiters;
+                if waiters.len() > 1 {
+                    let first = waiters.pop_first(&mut table.places);
+                    waiters.push(&mut table.places, first.expect("not empty"));
                 }
             }
         };
@@ -103,12 +106,20 @@ struct History {
     world: World,
     model: Model,
     random: Random,
-    /// Tickets not spent yet, with the connection that has them.
-    tickets: Vec<(Ticket, u64)>,
+    /// Tickets not spent yet.
+    tickets: Vec<KnownTicket>,
     /// Every token ever granted, with its key and kind.
     tokens: Vec<(String, Kind, Token)>,
     /// Connections that have disconnected and never come back.
     gone: BTreeSet<u64>,
+}
+
+#[derive(Clone)]
+struct KnownTicket {
+    ticket: Ticket,
+    conn: u64,
+    key: String,
+    kind: Kind,
 }
 
 impl History {
@@ -181,10 +192,10 @@ impl History {
                 .map(|grant| grant.map(Claim::Acquired)),
             false => table.acquire(claimant(conn), &ask, now).map(Some),
         };
-        assert_eq!(real, ideal);
+        assert_eq!(real.map(|claim| claim.map(Began::from)), ideal);
         match real {
             Ok(Some(Claim::Acquired(grant))) => self.learn(ask.key, ask.kind, grant),
-            Ok(Some(Claim::Queued(ticket))) => self.tickets.push((ticket, conn)),
+            Ok(Some(Claim::Queued(ticket))) => self.keep(ticket, conn, ask.key, ask.kind),
             Ok(None) | Err(_) => {}
         }
     }
@@ -217,12 +228,22 @@ impl History {
             Some(_) => {}
             None if self.random.one_in(2) => {
                 let ticket = self.world.table.take_ticket(ConnId(conn), &key, kind);
-                assert_eq!(ticket, self.model.take_ticket(conn, &key, kind));
+                let number = self.model.take_ticket(conn, &key, kind);
+                assert_eq!(ticket.map(|ticket| ticket.arrival), number);
                 let ticket = ticket.expect("a claim that waits has a ticket");
-                self.tickets.push((ticket, conn));
+                self.keep(ticket, conn, &key, kind);
             }
             None => {}
         }
+    }
+
+    fn keep(&mut self, ticket: Ticket, conn: u64, key: &str, kind: Kind) {
+        self.tickets.push(KnownTicket {
+            ticket,
+            conn,
+            key: key.to_owned(),
+            kind,
+        });
     }
 
     /// Keeps a token for releases and renewals to come.
@@ -231,31 +252,26 @@ impl History {
     }
 
     fn collect(&mut self) {
-        let Some(&(ticket, _)) = self.random.pick(&self.tickets) else {
+        let Some(known) = self.random.pick(&self.tickets).cloned() else {
             return;
         };
-        let key = self.world.table.tickets[&ticket].key.as_str().to_owned();
-        let known = self.model.keys.iter().find(|known| known.name == key);
-        let kind = known.map(|known| known.kind);
-        let real = self.world.collect(ticket);
-        assert_eq!(real, self.model.collect(ticket.0));
+        let real = self.world.collect(known.ticket);
+        assert_eq!(real, self.model.collect(known.ticket.arrival));
         match real {
             None => return,
-            Some(Answer::Granted(grant)) => {
-                self.learn(&key, kind.expect("a held key is known"), grant);
-            }
+            Some(Answer::Granted(grant)) => self.learn(&known.key, known.kind, grant),
             Some(_) => {}
         }
-        self.tickets.retain(|(kept, _)| *kept != ticket);
+        self.tickets.retain(|kept| kept.ticket != known.ticket);
     }
 
     fn cancel(&mut self) {
-        let Some(&(ticket, _)) = self.random.pick(&self.tickets) else {
+        let Some(KnownTicket { ticket, .. }) = self.random.pick(&self.tickets).cloned() else {
             return;
         };
         self.world.cancel(ticket);
-        self.model.cancel(ticket.0);
-        self.tickets.retain(|(kept, _)| *kept != ticket);
+        self.model.cancel(ticket.arrival);
+        self.tickets.retain(|kept| kept.ticket != ticket);
     }
 
     /// A token that was granted once, for the right key or another, genuine or forged.
@@ -312,7 +328,7 @@ impl History {
         };
         self.world.disconnect(conn, holdings);
         self.model.disconnect(conn, holdings);
-        self.tickets.retain(|(_, owner)| *owner != conn);
+        self.tickets.retain(|kept| kept.conn != conn);
         self.gone.insert(conn);
     }
 
@@ -356,7 +372,9 @@ impl History {
 
     /// Both must look alike, down to each place in each queue and each phase-one entry.
     fn compare(&mut self) {
-        let mut real: Vec<ModelKey> = self.world.table.keys.values().map(describe).collect();
+        let table = &self.world.table;
+        let keys = table.names.values();
+        let mut real: Vec<ModelKey> = keys.map(|key| describe(table, *key)).collect();
         real.sort_by(|a, b| a.name.cmp(&b.name));
         let mut ideal = self.model.keys.clone();
         ideal.sort_by(|a, b| a.name.cmp(&b.name));
@@ -372,19 +390,37 @@ impl History {
     }
 
     fn real_entries(&self) -> BTreeSet<String> {
-        let conns = self.world.table.conns.iter();
-        let entries = conns.flat_map(|(conn, entry)| {
-            let entries = entry.enqueued.iter();
-            entries.map(move |(kind, key, phase_one)| {
-                let state = match phase_one {
-                    PhaseOne::Queued(ticket) => Some(Claim::Queued(ticket)),
-                    PhaseOne::Granted(grant) => Some(Claim::Acquired(grant)),
-                    PhaseOne::Dead => None,
-                };
-                format!("{conn} {kind:?} {} {state:?}", key.as_str())
-            })
-        });
-        entries.collect()
+        let table = &self.world.table;
+        let mut entries = BTreeSet::new();
+        // A connection that is gone may leave a holder behind, with its mark.
+        let is_there = |((conn, _), _): &(&(ConnId, KeyId), _)| table.conns.contains_key(conn);
+        for ((conn, key), id) in table.enqueued.iter().filter(is_there) {
+            let (queue, place) = (&table.keys[*key], &table.places[*id]);
+            let began = match place.state {
+                PlaceState::Waiting { arrival } => Began::Queued(arrival),
+                PlaceState::Held { fence, .. } if !place.is_told => Began::Queued(fence.0),
+                _ => Began::Acquired(Grant {
+                    token: Token {
+                        fence: place.fence().expect("a holder"),
+                        salt: place.salt,
+                    },
+                    lease: place.lease,
+                }),
+            };
+            let state: Result<Began, Refusal> = Ok(began);
+            entries.insert(format!(
+                "{conn} {:?} {} {state:?}",
+                queue.kind,
+                queue.key.as_str()
+            ));
+        }
+        for (conn, entry) in &table.conns {
+            for (kind, key, refusal) in entry.ended.iter() {
+                let state: Result<Began, Refusal> = Err(*refusal);
+                entries.insert(format!("{conn} {kind:?} {} {state:?}", key.as_str()));
+            }
+        }
+        entries
     }
 
     fn ideal_entries(&self) -> BTreeSet<String> {
@@ -397,22 +433,20 @@ impl History {
     }
 }
 
-fn describe(queue: &KeyQueue) -> ModelKey {
-    let snapshot = queue.snapshot(queue.last_used);
+fn describe(table: &LockTable, id: KeyId) -> ModelKey {
+    let queue = &table.keys[id];
+    let holders = queue.holders.iter(&table.places).map(|id| ModelHolder {
+        conn: table.places[id].conn.0,
+        fence: table.places[id].fence().expect("a holder").0,
+        expires_at: table.leases.expires_at(&table.places, id),
+    });
+    let waiters = queue.waiters.iter(&table.places);
     ModelKey {
-        name: snapshot.key.as_str().to_owned(),
-        kind: snapshot.kind,
-        limit: snapshot.limit.get(),
-        holders: queue
-            .holders()
-            .iter()
-            .map(|(fence, holder)| ModelHolder {
-                conn: holder.conn.0,
-                fence: fence.0,
-                expires_at: holder.expires_at,
-            })
-            .collect(),
-        waiters: queue.waiters().map(|ticket| ticket.0).collect(),
+        name: queue.key.as_str().to_owned(),
+        kind: queue.kind,
+        limit: queue.limit.get(),
+        holders: holders.collect(),
+        waiters: waiters.map(|id| arrival(table, id)).collect(),
         last_used: queue.last_used,
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::MAX_DEAD;
+use super::connection::MAX_ENDED;
 use super::*;
 use crate::token::Salt;
 
@@ -262,123 +262,150 @@ fn ticket(claim: Result<Claim, Refusal>) -> Ticket {
 
 /// What holds after every operation.
 fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
-    assert!(
-        table.keys.len() <= table.caps.max_locks,
-        "more keys than the cap"
-    );
-    let mut leases = BTreeSet::new();
-    let mut idle = BTreeSet::new();
-    let mut waiting = BTreeSet::new();
-    let mut owed = BTreeSet::new();
-    for (key, queue) in &table.keys {
-        assert_eq!(key, queue.key());
+    let mut seen = Seen::default();
+    for (name, id) in &table.names {
+        let queue = &table.keys[*id];
+        assert_eq!(name, &queue.key);
         assert!(
             has_lacked_tokens || queue.next_in_line().is_none(),
-            "{key:?}: a slot is free while a client waits"
+            "{name:?}: a slot is free while a client waits"
         );
-        owed.extend(queue.next_in_line().map(|ticket| (ticket, key.clone())));
-        if queue.is_idle() {
-            idle.insert((queue.last_used, key.clone()));
-        }
-        for (fence, holder) in queue.holders() {
-            leases.insert((holder.expires_at, (*fence, key.clone())));
-            if let Some(entry) = table.conns.get(&holder.conn) {
-                assert_eq!(
-                    entry.held.get(fence),
-                    Some(key),
-                    "a holding its connection forgot"
-                );
-            }
-        }
-        waiting.extend(queue.waiters().map(|ticket| (*ticket, key.clone())));
-        if let Some(max) = table.caps.max_waiters {
-            assert!(
-                queue.waiter_count() <= max,
-                "{key:?}: more waiters than the cap"
-            );
-        }
+        seen.key(table, *id);
     }
-    assert_eq!(
-        leases,
-        table.leases.iter().cloned().collect(),
-        "leases and holders disagree"
-    );
-    assert_eq!(
-        idle,
-        table.idle.iter().cloned().collect(),
-        "the list of idle keys is wrong"
-    );
-
-    assert_eq!(owed, table.owed, "the slots owed to waiters are wrong");
-    assert_eq!(waiting.len(), table.waiter_count, "waiters are miscounted");
-
-    let places = table.tickets.iter();
-    let waiting_places = places
-        .filter(|(_, place)| matches!(place.state, PlaceState::Waiting))
-        .map(|(ticket, place)| (*ticket, place.key.clone()));
-    assert_eq!(
-        waiting,
-        waiting_places.collect(),
-        "queues and tickets disagree"
-    );
-    for (ticket, place) in &table.tickets {
-        assert!(
-            table.conns[&place.conn].tickets.contains(ticket),
-            "a ticket its connection forgot"
-        );
-    }
-    let ticket_count: usize = table.conns.values().map(|entry| entry.tickets.len()).sum();
-    assert_eq!(
-        ticket_count,
-        table.tickets.len(),
-        "a connection remembers a spent ticket"
-    );
-    let held_count: usize = table.conns.values().map(|entry| entry.held.len()).sum();
-    assert!(
-        held_count <= leases.len(),
-        "a connection remembers a slot it has lost"
-    );
-
-    // A slot that is owed to a waiter is taken, so that no newcomer can leave it without one.
-    let owed_count: usize = table.keys.values().map(owed_count).sum();
-    assert!(
-        leases.len() + owed_count <= table.caps.max_slots,
-        "more slots than the cap"
-    );
-    assert!(
-        waiting.len() <= table.caps.max_waiters_total,
-        "more waiters than the cap"
-    );
+    assert_eq!(table.keys.iter().count(), table.names.len());
+    seen.check(table);
     for (conn, entry) in &table.conns {
-        let waits = |ticket: &&Ticket| matches!(table.tickets[ticket].state, PlaceState::Waiting);
-        let place_count = entry.tickets.iter().filter(waits).count();
-        assert_eq!(place_count, entry.waiting_count, "{conn}: miscounted");
-        assert!(
-            entry.held.len() + place_count <= table.caps.max_per_connection,
-            "{conn}: more slots and places than the cap"
-        );
-        check_phase_one(entry);
+        check_connection(table, *conn, entry);
     }
 }
 
-/// An entry that is not dead has a ticket or a slot, and few are dead.
-fn check_phase_one(entry: &ConnectionEntry) {
-    let mut dead_count = 0;
-    for (_, key, phase_one) in entry.enqueued.iter() {
-        match phase_one {
-            PhaseOne::Queued(ticket) => assert!(entry.tickets.contains(&ticket), "{key:?}"),
-            PhaseOne::Granted(grant) => {
-                assert_eq!(entry.held.get(&grant.token.fence), Some(key));
-            }
-            PhaseOne::Dead => dead_count += 1,
+/// What the keys say about everything else.
+#[derive(Default)]
+struct Seen {
+    holder_count: usize,
+    waiter_count: usize,
+    idle_count: usize,
+    /// How many free slots are owed to waiters, and which waiters are the next.
+    owed_count: usize,
+    owed: BTreeSet<u64>,
+    enqueued_count: usize,
+}
+
+impl Seen {
+    fn key(&mut self, table: &LockTable, id: KeyId) {
+        let queue = &table.keys[id];
+        let holders: Vec<PlaceId> = queue.holders.iter(&table.places).collect();
+        let waiters: Vec<PlaceId> = queue.waiters.iter(&table.places).collect();
+        assert_eq!(holders.len(), queue.holders.len());
+        assert_eq!(waiters.len(), queue.waiters.len());
+        let fences = holders.iter().map(|id| table.places[*id].fence());
+        assert!(fences.is_sorted(), "holders are not in order of grants");
+        let arrivals = waiters.iter().map(|id| arrival(table, *id));
+        assert!(arrivals.is_sorted(), "waiters are not in order of arrival");
+        for holder in &holders {
+            let fence = table.places[*holder].fence().expect("a holder");
+            assert_eq!(table.holders.get(&fence), Some(holder));
+            let over = table.leases.expires_at(&table.places, *holder);
+            assert!(table.leases.iter().any(|entry| *entry == (over, *holder)));
+        }
+        for place in holders.iter().chain(&waiters) {
+            self.place(table, id, *place);
+        }
+        let limit = usize::try_from(queue.limit.get()).expect("a small limit");
+        self.owed_count += (limit - holders.len()).min(waiters.len());
+        let next = queue.next_in_line();
+        self.owed.extend(next.map(|id| arrival(table, id)));
+        if queue.is_idle() {
+            self.idle_count += 1;
+            assert!(table.idle.iter(&table.keys).any(|idle| idle == id));
+        }
+        if let Some(max) = table.caps.max_waiters {
+            assert!(waiters.len() <= max, "more waiters than the cap");
+        }
+        self.holder_count += holders.len();
+        self.waiter_count += waiters.len();
+    }
+
+    fn place(&mut self, table: &LockTable, key: KeyId, id: PlaceId) {
+        let place = &table.places[id];
+        assert_eq!(place.key, key);
+        let enqueued = table.enqueued.get(&(place.conn, key)) == Some(&id);
+        assert_eq!(enqueued, place.is_enqueued, "phase-one entries disagree");
+        self.enqueued_count += usize::from(enqueued);
+        if let Some(entry) = table.conns.get(&place.conn) {
+            let list = match place.is_told {
+                true => &entry.held,
+                false => &entry.pending,
+            };
+            assert!(
+                list.iter(&table.places).any(|own| own == id),
+                "a place its connection forgot"
+            );
+        } else {
+            assert!(place.is_told, "a place that nothing will collect");
         }
     }
-    assert_eq!(dead_count, entry.enqueued.dead_count());
-    assert!(dead_count <= MAX_DEAD);
+
+    fn check(&self, table: &LockTable) {
+        assert!(
+            table.names.len() <= table.caps.max_locks,
+            "more keys than the cap"
+        );
+        assert_eq!(self.holder_count, table.leases.len());
+        assert_eq!(self.holder_count, table.holders.len());
+        assert_eq!(self.waiter_count, table.waiter_count);
+        assert_eq!(self.enqueued_count, table.enqueued.len());
+        let owed = table.owed.keys().copied().collect();
+        assert_eq!(self.owed, owed, "the slots owed to waiters are wrong");
+        let idle = table.idle.iter(&table.keys);
+        let since: Vec<Instant> = idle.map(|key| table.keys[key].last_used).collect();
+        assert_eq!(self.idle_count, since.len());
+        assert!(since.is_sorted(), "idle keys are not in order");
+        let leases: Vec<_> = table.leases.iter().collect();
+        for (at, (expires_at, id)) in leases.iter().enumerate().skip(1) {
+            let (above, above_id) = leases[(at - 1) / 2];
+            let order = |at, id: PlaceId| (at, table.places[id].fence());
+            assert!(order(*above, *above_id) < order(*expires_at, *id));
+        }
+        let has_ended = |place: &Place| matches!(place.state, PlaceState::Ended(_));
+        let places = table.places.iter().filter(|(_, place)| !has_ended(place));
+        assert_eq!(self.holder_count + self.waiter_count, places.count());
+        // A slot that is owed to a waiter is taken, so that no newcomer can leave it without one.
+        assert!(
+            self.holder_count + self.owed_count <= table.caps.max_slots,
+            "more slots than the cap"
+        );
+        assert!(
+            self.waiter_count <= table.caps.max_waiters_total,
+            "more waiters than the cap"
+        );
+    }
 }
 
-/// How many free slots of the key are owed to waiters.
-fn owed_count(queue: &KeyQueue) -> usize {
-    let limit = usize::try_from(queue.limit().get()).expect("a small limit");
-    (limit - queue.holders().len()).min(queue.waiter_count())
+fn arrival(table: &LockTable, id: PlaceId) -> u64 {
+    match table.places[id].state {
+        PlaceState::Waiting { arrival } => arrival,
+        other => panic!("not waiting but {other:?}"),
+    }
+}
+
+fn check_connection(table: &LockTable, conn: ConnId, entry: &ConnectionEntry) {
+    let mut count = 0;
+    for (list, is_told) in [(&entry.held, true), (&entry.pending, false)] {
+        for id in list.iter(&table.places) {
+            let place = &table.places[id];
+            assert_eq!((place.conn, place.is_told), (conn, is_told));
+            let has_ended = matches!(place.state, PlaceState::Ended(_));
+            assert!(!(has_ended && place.is_enqueued));
+            count += usize::from(!has_ended);
+        }
+    }
+    assert_eq!(count, entry.count, "{conn}: miscounted");
+    assert!(
+        count <= table.caps.max_per_connection,
+        "{conn}: more slots and places than the cap"
+    );
+    let expired = entry.ended.iter();
+    let expired = expired.filter(|(_, _, refusal)| *refusal == Refusal::LeaseExpired);
+    assert!(expired.count() <= MAX_ENDED);
 }

@@ -39,14 +39,33 @@ pub(super) struct ModelEntry {
     pub(super) conn: u64,
     pub(super) kind: Kind,
     pub(super) name: String,
-    /// With the ticket's number, or the grant.
-    began: Claim,
+    began: Began,
+}
+
+/// The answer to asking for a key: a grant, or a place in the queue with its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Began {
+    Acquired(Grant),
+    Queued(u64),
+}
+
+impl From<Claim> for Began {
+    fn from(claim: Claim) -> Self {
+        match claim {
+            Claim::Acquired(grant) => Began::Acquired(grant),
+            Claim::Queued(ticket) => Began::Queued(ticket.arrival),
+        }
+    }
 }
 
 pub(super) struct Model {
     pub(super) keys: Vec<ModelKey>,
     pub(super) entries: Vec<ModelEntry>,
     tickets: Vec<ModelTicket>,
+    /// The keys in the order in which they last became idle.
+    idle: Vec<String>,
+    /// The connections that were told of a grant, with its key and fence.
+    told: Vec<(u64, String, u64)>,
     caps: Caps,
     last_fence: u64,
     last_ticket: u64,
@@ -61,6 +80,8 @@ impl Model {
             keys: Vec::new(),
             entries: Vec::new(),
             tickets: Vec::new(),
+            idle: Vec::new(),
+            told: Vec::new(),
             caps,
             last_fence: 0,
             last_ticket: 0,
@@ -79,7 +100,7 @@ impl Model {
         limit: u32,
         lease: Duration,
         is_a_try: bool,
-    ) -> Result<Option<Claim>, Refusal> {
+    ) -> Result<Option<Began>, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -104,9 +125,9 @@ impl Model {
         }
         if self.find(name).is_none() {
             if self.keys.len() >= self.caps.max_locks {
-                let idle = self.keys.iter().filter(|key| key.is_idle());
-                let oldest = idle.min_by_key(|key| (key.last_used, key.name.clone()));
-                let oldest = oldest.ok_or(Refusal::MaxLocks)?.name.clone();
+                let is_idle = |name: &&String| self.keys.iter().any(|key| key.is_idle_as(name));
+                let oldest = self.idle.iter().find(is_idle);
+                let oldest = oldest.ok_or(Refusal::MaxLocks)?.clone();
                 self.keys.retain(|key| key.name != oldest);
             }
             self.keys.push(ModelKey {
@@ -117,6 +138,7 @@ impl Model {
                 waiters: Vec::new(),
                 last_used: self.now,
             });
+            self.is_idle_now(name);
         }
         let now = self.now;
         let at = self.find(name).expect("known or added");
@@ -132,7 +154,8 @@ impl Model {
                 fence: self.last_fence,
                 expires_at: now + lease,
             });
-            return Ok(Some(Claim::Acquired(grant(self.last_fence, lease))));
+            self.told.push((conn, name.to_owned(), self.last_fence));
+            return Ok(Some(Began::Acquired(grant(self.last_fence, lease))));
         }
         if self
             .caps
@@ -156,7 +179,7 @@ impl Model {
             fence: None,
             dismissed: false,
         });
-        Ok(Some(Claim::Queued(Ticket(number))))
+        Ok(Some(Began::Queued(number)))
     }
 
     pub(super) fn enqueue(
@@ -175,8 +198,8 @@ impl Model {
                     false => Answer::AlreadyEnqueued,
                 };
             }
-            if let Claim::Queued(ticket) = self.entries.remove(at).began {
-                self.tickets.retain(|known| known.number != ticket.0);
+            if let Began::Queued(number) = self.entries.remove(at).began {
+                self.tickets.retain(|known| known.number != number);
             }
         }
         let claim = match self.acquire(conn, name, kind, limit, lease, false) {
@@ -190,8 +213,8 @@ impl Model {
             began: claim,
         });
         match claim {
-            Claim::Acquired(grant) => Answer::Granted(grant),
-            Claim::Queued(_) => Answer::Queued,
+            Began::Acquired(grant) => Answer::Granted(grant),
+            Began::Queued(_) => Answer::Queued,
         }
     }
 
@@ -202,18 +225,18 @@ impl Model {
         };
         let now = self.now;
         let answer = match self.entries[at].began {
-            Claim::Acquired(grant) => match self.holder(name, grant.token.fence.0) {
+            Began::Acquired(grant) => match self.holder(name, grant.token.fence.0) {
                 Some(holder) => {
                     holder.expires_at = now + grant.lease;
                     Answer::Granted(grant)
                 }
                 None => Answer::Refused(Refusal::LeaseExpired),
             },
-            Claim::Queued(ticket) => match self.collect(ticket.0) {
+            Began::Queued(number) => match self.collect(number) {
                 Some(answer) => answer,
                 None => {
                     let key = &self.keys[self.find(name).expect("waited for")];
-                    let is_first = key.waiters[0] == ticket.0;
+                    let is_first = key.waiters[0] == number;
                     let no_token = Answer::Refused(Refusal::NoToken);
                     return (key.is_owed() && is_first).then_some(no_token);
                 }
@@ -223,29 +246,36 @@ impl Model {
         Some(answer)
     }
 
-    pub(super) fn take_ticket(&mut self, conn: u64, name: &str, kind: Kind) -> Option<Ticket> {
+    pub(super) fn take_ticket(&mut self, conn: u64, name: &str, kind: Kind) -> Option<u64> {
         let at = self.find_entry(conn, kind, name)?;
         match self.entries[at].began {
-            Claim::Queued(ticket) if !self.is_dead(&self.entries[at]) => {
+            Began::Queued(number) if self.tickets[self.find_ticket(number)].is_waiting() => {
                 self.entries.remove(at);
-                Some(ticket)
+                Some(number)
             }
             _ => None,
         }
     }
 
-    /// What has become of an entry; `None` if it is dead.
-    pub(super) fn state_of(&self, entry: &ModelEntry) -> Option<Claim> {
-        (!self.is_dead(entry)).then_some(entry.began)
+    /// What has become of an entry. A grant that its client does not know goes by its fence.
+    pub(super) fn state_of(&self, entry: &ModelEntry) -> Result<Began, Refusal> {
+        if self.is_dead(entry) {
+            return Err(Refusal::LeaseExpired);
+        }
+        let Began::Queued(number) = entry.began else {
+            return Ok(entry.began);
+        };
+        let ticket = &self.tickets[self.find_ticket(number)];
+        match ticket.dismissed {
+            true => Err(Refusal::Draining),
+            false => Ok(Began::Queued(ticket.fence.unwrap_or(number))),
+        }
     }
 
     fn is_dead(&self, entry: &ModelEntry) -> bool {
         let fence = match entry.began {
-            Claim::Acquired(grant) => Some(grant.token.fence.0),
-            Claim::Queued(ticket) => {
-                let known = self.tickets.iter().find(|known| known.number == ticket.0);
-                known.expect("kept until it is collected").fence
-            }
+            Began::Acquired(grant) => Some(grant.token.fence.0),
+            Began::Queued(number) => self.tickets[self.find_ticket(number)].fence,
         };
         let has_slot = |fence| {
             let holders = self.keys.iter().flat_map(|key| &key.holders);
@@ -271,6 +301,7 @@ impl Model {
             Some(fence) => match self.holder(&ticket.key, fence) {
                 Some(holder) => {
                     holder.expires_at = now + ticket.lease;
+                    self.told.push((ticket.conn, ticket.key, fence));
                     Answer::Granted(grant(fence, ticket.lease))
                 }
                 None => Answer::Refused(Refusal::LeaseExpired),
@@ -296,7 +327,7 @@ impl Model {
     ) -> Result<(), Refusal> {
         self.find_held(name, kind, token)?;
         if let Some(at) = self.find_entry(conn, kind, name) {
-            if matches!(self.entries[at].began, Claim::Acquired(grant) if grant.token == token) {
+            if matches!(self.entries[at].began, Began::Acquired(grant) if grant.token == token) {
                 self.entries.remove(at);
             }
         }
@@ -328,31 +359,22 @@ impl Model {
             .collect();
         self.tickets.retain(|ticket| ticket.conn != conn);
         self.entries.retain(|entry| entry.conn != conn);
-        let mut left: Vec<String> = Vec::new();
+        let waiting = mine.iter().filter(|ticket| ticket.is_waiting());
+        let left: Vec<&String> = waiting.map(|ticket| &ticket.key).collect();
         for key in &mut self.keys {
-            let count = key.waiters.len();
             key.waiters
                 .retain(|number| !mine.iter().any(|ticket| ticket.number == *number));
-            if key.waiters.len() < count {
-                left.push(key.name.clone());
-            }
         }
-        left.sort();
         for name in left {
-            self.promote(&name);
+            self.promote(name);
         }
         for ticket in mine.iter().filter(|ticket| ticket.fence.is_some()) {
             self.drop_ticket(ticket);
         }
         if holdings == Holdings::Release {
-            let mut held: Vec<(u64, String)> = Vec::new();
-            for key in &self.keys {
-                let holders = key.holders.iter().filter(|holder| holder.conn == conn);
-                held.extend(holders.map(|holder| (holder.fence, key.name.clone())));
-            }
-            held.sort();
-            for (fence, name) in held {
-                self.vacate(&name, fence);
+            let told = self.told.clone();
+            for (_, name, fence) in told.iter().filter(|told| told.0 == conn) {
+                self.vacate(name, *fence);
             }
         }
     }
@@ -388,8 +410,11 @@ impl Model {
     }
 
     fn settle_ticket(&mut self, number: u64) {
-        let name = self.tickets[self.find_ticket(number)].key.clone();
-        self.settle(&name);
+        let ticket = self.tickets[self.find_ticket(number)].clone();
+        let has_slot = |fence| self.holder(&ticket.key, fence).is_some();
+        if ticket.is_waiting() || ticket.fence.is_some_and(has_slot) {
+            self.settle(&ticket.key);
+        }
     }
 
     fn has_due(&self, name: &str) -> bool {
@@ -422,11 +447,13 @@ impl Model {
         {
             ticket.dismissed = true;
         }
-        for key in &mut self.keys {
-            if !key.waiters.is_empty() && key.holders.is_empty() {
-                key.last_used = self.now;
+        let mut names: Vec<String> = self.keys.iter().map(|key| key.name.clone()).collect();
+        names.sort();
+        for name in names {
+            let at = self.find(&name).expect("just listed");
+            if !std::mem::take(&mut self.keys[at].waiters).is_empty() {
+                self.promote(&name);
             }
-            key.waiters.clear();
         }
     }
 
@@ -499,7 +526,13 @@ impl Model {
         }
         if key.is_idle() {
             key.last_used = self.now;
+            self.is_idle_now(name);
         }
+    }
+
+    fn is_idle_now(&mut self, name: &str) {
+        self.idle.retain(|idle| idle != name);
+        self.idle.push(name.to_owned());
     }
 
     fn agree(&mut self, at: usize, kind: Kind, limit: u32) -> Result<(), Refusal> {
@@ -518,8 +551,7 @@ impl Model {
     /// Slots and places.
     fn connection_count(&self, conn: u64) -> usize {
         let holders = self.keys.iter().flat_map(|key| &key.holders);
-        let waits = |ticket: &&ModelTicket| ticket.fence.is_none() && !ticket.dismissed;
-        let places = self.tickets.iter().filter(waits);
+        let places = self.tickets.iter().filter(|ticket| ticket.is_waiting());
         holders.filter(|holder| holder.conn == conn).count()
             + places.filter(|ticket| ticket.conn == conn).count()
     }
@@ -566,6 +598,12 @@ fn grant(fence: u64, lease: Duration) -> Grant {
     }
 }
 
+impl ModelTicket {
+    fn is_waiting(&self) -> bool {
+        self.fence.is_none() && !self.dismissed
+    }
+}
+
 impl ModelKey {
     /// Whether a slot is free while a client waits.
     fn is_owed(&self) -> bool {
@@ -574,5 +612,9 @@ impl ModelKey {
 
     fn is_idle(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty()
+    }
+
+    fn is_idle_as(&self, name: &str) -> bool {
+        self.is_idle() && self.name == name
     }
 }

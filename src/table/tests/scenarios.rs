@@ -67,7 +67,7 @@ fn newcomers_get_no_token_while_waiters_are_owed_one() {
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.lock(3, "k"), Err(Refusal::NoToken));
     assert_eq!(world.try_lock(3, "k"), Err(Refusal::NoToken));
-    assert!(world.table.is_owed(first));
+    assert!(world.table.is_owed(first.place));
     world.mint_is_out(false);
     world.table.tokens_are_back(world.now);
     assert_eq!(world.resolved(), [2]);
@@ -226,7 +226,7 @@ fn at_the_cap_the_key_idle_longest_makes_room() {
     world.held(1, "c");
     let names: Vec<String> = world
         .table
-        .keys
+        .names
         .keys()
         .map(|key| key.as_str().to_owned())
         .collect();
@@ -272,7 +272,7 @@ fn the_cap_on_slots_counts_every_key_and_makes_no_new_one() {
     let token = world.held(3, "k");
     assert_eq!(world.slot(4, "s", 8), Err(Refusal::MaxLocks));
     assert_eq!(world.try_lock(4, "new"), Err(Refusal::MaxLocks));
-    assert!(!world.table.keys.contains_key("new"));
+    assert!(!world.table.names.contains_key("new"));
     // A waiter takes no slot, so it may wait; then it gets the one that its key frees.
     let waiter = world.queued(4, "k");
     assert_eq!(world.release("k", token), Ok(()));
@@ -626,7 +626,7 @@ fn an_entry_that_is_owed_a_token_keeps_its_place() {
 #[test]
 fn the_entries_that_died_first_are_forgotten_first() {
     let mut world = World::new();
-    let keys: Vec<String> = (0..MAX_DEAD + 2)
+    let keys: Vec<String> = (0..MAX_ENDED + 2)
         .map(|number| format!("k{number}"))
         .collect();
     for key in &keys {
@@ -791,10 +791,10 @@ fn idle_keys_are_pruned_when_their_time_has_come() {
     assert_eq!(world.table.idle_since(), Some(world.now));
     world.advance(secs(59));
     world.table.prune(secs(60), world.now);
-    assert_eq!(world.table.keys.len(), 1);
+    assert_eq!(world.table.names.len(), 1);
     world.advance(secs(1));
     world.table.prune(secs(60), world.now);
-    assert_eq!(world.table.keys.len(), 0);
+    assert_eq!(world.table.names.len(), 0);
 }
 
 #[test]
@@ -808,7 +808,7 @@ fn a_bogus_release_or_renewal_is_no_use_of_a_key() {
     assert_eq!(world.renew("k", token, 1), Err(Refusal::NotHeld));
     assert_eq!(world.table.idle_since(), idle_since);
     assert_eq!(world.release("never-seen", token), Err(Refusal::NotHeld));
-    assert_eq!(world.table.keys.len(), 1);
+    assert_eq!(world.table.names.len(), 1);
 }
 
 // Drain.

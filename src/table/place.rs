@@ -1,0 +1,60 @@
+//! A place: what one claim has, first in the queue of its key and then among the holders.
+
+use std::time::Duration;
+
+use super::queue::KeyQueue;
+use super::slab::{Id, List, Slab};
+use super::types::{ConnId, Refusal};
+use crate::token::{Fence, Salt};
+
+pub(super) type Places = Slab<Place, 2>;
+pub(super) type PlaceId = Id<Place>;
+
+/// Places at one key: its holders, or its waiters.
+pub(super) type KeyPlaces = List<Place, 0>;
+/// Places of one connection.
+pub(super) type ConnPlaces = List<Place, 1>;
+
+/// The place of a waiter, who may become a holder.
+pub(super) struct Place {
+    pub(super) conn: ConnId,
+    /// Valid unless the place has ended.
+    pub(super) key: Id<KeyQueue>,
+    pub(super) lease: Duration,
+    pub(super) salt: Salt,
+    pub(super) state: PlaceState,
+    /// Whether the client knows its token.
+    pub(super) is_told: bool,
+    /// Whether this is the phase-one entry of its connection for its key.
+    pub(super) is_enqueued: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlaceState {
+    /// In the queue, in order of arrival over all keys.
+    Waiting { arrival: u64 },
+    /// Has a slot.
+    Held {
+        fence: Fence,
+        /// Where its lease is in [`super::leases::Leases`].
+        lease_at: u32,
+    },
+    /// Neither any more, before the client was told of a grant.
+    Ended(Refusal),
+}
+
+impl PlaceState {
+    /// A holder's, whose lease is about to begin.
+    pub(super) fn held(fence: Fence) -> Self {
+        PlaceState::Held { fence, lease_at: 0 }
+    }
+}
+
+impl Place {
+    pub(super) fn fence(&self) -> Option<Fence> {
+        match self.state {
+            PlaceState::Held { fence, .. } => Some(fence),
+            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
+        }
+    }
+}
