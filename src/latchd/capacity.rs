@@ -116,22 +116,26 @@ fn as_count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }
 
-/// Starts the program again with a single malloc arena where the address space is limited: the C
-/// library would give each of many threads an arena of 64 MB. Returns if that is not needed, or
-/// fails.
-pub(super) fn reexec_with_single_arena() {
-    const ARENAS: &str = "MALLOC_ARENA_MAX";
-    if getrlimit(Resource::As).current.is_none() || env::var_os(ARENAS).is_some() {
+/// Starts the program again with settings for the C library's allocator. Returns if they are there
+/// already, or if it fails.
+///
+/// A large block is to go back to the system when it is freed. By default it does not after the
+/// first one, so the memory of a burst of clients would stay. Where the address space is limited,
+/// all threads share an arena: each would get one of 64 MB.
+pub(super) fn reexec_with_malloc_settings() {
+    const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
+    if cfg!(not(target_env = "gnu")) || env::var_os(THRESHOLD).is_some() {
         return;
     }
     if let Ok(program) = env::current_exe() {
         let mut arguments = env::args_os();
         let name = arguments.next().unwrap_or_else(|| super::PROGRAM.into());
-        let _ = Command::new(program)
-            .arg0(name)
-            .args(arguments)
-            .env(ARENAS, "1")
-            .exec();
+        let mut again = Command::new(program);
+        again.arg0(name).args(arguments).env(THRESHOLD, "65536");
+        if getrlimit(Resource::As).current.is_some() {
+            again.env("MALLOC_ARENA_MAX", "1");
+        }
+        let _ = again.exec();
     }
 }
 

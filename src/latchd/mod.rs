@@ -44,7 +44,7 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
 /// exit status (latchd(8), EXIT STATUS).
 pub fn main() -> ExitCode {
-    capacity::reexec_with_single_arena();
+    capacity::reexec_with_malloc_settings();
     let variable = |name: &str| env::var(name).ok();
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let options = match parsed {

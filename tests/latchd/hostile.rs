@@ -326,6 +326,29 @@ fn dead_phase_one_entries_are_forgotten() {
 }
 
 #[test]
+fn the_memory_of_a_crowd_goes_back_when_it_leaves() {
+    const CLIENTS: usize = 256;
+    const PLACES: usize = 250;
+    let daemon = Daemon::start(&[]);
+    let before = resident_kib(daemon.pid());
+    let mut holder = daemon.connect();
+    for key in 0..PLACES {
+        holder.acquire_for(&format!("k{key}"), 0, 600);
+    }
+    let places: String = (0..PLACES).map(|key| format!("e\nk{key}\n\n")).collect();
+    for round in 0..2 {
+        let mut crowd: Vec<Client> = (0..CLIENTS).map(|_| daemon.connect()).collect();
+        crowd.iter_mut().for_each(|client| client.send(&places));
+        for client in &mut crowd {
+            (0..PLACES).for_each(|_| client.expect("queued"));
+        }
+        println!("round {round}: {} KiB", resident_kib(daemon.pid()));
+    }
+    let is_back = || resident_kib(daemon.pid()) < before + 10 * 1024;
+    eventually(PATIENCE, "the memory went back", is_back);
+}
+
+#[test]
 fn a_token_line_takes_no_more_memory_than_the_secret_needs() {
     const CLIENTS: usize = 100;
     for secret in [None, Some("s3cret")] {
