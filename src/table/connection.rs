@@ -3,9 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::place::ConnPlaces;
+use super::place::{ConnPlaces, PlaceId};
+use super::queue::KeyId;
 use super::slab::List;
-use super::types::{Key, Kind, Refusal};
+use super::types::{ConnId, Holdings, Key, Kind, Refusal};
+use super::{shrink, LockTable};
 
 /// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
 pub(super) const MAX_ENDED: usize = 64;
@@ -74,4 +76,52 @@ impl EndedEntries {
 
 fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
     ended.0 == kind && ended.1.as_str() == key
+}
+
+impl LockTable {
+    /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
+    /// has not collected goes too, since the client does not know the token.
+    ///
+    /// The slots are released by [`LockTable::release_some`], which the caller must call until it
+    /// is done.
+    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
+        let Some(entry) = self.conns.get(&conn) else {
+            return;
+        };
+        let pending: Vec<PlaceId> = entry.pending.iter(&self.places).collect();
+        // The places go before the slots: otherwise a slot could pass from the connection to
+        // itself.
+        let is_waiting = |id: &PlaceId| self.places[*id].fence().is_none();
+        let (waiting, uncollected): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_waiting);
+        let left: Vec<KeyId> = waiting
+            .into_iter()
+            .filter_map(|id| self.give_up(id, now))
+            .collect();
+        for key in left {
+            self.promote(key, now);
+        }
+        for id in uncollected {
+            if let Some(key) = self.give_up(id, now) {
+                self.promote(key, now);
+            }
+        }
+        if holdings == Holdings::Keep {
+            self.conns.remove(&conn);
+        }
+    }
+
+    /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is
+    /// left. In steps, because a million slots would delay every other client for too long.
+    pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
+        for _ in 0..at_most {
+            let entry = self.conns.get(&conn);
+            let Some(held) = entry.and_then(|entry| entry.held.first()) else {
+                self.conns.remove(&conn);
+                shrink(&mut self.conns);
+                return true;
+            };
+            self.vacate(held, now);
+        }
+        false
+    }
 }
