@@ -27,14 +27,17 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
-use crate::table::{Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope};
-use crate::token::FenceSource;
+use crate::table::{Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket};
+use crate::token::{FenceSource, Grant};
 use clock::Clock;
 pub use seat::{Seat, WaitStage};
 
 /// Leases ended, or slots of a closed connection released, before other threads get their turn:
 /// about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
+
+/// Grants that one visit sends for other connections. The threads of the others send theirs.
+const SENT_AT_ONCE: usize = 8;
 
 /// Claims between two looks at the memory that is left, and the most bytes that each may take.
 const CLAIMS_AT_ONCE: usize = 256;
@@ -72,6 +75,8 @@ pub struct Arbiter {
 }
 
 struct State {
+    /// The time of the last visit.
+    now: Instant,
     table: LockTable,
     seats: HashMap<ConnId, SeatState>,
     /// When the reaper looks next by itself; `None` while it sleeps until it is woken.
@@ -82,10 +87,31 @@ struct State {
     drained: Option<Sender<()>>,
 }
 
+/// The way of a grant to a client that waits, without the detour over its connection's thread.
+pub trait Outlet: Send + Sync {
+    /// Sends the reply to a wait, and returns how many of its bytes the peer's socket has taken. It
+    /// may be none. Must not block.
+    fn send_grant(&self, grant: Grant) -> usize;
+}
+
 /// Where a connection waits.
 struct SeatState {
     wake: Arc<Condvar>,
+    outlet: Option<Arc<dyn Outlet>>,
     is_gone: bool,
+    wait: WaitState,
+}
+
+/// Who decides a connection's wait, and who writes to its socket.
+enum WaitState {
+    /// It does not wait, or its own thread decides.
+    None,
+    /// The visit that ends the wait may spend this ticket.
+    For(Ticket),
+    /// The wait is decided. Another thread sends the grant.
+    Sending,
+    /// The wait is decided, and so many bytes of the reply are sent.
+    Over(Answer, usize),
 }
 
 impl Arbiter {
@@ -94,6 +120,7 @@ impl Arbiter {
         let clock = Clock::new();
         Arbiter {
             state: Mutex::new(State {
+                now: clock.now(),
                 table: LockTable::new(rules.caps, fences),
                 seats: HashMap::new(),
                 reaper_looks_at: None,
@@ -111,12 +138,15 @@ impl Arbiter {
         }
     }
 
-    /// Gives a connection its seat. Its number must never have been used before.
-    pub fn connect(self: &Arc<Self>, conn: ConnId) -> Seat {
+    /// Gives a connection its seat. Its number must never have been used before. The grants it
+    /// waits for go through the outlet, if it has one.
+    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
         let wake = Arc::default();
         let seat = SeatState {
             wake: Arc::clone(&wake),
+            outlet,
             is_gone: false,
+            wait: WaitState::None,
         };
         self.state.lock().seats.insert(conn, seat);
         Seat::new(Arc::clone(self), conn, wake)
@@ -230,6 +260,7 @@ impl Arbiter {
         loop {
             // Read under the mutex, so that the table never sees time go back.
             let now = self.clock.now();
+            state.now = now;
             state.table.expire_some(RELEASED_AT_ONCE, now);
             if !state.table.is_behind(scope, now) {
                 return now;
@@ -244,7 +275,7 @@ impl Arbiter {
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        self.notify(wake_ups);
+        self.pass(wake_ups);
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
@@ -254,19 +285,46 @@ impl Arbiter {
         if wake_ups.is_empty() {
             return false;
         }
-        MutexGuard::unlocked(state, || self.notify(wake_ups));
+        MutexGuard::unlocked(state, || self.pass(wake_ups));
         true
     }
 
     fn wake_ups(&self, state: &mut State) -> WakeUps {
+        let mut wake_ups = WakeUps::default();
+        while let Some(conn) = state.table.pop_resolved() {
+            let Some(seat) = state.seats.get_mut(&conn) else {
+                continue;
+            };
+            let wake = Arc::clone(&seat.wake);
+            let may_send = wake_ups.sending_count < SENT_AT_ONCE;
+            match (&seat.wait, &seat.outlet) {
+                // A peer that has hung up is granted nothing: its own thread finds out.
+                (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
+                    let outlet = Arc::clone(outlet);
+                    match state.table.collect(*ticket, state.now) {
+                        Some(Answer::Granted(grant)) => {
+                            seat.wait = WaitState::Sending;
+                            wake_ups.add_sending(
+                                wake,
+                                Sending {
+                                    conn,
+                                    outlet,
+                                    grant,
+                                },
+                            );
+                        }
+                        Some(answer) => {
+                            seat.wait = WaitState::Over(answer, 0);
+                            wake_ups.add(wake);
+                        }
+                        None => {}
+                    }
+                }
+                _ => wake_ups.add(wake),
+            }
+        }
         if state.drained.is_some() && !state.table.has_holders() {
             state.drained = None;
-        }
-        let mut wake_ups = WakeUps::default();
-        for conn in state.table.take_resolved() {
-            if let Some(seat) = state.seats.get(&conn) {
-                wake_ups.add(&seat.wake);
-            }
         }
         let next_look = self.next_look(state);
         if is_sooner(next_look, state.reaper_looks_at) {
@@ -276,9 +334,17 @@ impl Arbiter {
         wake_ups
     }
 
-    fn notify(&self, wake_ups: WakeUps) {
-        for wake in wake_ups.first.into_iter().chain(wake_ups.rest) {
-            wake.notify_one();
+    /// Sends grants and wakes threads, outside the mutex.
+    fn pass(&self, wake_ups: WakeUps) {
+        for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
+            if let Some(sending) = wake_up.sending {
+                let sent_len = sending.outlet.send_grant(sending.grant);
+                let mut state = self.state.lock();
+                if let Some(seat) = state.seats.get_mut(&sending.conn) {
+                    seat.wait = WaitState::Over(Answer::Granted(sending.grant), sent_len);
+                }
+            }
+            wake_up.wake.notify_one();
         }
         if wake_ups.wake_reaper {
             self.reaper.notify_one();
@@ -310,17 +376,45 @@ fn is_sooner(next: Option<Instant>, planned: Option<Instant>) -> bool {
 /// The threads to wake: mostly none or one, and then without an allocation.
 #[derive(Default)]
 struct WakeUps {
-    first: Option<Arc<Condvar>>,
-    rest: Vec<Arc<Condvar>>,
+    first: Option<WakeUp>,
+    rest: Vec<WakeUp>,
+    sending_count: usize,
     wake_reaper: bool,
 }
 
+struct WakeUp {
+    wake: Arc<Condvar>,
+    sending: Option<Sending>,
+}
+
+/// A grant to be sent for another connection.
+struct Sending {
+    conn: ConnId,
+    outlet: Arc<dyn Outlet>,
+    grant: Grant,
+}
+
 impl WakeUps {
-    fn add(&mut self, wake: &Arc<Condvar>) {
+    fn add(&mut self, wake: Arc<Condvar>) {
+        self.push(WakeUp {
+            wake,
+            sending: None,
+        });
+    }
+
+    fn add_sending(&mut self, wake: Arc<Condvar>, sending: Sending) {
+        self.sending_count += 1;
+        self.push(WakeUp {
+            wake,
+            sending: Some(sending),
+        });
+    }
+
+    fn push(&mut self, wake_up: WakeUp) {
         if self.first.is_none() {
-            self.first = Some(Arc::clone(wake));
+            self.first = Some(wake_up);
         } else {
-            self.rest.push(Arc::clone(wake));
+            self.rest.push(wake_up);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, MutexGuard};
 
-use super::{Arbiter, State, RELEASED_AT_ONCE};
+use super::{Arbiter, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
 use crate::token::Token;
 
@@ -29,6 +29,8 @@ pub enum WaitStage {
     Begins,
     /// The wait has lasted for a second. Told once, without the mutex.
     IsLong,
+    /// The thread that freed the slot has sent so many bytes of the reply. Told under the mutex.
+    Sent(usize),
 }
 
 impl Seat {
@@ -82,7 +84,9 @@ impl Seat {
         let now = self.arbiter.catch_up(&mut state, scope);
         let answer = match state.table.acquire(claimant, ask, now) {
             Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
-            Ok(Claim::Queued(ticket)) => self.wait_with(&mut state, ticket, wait_timeout, tell),
+            Ok(Claim::Queued(ticket)) => {
+                self.wait_with(&mut state, (ask.key, ticket), wait_timeout, tell)
+            }
             Err(refusal) => Answer::Refused(refusal),
         };
         self.arbiter.leave(state);
@@ -120,7 +124,7 @@ impl Seat {
             None => {
                 let ticket = state.table.take_ticket(self.conn, key, kind);
                 let ticket = ticket.expect("a claim that waits has a ticket");
-                self.wait_with(&mut state, ticket, wait_timeout, tell)
+                self.wait_with(&mut state, (key, ticket), wait_timeout, tell)
             }
         };
         self.arbiter.leave(state);
@@ -191,24 +195,50 @@ impl Seat {
     fn wait_with(
         &self,
         state: &mut MutexGuard<'_, State>,
-        ticket: Ticket,
+        (key, ticket): (&str, Ticket),
+        wait_timeout: Duration,
+        tell: &mut dyn FnMut(WaitStage),
+    ) -> Answer {
+        let is_a_try = wait_timeout.is_zero();
+        if !is_a_try {
+            tell(WaitStage::Begins);
+            self.state_in(state).wait = WaitState::For(ticket);
+        }
+        let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
+        self.state_in(state).wait = WaitState::None;
+        answer
+    }
+
+    fn wait_in_queue(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        (key, ticket): (&str, Ticket),
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
         let arbiter = &self.arbiter;
-        let began = arbiter.clock.now();
+        let began = state.now;
         let deadline = began.checked_add(wait_timeout);
         let mut long_at = Some(began + LONG_WAIT);
         let is_a_try = wait_timeout.is_zero();
-        if !is_a_try {
-            tell(WaitStage::Begins);
-        }
         loop {
-            let now = arbiter.catch_up(state, Scope::Ticket(ticket));
+            let now = arbiter.catch_up(state, Scope::Key(key));
+            let seat = self.state_in(state);
+            match seat.wait {
+                WaitState::Over(answer, sent_len) => {
+                    tell(WaitStage::Sent(sent_len));
+                    return answer;
+                }
+                WaitState::Sending => {
+                    arbiter.clock.wait(&self.wake, state, None);
+                    continue;
+                }
+                WaitState::None | WaitState::For(_) => {}
+            }
             // A peer that has hung up is granted nothing. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: the peer would not release
             // it. A try does not wait, so it is answered all the same.
-            if state.seats[&self.conn].is_gone && !is_a_try {
+            if seat.is_gone && !is_a_try {
                 let refusal = state.table.cancel(ticket, now);
                 return refusal.map_or(Answer::Gone, Answer::Refused);
             }
@@ -232,6 +262,11 @@ impl Seat {
             let look_again = deadline.into_iter().chain(long_at).min();
             arbiter.clock.wait(&self.wake, state, look_again);
         }
+    }
+
+    fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {
+        let seat = state.seats.get_mut(&self.conn);
+        seat.expect("a seat is known until it is dropped")
     }
 }
 

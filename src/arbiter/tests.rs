@@ -36,7 +36,10 @@ fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
 /// An arbiter, the seat of a holder and the seat of a waiter.
 fn arbiter_and_two(holdings: Holdings) -> (Arc<Arbiter>, Seat, Seat) {
     let arbiter = arbiter(holdings);
-    let (holder, waiter) = (arbiter.connect(ConnId(1)), arbiter.connect(ConnId(2)));
+    let (holder, waiter) = (
+        arbiter.connect(ConnId(1), None),
+        arbiter.connect(ConnId(2), None),
+    );
     (arbiter, holder, waiter)
 }
 
@@ -161,7 +164,7 @@ fn the_reaper_passes_an_expired_lease_on_in_time() {
 fn leases_that_end_together_end_in_steps() {
     const SLOTS: usize = 50_000;
     let arbiter = arbiter(Holdings::Release);
-    let holder = arbiter.connect(ConnId(1));
+    let holder = arbiter.connect(ConnId(1), None);
     let ask = Ask {
         kind: Kind::Semaphore,
         limit: Limit::new(1 << 20).expect("above zero"),
@@ -323,7 +326,7 @@ fn a_drain_with_nothing_held_ends_at_once() {
 #[test]
 fn a_drain_ends_with_the_last_lease() {
     let arbiter = arbiter(Holdings::Release);
-    let holder = arbiter.connect(ConnId(1));
+    let holder = arbiter.connect(ConnId(1), None);
     granted(&holder, FOREVER);
     let drained = arbiter.begin_drain();
     assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
@@ -334,7 +337,7 @@ fn a_drain_ends_with_the_last_lease() {
 #[test]
 fn idle_keys_go_by_themselves() {
     let arbiter = arbiter(Holdings::Release);
-    let holder = arbiter.connect(ConnId(1));
+    let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(1));
@@ -375,7 +378,7 @@ fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: I
     const STEP: u64 = 1000;
     let mut grants = 0;
     let mut conn = thread;
-    let mut seat = arbiter.connect(ConnId(conn));
+    let mut seat = arbiter.connect(ConnId(conn), None);
     for round in 0u64.. {
         if Instant::now() >= stop_at {
             break;
@@ -405,7 +408,7 @@ fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: I
         if round % 7 == 0 {
             drop(seat);
             conn += STEP;
-            seat = arbiter.connect(ConnId(conn));
+            seat = arbiter.connect(ConnId(conn), None);
         }
     }
     grants
@@ -437,6 +440,6 @@ fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
             .sum()
     });
     assert!(grants > 1000, "only {grants} grants");
-    let last = arbiter.connect(ConnId(1_000_000_000));
+    let last = arbiter.connect(ConnId(1_000_000_000), None);
     granted(&last, FOREVER);
 }

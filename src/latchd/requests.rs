@@ -191,7 +191,7 @@ mod tests {
             let fences = Box::new(ClockFences::starting_at(1));
             let salts = Salts::new().expect("the kernel has randomness");
             let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
-            let connect = |conn| Requests::new(arbiter.connect(ConnId(conn)), DEFAULT_LEASE);
+            let connect = |conn| Requests::new(arbiter.connect(ConnId(conn), None), DEFAULT_LEASE);
             House {
                 other: connect(1),
                 client: connect(2),

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use log::{debug, info, warn};
 
-use crate::arbiter::Arbiter;
+use crate::arbiter::{Arbiter, Outlet};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited;
 use crate::net::listener::{accept_from_all, Listener};
+use crate::net::stream::Stream;
 use crate::net::workers::Workers;
 use crate::server::{listen_tcp, listen_unix, no_thread, spawn};
 use crate::table::ConnId;
@@ -96,7 +97,8 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = admission.stream();
-    let seat = arbiter.connect(ConnId(admission.id()));
+    let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
+    let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
     match watch.watch(stream, admission.id()) {
         Ok(()) => session::serve(stream, seat, rules, watch),
         Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),

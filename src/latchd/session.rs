@@ -1,7 +1,8 @@
 //! One connection's conversation: reads requests, has them carried out, writes replies, in order.
 //!
-//! The session's thread is the only one that writes to its socket. It may block in three places: in
-//! a read, in a write, and in [`Requests::carry_out`]; each is bounded, and delays no other client.
+//! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
+//! thread that frees the slot. The session's thread may block in three places: in a read, in a
+//! write, and in [`Requests::carry_out`]; each is bounded, and delays no other client.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -11,12 +12,12 @@ use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
 use super::requests::{Peer, Requests};
-use crate::arbiter::{Seat, WaitStage};
+use crate::arbiter::{Outlet, Seat, WaitStage};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
-use crate::protocol::reply::Reply;
+use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
 use crate::protocol::stats;
 use crate::sys::memory::{self, Purpose};
@@ -37,6 +38,9 @@ const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
 
 /// What a page of statistics takes at the most, in bytes.
 const STATS_PAGE_LEN: usize = 64 * 1024;
+
+/// The longest reply with a grant, in bytes: `ok`, a token and a lease.
+const MAX_GRANT_LEN: usize = 64;
 
 /// Longer than any deadline.
 const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
@@ -160,8 +164,10 @@ impl Session<'_> {
             id: self.requests.conn().0,
             out: &mut self.out,
             reached: None,
+            sent_len: 0,
         };
         let carried_out = self.requests.carry_out(&request, &mut waiter);
+        let sent_len = waiter.sent_len;
         let has_waited = waiter.end_wait();
         self.finish_frame();
         if !has_waited {
@@ -171,7 +177,7 @@ impl Session<'_> {
         // first.
         let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
-        self.reply(&carried_out?)?;
+        self.reply_from(&carried_out?, sent_len)?;
         received.map_err(Ending::from)
     }
 
@@ -215,11 +221,18 @@ impl Session<'_> {
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
+        self.reply_from(reply, 0)
+    }
+
+    /// Sends a reply, of which so many bytes have been sent.
+    fn reply_from(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
             let conn = self.requests.conn();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
+        let start = self.out.len();
         reply.write(&mut self.out);
+        self.out.drain(start..start + sent_len);
         flush_if_full(&mut self.out, self.stream, self.rules)
     }
 
@@ -295,6 +308,21 @@ impl Session<'_> {
     }
 }
 
+/// The reply to a wait, from the thread that ends it. The session has sent all other replies.
+impl Outlet for Stream {
+    fn send_grant(&self, grant: Grant) -> usize {
+        // What has arrived may be a telnet command, which is answered first.
+        if self.unread_len() > 0 {
+            return 0;
+        }
+        let mut line = [0; MAX_GRANT_LEN];
+        let mut rest = &mut line[..];
+        Reply::Granted(grant).write(&mut rest);
+        let len = MAX_GRANT_LEN - rest.len();
+        self.send_once(&line[..len])
+    }
+}
+
 /// The peer of a request that may wait.
 struct Waiter<'a> {
     stream: &'a Stream,
@@ -304,6 +332,8 @@ struct Waiter<'a> {
     out: &'a mut Vec<u8>,
     /// How far the wait has come.
     reached: Option<WaitStage>,
+    /// How many bytes of the reply have been sent.
+    sent_len: usize,
 }
 
 impl Peer for Waiter<'_> {
@@ -316,9 +346,13 @@ impl Peer for Waiter<'_> {
     }
 
     fn note(&mut self, stage: WaitStage) {
-        self.reached = Some(stage);
-        if stage == WaitStage::IsLong {
-            self.heed(Input::Heeded);
+        match stage {
+            WaitStage::Begins => self.reached = Some(stage),
+            WaitStage::IsLong => {
+                self.reached = Some(stage);
+                self.heed(Input::Heeded);
+            }
+            WaitStage::Sent(sent_len) => self.sent_len = sent_len,
         }
     }
 }

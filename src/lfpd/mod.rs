@@ -278,7 +278,8 @@ fn converse(
     let user = *peer.as_ref().unwrap_or(&Peer(None));
     let Some(place) = places.take(user, &admission) else {
         // No lingering close: a user with too many connections could fill the room for newcomers.
-        return admission.stream().send_once(TURNED_AWAY);
+        admission.stream().send_once(TURNED_AWAY);
+        return;
     };
     let wire = Wire::new(socket, socket, stop);
     session::serve(&wire, peer, Some(&place), locks, rules);

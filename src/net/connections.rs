@@ -144,7 +144,7 @@ impl Admission {
     }
 
     /// The connection's socket.
-    pub fn stream(&self) -> &Stream {
+    pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 }

@@ -90,11 +90,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends `bytes` if the socket takes them at once.
-    pub fn send_once(&self, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            let _ = send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    /// Sends what the socket takes of `bytes` at once, and returns how many these are.
+    pub fn send_once(&self, bytes: &[u8]) -> usize {
+        if bytes.is_empty() {
+            return 0;
         }
+        send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
     /// Blocks until the socket takes more, or until the deadline.

@@ -71,8 +71,8 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 }
 
 impl Reply {
-    /// Appends the reply's line to `out`.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    /// Writes the reply's line to `out`, which must have room for it.
+    pub fn write(&self, out: &mut impl Write) {
         let word = self.word();
         let written = match self {
             Reply::Granted(grant) | Reply::Acquired(grant) => {
@@ -82,7 +82,7 @@ impl Reply {
             Reply::Stats(json) => writeln!(out, "{word} {json}"),
             _ => writeln!(out, "{word}"),
         };
-        written.expect("writing to memory");
+        written.expect("there is room in memory");
     }
 
     /// The first word of the reply's line.

@@ -22,7 +22,7 @@ mod snapshot;
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ pub struct LockTable {
     owed: BTreeMap<u64, PlaceId>,
     waiter_count: usize,
     /// The connections whose waits have ended since they were last taken.
-    resolved: Vec<ConnId>,
+    resolved: VecDeque<ConnId>,
     next_arrival: u64,
     draining: bool,
     /// When a holder last lost its slot.
@@ -81,7 +81,7 @@ impl LockTable {
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             waiter_count: 0,
-            resolved: Vec::new(),
+            resolved: VecDeque::new(),
             next_arrival: 0,
             draining: false,
             last_held: None,
@@ -286,7 +286,7 @@ impl LockTable {
                 continue;
             }
             while let Some(id) = waiters {
-                self.resolved.push(self.places[id].conn);
+                self.resolved.push_back(self.places[id].conn);
                 self.withdraw(id);
                 self.end_place(id, Refusal::Draining, now);
                 waiters = self.keys[key].waiters.first();
@@ -326,10 +326,10 @@ impl LockTable {
         self.leases.len() > 0
     }
 
-    /// The connections whose waits have ended since the last call. Each should look again; one that
-    /// is named in vain finds that it still waits.
-    pub fn take_resolved(&mut self) -> impl Iterator<Item = ConnId> + '_ {
-        self.resolved.drain(..)
+    /// The next connection whose wait has ended since the last calls. It should look again; one
+    /// that is named in vain finds that it still waits.
+    pub fn pop_resolved(&mut self) -> Option<ConnId> {
+        self.resolved.pop_front()
     }
 
     /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
@@ -416,7 +416,7 @@ impl LockTable {
             };
             self.withdraw(id);
             self.hold(id, Fence(fence), now);
-            self.resolved.push(self.places[id].conn);
+            self.resolved.push_back(self.places[id].conn);
         }
         if self.keys[key].is_idle() && !self.idle.contains(&self.keys, key) {
             self.keys[key].last_used = now;

@@ -214,7 +214,7 @@ impl World {
     }
 
     fn resolved(&mut self) -> Vec<u64> {
-        self.table.take_resolved().map(|conn| conn.0).collect()
+        std::iter::from_fn(|| self.table.pop_resolved().map(|conn| conn.0)).collect()
     }
 
     fn check(&self) {
