@@ -13,6 +13,7 @@ mod clock;
 #[cfg(test)]
 #[path = "virtual_clock.rs"]
 mod clock;
+mod roll;
 mod seat;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket};
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
+pub use roll::KeyRoll;
 pub use seat::{Seat, WaitStage};
 
 /// Leases ended, or slots of a closed connection released, before other threads get their turn:
@@ -87,8 +89,11 @@ struct State {
     drained: Option<Sender<()>>,
 }
 
-/// The way of a grant to a client that waits, without the detour over its connection's thread.
+/// A connection's client, as far as the threads of other connections are concerned.
 pub trait Outlet: Send + Sync {
+    /// Who the client is, for operators.
+    fn peer(&self) -> String;
+
     /// Sends the reply to a wait, and returns how many of its bytes the peer's socket has taken. It
     /// may be none. Must not block.
     fn send_grant(&self, grant: Grant) -> usize;
@@ -98,6 +103,8 @@ pub trait Outlet: Send + Sync {
 struct SeatState {
     wake: Arc<Condvar>,
     outlet: Option<Arc<dyn Outlet>>,
+    /// What the client says of itself.
+    tag: Option<Arc<str>>,
     is_gone: bool,
     wait: WaitState,
 }
@@ -145,6 +152,7 @@ impl Arbiter {
         let seat = SeatState {
             wake: Arc::clone(&wake),
             outlet,
+            tag: None,
             is_gone: false,
             wait: WaitState::None,
         };

@@ -159,6 +159,13 @@ impl Seat {
         })
     }
 
+    /// Takes note of what the client says of itself. The caller bounds its length.
+    pub fn set_tag(&self, tag: &str) {
+        let tag = Some(Arc::from(tag));
+        let old = std::mem::replace(&mut self.state_in(&mut self.arbiter.state.lock()).tag, tag);
+        drop(old);
+    }
+
     /// Since when the connection holds, waits for and has enqueued nothing: now, if it does; `None`
     /// if it never did.
     pub fn idle_since(&self) -> Option<Instant> {

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use super::*;
 use crate::fence::source::ClockFences;
 use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal, Usage};
+use crate::token::Fence;
 
 const FOREVER: Duration = Duration::from_secs(60);
 const DRAINING: Answer = Answer::Refused(Refusal::Draining);
@@ -289,6 +290,10 @@ struct SlowOutlet {
 }
 
 impl Outlet for SlowOutlet {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
     fn send_grant(&self, grant: Grant) -> usize {
         self.sending.send(grant).expect("it is received");
         self.leave.recv().expect("it is sent")
@@ -428,6 +433,55 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     for waiter in waiters {
         assert!(matches!(waiter.end().1, Answer::Granted(_)));
     }
+}
+
+#[test]
+fn a_roll_names_holders_and_waiters_in_order() {
+    let arbiter = arbiter(Holdings::Keep);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    holder.set_tag("backup");
+    drop(holder);
+    let waiters = [2, 3].map(|conn| served(&arbiter, conn, FOREVER));
+    arbiter.advance(Duration::from_secs(5));
+    let roll = arbiter.queue("k", 10).expect("it is in use");
+    let fence = Fence(grant.token.fence());
+    let left = FOREVER - Duration::from_secs(5);
+    assert_eq!(roll.queue.holders[0].held, Some((fence, left)));
+    assert_eq!(roll.queue.holders[0].age, Duration::from_secs(5));
+    let conns: Vec<u64> = roll
+        .queue
+        .waiters
+        .iter()
+        .map(|place| place.conn.0)
+        .collect();
+    assert_eq!(conns, [2, 3]);
+    assert_eq!((roll.peer(ConnId(1)), roll.tag(ConnId(1))), (None, None));
+    let elsewhere = "elsewhere".to_owned();
+    assert_eq!(roll.peer(ConnId(2)), Some(elsewhere));
+    let few = &arbiter.queues(None, 10, 1)[0].queue;
+    assert_eq!((few.waiters.len(), few.waiter_count), (1, 2));
+    assert!(arbiter.queue("other", 10).is_none());
+    for waiter in waiters {
+        waiter.leave.send(0).expect("there is room");
+        arbiter.break_grants("k", None);
+        waiter.blocked.end();
+    }
+}
+
+#[test]
+fn a_broken_grant_passes_on_and_its_token_is_dead() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let fence = Fence(grant.token.fence());
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    assert_eq!(arbiter.break_grants("other", Some(fence)), []);
+    assert_eq!(arbiter.break_grants("k", Some(Fence(fence.0 + 7))), []);
+    // The waiter's grant is newer, and stays.
+    assert_eq!(arbiter.break_grants("k", None), [fence]);
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    let renewed = holder.renew("k", Kind::Lock, grant.token, FOREVER);
+    assert_eq!(renewed, Err(Refusal::NotHeld));
 }
 
 #[test]

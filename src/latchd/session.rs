@@ -310,6 +310,10 @@ impl Session<'_> {
 
 /// The reply to a wait, from the thread that ends it. The session has sent all other replies.
 impl Outlet for Stream {
+    fn peer(&self) -> String {
+        self.identity()
+    }
+
     fn send_grant(&self, grant: Grant) -> usize {
         // What has arrived may be a telnet command, which is answered first.
         if self.unread_len() > 0 {

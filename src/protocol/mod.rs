@@ -5,6 +5,8 @@ pub mod limits;
 pub mod reply;
 pub mod request;
 #[cfg(feature = "programs")]
+pub mod queues;
+#[cfg(feature = "programs")]
 pub mod stats;
 
 #[cfg(test)]

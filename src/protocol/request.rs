@@ -12,6 +12,15 @@ use crate::token::Token;
 /// The command that opens a connection where a token is configured.
 const AUTH: &[u8] = b"auth";
 
+/// The key line of `stats` for the queues of keys.
+const QUEUES: &str = "holders";
+
+/// In the place of a key or a fence: whichever there is.
+const ANY: &str = "_";
+
+/// The longest tag, in bytes.
+pub const MAX_TAG_LEN: usize = 128;
+
 /// The lines of one request: command, key, argument.
 pub type Frame<'a> = [&'a [u8]; 3];
 
@@ -66,6 +75,16 @@ pub enum Request<'a> {
     Ping,
     /// `stats`
     Stats,
+    /// `stats` with the key line `holders`: of one key, or of all in use
+    Queues(Option<&'a str>),
+    /// `tag`: what the client says of itself
+    Tag(&'a str),
+    /// `break`: ends the grant with this fence, or all grants of the key
+    Break {
+        key: &'a str,
+        fence: Option<u64>,
+        admin_token: Option<&'a str>,
+    },
     /// `auth` with the secret. A session that expects one compares it before it parses anything.
     Auth(&'a str),
 }
@@ -83,6 +102,7 @@ pub enum ProtocolError {
     BadLimit,
     NotUtf8,
     MalformedToken,
+    TagTooLong,
 }
 
 impl ProtocolError {
@@ -99,6 +119,7 @@ impl ProtocolError {
             ProtocolError::BadLimit => ("bad-limit", 13),
             ProtocolError::NotUtf8 => ("not-utf8", 0),
             ProtocolError::MalformedToken => ("malformed-token", 0),
+            ProtocolError::TagTooLong => ("tag-too-long", 0),
         }
     }
 }
@@ -111,7 +132,17 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     };
     let (command, kind) = match command {
         "ping" | "barrier" | "stable-ref" => return Ok(Request::Ping),
+        "stats" if key == QUEUES => {
+            let one = Some(argument.trim()).filter(|key| !matches!(*key, "" | ANY));
+            return match one {
+                Some(key) if !limits::is_key(key) => Err(ProtocolError::InvalidKey),
+                one => Ok(Request::Queues(one)),
+            };
+        }
         "stats" => return Ok(Request::Stats),
+        "tag" if argument.len() <= MAX_TAG_LEN => return Ok(Request::Tag(argument)),
+        "tag" => return Err(ProtocolError::TagTooLong),
+        "break" => (command, Kind::Lock),
         "auth" => return Ok(Request::Auth(argument)),
         "l" | "e" | "w" | "r" | "n" => (command, Kind::Lock),
         "sl" | "se" | "sw" | "sr" | "sn" => (&command[1..], Kind::Semaphore),
@@ -145,11 +176,16 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             kind,
             token: words.token()?,
         },
-        _ => Request::Renew {
+        "n" => Request::Renew {
             key,
             kind,
             token: words.token()?,
             lease: words.lease()?,
+        },
+        _ => Request::Break {
+            key,
+            fence: words.fence()?,
+            admin_token: words.0.next(),
         },
     };
     words.end()?;
@@ -184,6 +220,15 @@ impl Words<'_> {
     fn token(&mut self) -> Result<Token, ProtocolError> {
         let word = self.0.next().ok_or(ProtocolError::EmptyToken)?;
         word.parse().map_err(|_| ProtocolError::MalformedToken)
+    }
+
+    /// A fence, or [`ANY`].
+    fn fence(&mut self) -> Result<Option<u64>, ProtocolError> {
+        match self.0.next() {
+            None => Err(ProtocolError::ArgumentCount),
+            Some(ANY) => Ok(None),
+            Some(word) => parse_integer(word).map(Some),
+        }
     }
 
     fn integer(&mut self) -> Result<Option<u64>, ProtocolError> {
@@ -262,6 +307,20 @@ impl Request<'_> {
             }
             Request::Ping => (Kind::Lock, "ping", "_", [Some("_".into()), None, None]),
             Request::Stats => (Kind::Lock, "stats", "_", [Some("_".into()), None, None]),
+            Request::Queues(key) => {
+                let key = key.unwrap_or(ANY);
+                (Kind::Lock, "stats", QUEUES, [Some(key.into()), None, None])
+            }
+            Request::Tag(text) => (Kind::Lock, "tag", "_", [Some(text.into()), None, None]),
+            Request::Break {
+                key,
+                fence,
+                admin_token,
+            } => {
+                let fence = fence.map_or_else(|| ANY.to_owned(), |fence| fence.to_string());
+                let words = [Some(fence), admin_token.map(str::to_owned), None];
+                (Kind::Lock, "break", key, words)
+            }
             Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
         };
         let prefix = match kind {

@@ -33,7 +33,7 @@ use leases::Leases;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
-pub use snapshot::{HolderSnapshot, KeySnapshot, Usage};
+pub use snapshot::{HolderSnapshot, KeyQueueSnapshot, KeySnapshot, PlaceSnapshot, Usage};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
     Ticket,
@@ -251,6 +251,25 @@ impl LockTable {
         Ok(())
     }
 
+    /// Ends a grant as if its lease were over; `false` if no holder of the key has this fence.
+    pub fn break_grant(&mut self, key: &str, fence: Fence, now: Instant) -> bool {
+        self.settle(Scope::Key(key), now);
+        let found = self.holders.get(&fence).copied();
+        let is_for_key = |id: &PlaceId| self.keys[self.places[*id].key].key.as_str() == key;
+        let Some(holder) = found.filter(is_for_key) else {
+            return false;
+        };
+        self.vacate(holder, now);
+        true
+    }
+
+    /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
+    pub fn fences(&self, key: &str) -> Option<(Fence, Fence)> {
+        let holders = &self.keys[*self.names.get(key)?].holders;
+        let fence = |id: PlaceId| self.places[id].fence();
+        Some((fence(holders.first()?)?, fence(holders.last()?)?))
+    }
+
     /// Starts a lease anew, with the length `lease`.
     ///
     /// # Errors
@@ -439,6 +458,7 @@ impl LockTable {
             lease: ask.lease,
             salt: claimant.salt,
             state,
+            since: now,
             is_told: false,
             is_enqueued: false,
         });
@@ -467,6 +487,7 @@ impl LockTable {
     fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
         place.state = PlaceState::held(fence);
+        place.since = now;
         let (key, expires_at) = (place.key, now + place.lease);
         self.leases.insert(&mut self.places, id, expires_at);
         self.holders.insert(fence, id);

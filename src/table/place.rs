@@ -1,6 +1,6 @@
 //! A place: what one claim has, first in the queue of its key and then among the holders.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::queue::KeyQueue;
 use super::slab::{Id, List, Slab};
@@ -23,6 +23,8 @@ pub(super) struct Place {
     pub(super) lease: Duration,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,
+    /// When it was queued, or granted.
+    pub(super) since: Instant,
     /// Whether the client knows its token.
     pub(super) is_told: bool,
     /// Whether this is the phase-one entry of its connection for its key.

@@ -170,6 +170,10 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         self.first
     }
 
+    pub(super) fn last(&self) -> Option<Id<T>> {
+        self.last
+    }
+
     pub(super) fn len(&self) -> usize {
         self.len as usize
     }

@@ -1,10 +1,13 @@
 //! What an operator may see of a table.
 
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
+use super::place::{KeyPlaces, PlaceId};
 use super::queue::KeyId;
-use super::types::{ConnId, Key, Kind, Limit};
+use super::types::{ConnId, Key, Kind, Limit, Scope};
 use super::LockTable;
+use crate::token::Fence;
 
 /// One key as it stood when the snapshot was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +47,86 @@ pub struct HolderSnapshot {
     pub expires_in: Duration,
 }
 
+/// The queue of one key: the first of its holders and of its waiters, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyQueueSnapshot {
+    /// The name.
+    pub key: Key,
+    /// Used as this.
+    pub kind: Kind,
+    /// Used with this limit.
+    pub limit: Limit,
+    /// How many hold it.
+    pub holder_count: usize,
+    /// How many wait for it.
+    pub waiter_count: usize,
+    /// The first of its holders, in order of grants.
+    pub holders: Vec<PlaceSnapshot>,
+    /// The first of its waiters, in order of arrival.
+    pub waiters: Vec<PlaceSnapshot>,
+}
+
+/// One holder or waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceSnapshot {
+    /// The connection that asked.
+    pub conn: ConnId,
+    /// Since when it holds or waits.
+    pub age: Duration,
+    /// A holder's fence, and what is left of its lease.
+    pub held: Option<(Fence, Duration)>,
+}
+
 impl LockTable {
+    /// Who holds and waits for up to `at_most` keys in use, sorted: those after `after`, or the
+    /// first ones. Of each key, up to `places` holders and as many waiters.
+    pub fn queues(
+        &mut self,
+        after: Option<&Key>,
+        at_most: usize,
+        places: usize,
+        now: Instant,
+    ) -> Vec<KeyQueueSnapshot> {
+        self.settle(Scope::Everything, now);
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let keys = self.names.range::<Key, _>((behind, Bound::Unbounded));
+        let in_use = keys.filter(|(_, key)| !self.keys[**key].is_idle());
+        in_use
+            .take(at_most)
+            .map(|(_, key)| self.describe_queue(*key, places, now))
+            .collect()
+    }
+
+    /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
+    /// not in use.
+    pub fn queue(&mut self, key: &str, places: usize, now: Instant) -> Option<KeyQueueSnapshot> {
+        self.settle(Scope::Key(key), now);
+        let key = *self.names.get(key)?;
+        (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
+    }
+
+    fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeyQueueSnapshot {
+        let queue = &self.keys[key];
+        let describe = |id: PlaceId| PlaceSnapshot {
+            conn: self.places[id].conn,
+            age: now.saturating_duration_since(self.places[id].since),
+            held: self.places[id].fence().map(|fence| {
+                let expires_at = self.leases.expires_at(&self.places, id);
+                (fence, expires_at.saturating_duration_since(now))
+            }),
+        };
+        let first = |list: &KeyPlaces| list.iter(&self.places).take(places).map(describe).collect();
+        KeyQueueSnapshot {
+            key: queue.key.clone(),
+            kind: queue.kind,
+            limit: queue.limit,
+            holder_count: queue.holders.len(),
+            waiter_count: queue.waiters.len(),
+            holders: first(&queue.holders),
+            waiters: first(&queue.waiters),
+        }
+    }
+
     pub(super) fn describe(&self, key: KeyId, now: Instant) -> KeySnapshot {
         let queue = &self.keys[key];
         let first_holder = queue.holders.first().map(|id| HolderSnapshot {

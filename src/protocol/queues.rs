@@ -1,0 +1,115 @@
+//! The JSON of `stats` for the queues of keys: latch-protocol(7), STATISTICS.
+
+use super::stats::{put, write_string, Seconds};
+use crate::table::{ConnId, KeyQueueSnapshot, Kind, PlaceSnapshot};
+
+/// How many keys one visit to the table takes.
+pub const PAGE_LEN: usize = 8;
+
+/// How many holders, and how many waiters, are shown of each of many keys.
+pub const PLACES_OF_EACH: usize = 16;
+
+/// How many holders, and how many waiters, are shown of a key that is asked for by its name.
+pub const PLACES_OF_ONE: usize = 256;
+
+/// Appends one key with its holders and waiters. `client` tells, for a connection, who its peer is
+/// and what the peer says of itself.
+pub fn write_key<'a>(
+    queue: &KeyQueueSnapshot,
+    client: impl Fn(ConnId) -> (Option<String>, Option<&'a str>),
+    out: &mut Vec<u8>,
+) {
+    let kind = match queue.kind {
+        Kind::Lock => "lock",
+        Kind::Semaphore => "semaphore",
+    };
+    out.extend(b"{\"key\":");
+    write_string(queue.key.as_str(), out);
+    put(
+        out,
+        format_args!(
+            ",\"kind\":\"{kind}\",\"limit\":{},\"holder_count\":{},\"waiter_count\":{}",
+            queue.limit.get(),
+            queue.holder_count,
+            queue.waiter_count
+        ),
+    );
+    for (name, places) in [("holders", &queue.holders), ("waiters", &queue.waiters)] {
+        put(out, format_args!(",\"{name}\":["));
+        for (index, place) in places.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            write_place(place, client(place.conn), out);
+        }
+        out.push(b']');
+    }
+    out.push(b'}');
+}
+
+fn write_place(place: &PlaceSnapshot, client: (Option<String>, Option<&str>), out: &mut Vec<u8>) {
+    let (peer, tag) = client;
+    put(out, format_args!("{{\"conn_id\":{}", place.conn));
+    for (name, text) in [("peer", peer.as_deref()), ("tag", tag)] {
+        put(out, format_args!(",\"{name}\":"));
+        match text {
+            Some(text) => write_string(text, out),
+            None => out.extend(b"null"),
+        }
+    }
+    put(out, format_args!(",\"age_s\":{}", Seconds(place.age)));
+    if let Some((fence, left)) = place.held {
+        // A string, since a fence may be larger than a number of JSON is exact.
+        put(
+            out,
+            format_args!(
+                ",\"fence\":\"{}\",\"lease_expires_in_s\":{}",
+                fence.0,
+                Seconds(left)
+            ),
+        );
+    }
+    out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::table::{Key, Limit};
+    use crate::token::Fence;
+
+    #[test]
+    fn holders_and_waiters_are_listed_with_their_clients() {
+        let place = |conn, held| PlaceSnapshot {
+            conn: ConnId(conn),
+            age: Duration::from_millis(1500),
+            held,
+        };
+        let queue = KeyQueueSnapshot {
+            key: Key::from("k\"y"),
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            holder_count: 1,
+            waiter_count: 2,
+            holders: vec![place(7, Some((Fence(12), Duration::from_secs(3))))],
+            waiters: vec![place(8, None)],
+        };
+        let client = |conn| match conn {
+            ConnId(7) => (Some("127.0.0.1:4711".to_owned()), Some("a\tb")),
+            _ => (None, None),
+        };
+        let mut out = Vec::new();
+        write_key(&queue, client, &mut out);
+        assert_eq!(
+            String::from_utf8(out).expect("JSON is text"),
+            concat!(
+                r#"{"key":"k\"y","kind":"lock","limit":1,"holder_count":1,"waiter_count":2,"#,
+                r#""holders":[{"conn_id":7,"peer":"127.0.0.1:4711","tag":"a\u0009b","#,
+                r#""age_s":1.500,"fence":"12","lease_expires_in_s":3.000}],"#,
+                r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"age_s":1.500}]}"#
+            )
+        );
+    }
+}
