@@ -53,8 +53,7 @@ pub fn main() -> ExitCode {
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
-        let reason = format_args!("{name}: the value is not UTF-8");
-        return refuse(PROGRAM, USAGE, reason);
+        return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
     }
     let inherited = match inherited::from_environment() {
         Ok(inherited) => inherited,
