@@ -234,6 +234,7 @@ fn open_other(path: &Path) -> io::Result<Option<Directory>> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::names::{content, DevicePath};
+    use crate::sys::directory::names_in;
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
@@ -281,21 +282,6 @@ mod tests {
         fn own_files(&self) -> Vec<String> {
             names_in(&self.at("own"))
         }
-    }
-
-    fn names_in(directory: &Path) -> Vec<String> {
-        let entries = fs::read_dir(directory).expect("a directory");
-        let mut names: Vec<String> = entries
-            .map(|entry| {
-                entry
-                    .expect("an entry")
-                    .file_name()
-                    .into_string()
-                    .expect("UTF-8")
-            })
-            .collect();
-        names.sort();
-        names
     }
 
     fn dead_pid() -> u32 {

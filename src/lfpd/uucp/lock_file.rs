@@ -222,23 +222,10 @@ pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::names::DevicePath;
+    use crate::sys::directory::{in_directory, names_in};
     use std::fs;
-    use std::path::Path;
 
     const NAME: &str = "LCK..ttyS1";
-
-    fn in_directory(check: impl FnOnce(&Path, &Directory)) {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let directory = Directory::open(scratch.path()).expect("a directory");
-        check(scratch.path(), &directory);
-    }
-
-    fn names_in(path: &Path) -> Vec<OsString> {
-        let entries = fs::read_dir(path).expect("a directory");
-        entries
-            .map(|entry| entry.expect("an entry").file_name())
-            .collect()
-    }
 
     #[test]
     fn a_file_that_was_replaced_since_is_given_back() {

@@ -4,6 +4,8 @@
 
 mod staged;
 
+#[cfg(test)]
+pub use staged::{in_directory, names_in};
 pub use staged::{PrivateNames, SetAside, StagedFile};
 
 use std::ffi::OsStr;
