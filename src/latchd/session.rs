@@ -1,7 +1,7 @@
 //! One connection's conversation: reads requests, has them carried out, writes replies, in order.
 //!
 //! The session's thread is the only one that writes to its socket. It may block in three places: in
-//! a read, in a write, and in [`Requests::carry_out`]; each is bounded, and delays no other client.
+//! a read, in a write, and in [`carry_out`]; each is bounded, and delays no other client.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use log::{debug, trace, warn};
 use subtle::ConstantTimeEq;
 
-use super::requests::{Peer, Requests};
+use super::requests::{carry_out, Peer};
 use crate::arbiter::{Seat, WaitStage};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
@@ -37,9 +37,6 @@ const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
 
 /// What a page of statistics takes at the most, in bytes.
 const STATS_PAGE_LEN: usize = 64 * 1024;
-
-/// Longer than any deadline.
-const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
 
 /// The settings of all sessions.
 #[derive(Debug)]
@@ -76,28 +73,32 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+    let auth_due = match rules.auth_token {
+        // Three lines, each with its own deadline, cannot take longer.
+        Some(_) => Some(Instant::now() + 3 * rules.read_timeout),
+        None => None,
+    };
     let mut session = Session {
         stream,
         watch,
         rules,
+        seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::with_capacity(OUT_CAPACITY),
-        authenticated: rules.auth_token.is_none(),
-        requests: Requests::new(seat, rules.default_lease),
+        auth_due,
         malformed_count: 0,
         socket_timeout: Duration::ZERO,
         awaited: None,
-        started: Instant::now(),
     };
     let ending = session.converse();
     let Session {
-        requests,
+        seat,
         out,
         malformed_count,
         ..
     } = session;
     // The slots pass on before the close, which may take a while.
-    drop(requests);
+    drop(seat);
     lingering_close(stream, &ending, out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
@@ -109,17 +110,17 @@ struct Session<'a> {
     stream: &'a Stream,
     watch: &'a HangupWatch,
     rules: &'a SessionRules,
+    seat: Seat,
     reader: LineReader<3>,
     out: Vec<u8>,
-    authenticated: bool,
-    requests: Requests,
+    /// The deadline of `auth`; `None` once the client has authenticated, or need not.
+    auth_due: Option<Instant>,
     malformed_count: u32,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
     /// of a frame. Telnet commands are no part of a line, and so move no deadline.
     awaited: Option<(Option<u32>, Instant)>,
-    started: Instant,
 }
 
 impl Session<'_> {
@@ -137,12 +138,12 @@ impl Session<'_> {
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
-        if !self.authenticated {
-            self.authenticated = self.rules.accepts(self.reader.frame());
-            if !self.authenticated {
+        if self.auth_due.is_some() {
+            if !self.rules.accepts(self.reader.frame()) {
                 return Err(Ending::AuthFailed);
             }
-            self.reader.advance();
+            self.auth_due = None;
+            self.finish_frame();
             return self.reply(&Reply::Ok);
         }
         let request = match parse(self.reader.frame()) {
@@ -157,11 +158,11 @@ impl Session<'_> {
             stream: self.stream,
             watch: self.watch,
             rules: self.rules,
-            id: self.requests.conn().0,
+            id: self.seat.id().0,
             out: &mut self.out,
             reached: None,
         };
-        let carried_out = self.requests.carry_out(&request, &mut waiter);
+        let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
         let has_waited = waiter.end_wait();
         self.finish_frame();
         if !has_waited {
@@ -186,7 +187,7 @@ impl Session<'_> {
             let (reason, code) = error.describe();
             debug!(
                 "refused conn={} reason={reason} code={code} command={}",
-                self.requests.conn(),
+                self.seat.id(),
                 Escaped(self.reader.frame()[0])
             );
         }
@@ -202,7 +203,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
-        let arbiter = self.requests.arbiter();
+        let arbiter = self.seat.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
             arbiter.seat_count(),
@@ -216,7 +217,7 @@ impl Session<'_> {
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            let conn = self.requests.conn();
+            let conn = self.seat.id();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         reply.write(&mut self.out);
@@ -236,13 +237,16 @@ impl Session<'_> {
             _ => now + self.rules.read_timeout,
         };
         self.awaited = Some((awaited, deadline));
-        let left = deadline
-            .min(self.latest_auth())
-            .saturating_duration_since(now);
+        let until = deadline.min(self.auth_due.unwrap_or(deadline));
+        let left = until.saturating_duration_since(now);
         if left.is_zero() {
             return self.stay_idle(awaited);
         }
-        let read = match self.read_for(left) {
+        if left != self.socket_timeout {
+            self.stream.set_read_timeout(left).map_err(Ending::Broken)?;
+            self.socket_timeout = left;
+        }
+        let read = match self.reader.read(self.stream) {
             Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
             read => read.map_err(Ending::from),
         };
@@ -254,10 +258,10 @@ impl Session<'_> {
     /// has enqueued a key may idle between two requests as long as it likes: an unexpected `error`
     /// would be taken for the answer to its next request.
     fn stay_idle(&mut self, awaited: Option<u32>) -> Result<(), Ending> {
-        if awaited.is_some() || !self.authenticated {
+        if awaited.is_some() || self.auth_due.is_some() {
             return Err(Ending::ReadTimeout);
         }
-        let idle_since = self.requests.idle_since().ok_or(Ending::ReadTimeout)?;
+        let idle_since = self.seat.idle_since().ok_or(Ending::ReadTimeout)?;
         let closes_at = idle_since + self.rules.read_timeout;
         if closes_at <= Instant::now() {
             return Err(Ending::ReadTimeout);
@@ -266,30 +270,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The deadline of `auth`: its three lines, each with its own deadline, cannot take longer.
-    fn latest_auth(&self) -> Instant {
-        let patience = if self.authenticated {
-            FAR_AWAY
-        } else {
-            3 * self.rules.read_timeout
-        };
-        self.started + patience
-    }
-
-    fn read_for(&mut self, timeout: Duration) -> Result<(), ReadEnd> {
-        if timeout != self.socket_timeout {
-            self.stream
-                .set_read_timeout(timeout)
-                .map_err(ReadEnd::Broken)?;
-            self.socket_timeout = timeout;
-        }
-        self.reader.read(self.stream)
-    }
-
     /// A peer that has not authenticated learns no other reason.
     fn mask_reason(&self, ending: Ending) -> Ending {
         match ending {
-            Ending::ReadTimeout | Ending::LineTooLong if !self.authenticated => Ending::AuthFailed,
+            Ending::ReadTimeout | Ending::LineTooLong if self.auth_due.is_some() => {
+                Ending::AuthFailed
+            }
             ending => ending,
         }
     }
