@@ -69,10 +69,6 @@ impl Log {
     }
 
     /// Starts the log and its writer thread. Call it once in a process.
-    ///
-    /// # Errors
-    ///
-    /// If the thread cannot be started.
     pub fn start(rules: LogRules) -> io::Result<Log> {
         let (sender, lines) = bounded(QUEUE_LEN);
         let queue = Arc::new(Queue::default());

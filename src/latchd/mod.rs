@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
     }
-    let inherited = match inherited::from_environment() {
+    let inherited = match inherited::from_environment().and_then(inherited::all_listening) {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };

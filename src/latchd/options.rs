@@ -190,10 +190,6 @@ pub(super) enum Auth {
 impl Options {
     /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names
     /// sockets for this process.
-    ///
-    /// # Errors
-    ///
-    /// Which options do not go together, or are not for this build.
     pub(super) fn resolve(
         &self,
         origins: &Origins,

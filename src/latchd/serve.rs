@@ -7,7 +7,7 @@ use log::{debug, info, warn};
 use crate::arbiter::Arbiter;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
-use crate::net::inherited;
+use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::Workers;
 use crate::server::{listen_tcp, listen_unix, no_thread, spawn};
@@ -31,7 +31,7 @@ pub(super) fn listen(
     match sockets {
         Sockets::Environment => listeners = inherited,
         Sockets::Stdin => {
-            let listener = inherited::from_stdin();
+            let listener = inherited::from_stdin().and_then(Inherited::listening);
             listeners
                 .push(listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?);
         }

@@ -73,11 +73,8 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
-    let auth_due = match rules.auth_token {
-        // Three lines, each with its own deadline, cannot take longer.
-        Some(_) => Some(Instant::now() + 3 * rules.read_timeout),
-        None => None,
-    };
+    // Three lines, each with its own deadline, cannot take longer.
+    let auth_due = Instant::now() + 3 * rules.read_timeout;
     let mut session = Session {
         stream,
         watch,
@@ -85,7 +82,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::with_capacity(OUT_CAPACITY),
-        auth_due,
+        auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         socket_timeout: Duration::ZERO,
         awaited: None,

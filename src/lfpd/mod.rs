@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return server::print(&text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    let inherited = match inherited::any_from_environment() {
+    let inherited = match inherited::from_environment() {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
@@ -120,7 +120,7 @@ enum Connected {
 fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
     match source {
         Source::Environment => connections_of(inherited),
-        Source::Inetd => match inherited::any_from_stdin() {
+        Source::Inetd => match inherited::from_stdin() {
             Ok(Inherited::Listening(listener)) => Ok(Connected::Often(vec![listener])),
             Ok(Inherited::Connected(socket)) => Ok(Connected::Once(peer_of(&socket))),
             Err(NotListening::Io(error)) => {

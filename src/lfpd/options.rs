@@ -108,10 +108,6 @@ pub(super) enum Source {
 
 impl Options {
     /// Where connections come from. `inherits` says that LISTEN_FDS names sockets for this process.
-    ///
-    /// # Errors
-    ///
-    /// Which options do not go together.
     pub(super) fn source(&self, inherits: bool) -> Result<Source, String> {
         let binds = !self.listen.is_empty() || self.unix.is_some();
         if self.print_port && self.listen.is_empty() {

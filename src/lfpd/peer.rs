@@ -43,10 +43,6 @@ pub struct NotLocal;
 impl Peer {
     /// Finds out the user at the other end of a connected socket. The caller asks before the peer
     /// has a reason to close it: afterwards the kernel does not know.
-    ///
-    /// # Errors
-    ///
-    /// If the peer does not come by the loopback interface.
     pub fn of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),

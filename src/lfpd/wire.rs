@@ -45,12 +45,9 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Writes all of `bytes`, in one system call where the peer keeps up.
-    ///
-    /// # Errors
-    ///
-    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or
-    /// not at once when the server stops.
+    /// Writes all of `bytes`, in one system call where the peer keeps up. Fails with
+    /// [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or not at once
+    /// when the server stops.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         write_within(self.output, bytes, Some(WRITE_TIMEOUT), Some(self.stop))
     }

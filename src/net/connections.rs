@@ -63,10 +63,6 @@ impl Connections {
     /// returns `None`. `accept` must not block: it runs under the mutex, so that no connection can
     /// slip in while [`Connections::close_if_empty`] decides. Blocks for ever once that or
     /// [`Connections::close`] has stopped accepting.
-    ///
-    /// # Errors
-    ///
-    /// Those of `accept`.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,

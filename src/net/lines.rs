@@ -151,10 +151,6 @@ impl<const N: usize> LineReader<N> {
     }
 
     /// Blocks until the peer sends something, for no longer than the socket's read timeout.
-    ///
-    /// # Errors
-    ///
-    /// Why nothing came.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         self.make_room()?;
         let len = loop {
@@ -169,11 +165,8 @@ impl<const N: usize> LineReader<N> {
         self.take_in(len)
     }
 
-    /// Reads what has arrived without blocking, as far as the buffer has room.
-    ///
-    /// # Errors
-    ///
-    /// Only [`ReadEnd::Telnet`]; the next read reports the other ends.
+    /// Reads what has arrived without blocking, as far as the buffer has room. Fails only with
+    /// [`ReadEnd::Telnet`]; the next read reports the other ends.
     pub fn read_ready(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
         self.compact();
         if self.end == self.buffer.len() {

@@ -98,12 +98,9 @@ impl Listener {
     }
 
     /// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
-    /// replaced. Changes the umask for a moment, so no other thread may be making files.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::AddrInUse`] if a server listens there, [`io::ErrorKind::AlreadyExists`] if
-    /// `path` is no socket, or the system's own.
+    /// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file
+    /// with [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread
+    /// may be making files.
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
         let (listener, made) = unix_path::bind(path, mode, group, BACKLOG)?;
         listener.set_nonblocking(true)?;
@@ -204,10 +201,6 @@ impl fmt::Display for Listener {
 
 /// Accepts from each listener on a thread of its own, and hands the connections to the workers.
 /// Does not block.
-///
-/// # Errors
-///
-/// If a thread cannot be started.
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,

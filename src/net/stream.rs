@@ -90,10 +90,8 @@ impl Stream {
 /// system call if the peer keeps up. A peer that takes a little now and then does not extend the
 /// time. Once `stop` is readable, waits no longer.
 ///
-/// # Errors
-///
-/// Those of `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the
-/// bytes may have been sent then.
+/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the bytes
+/// may have been sent then.
 pub fn write_within(
     output: BorrowedFd<'_>,
     mut bytes: &[u8],

@@ -44,11 +44,8 @@ impl<J: Send + 'static> Workers<J> {
         }
     }
 
-    /// Starts the job on a parked thread or a new one, and does not wait for it.
-    ///
-    /// # Errors
-    ///
-    /// If there is no thread for it; the job is dropped then.
+    /// Starts the job on a parked thread or a new one, and does not wait for it. If there is no
+    /// thread for it, the job is dropped.
     pub fn run(&self, job: J) -> io::Result<()> {
         match self.jobs.try_send(job) {
             Ok(()) => Ok(()),

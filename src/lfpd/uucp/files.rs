@@ -52,10 +52,6 @@ impl SerialLockFiles {
     /// Locks `device` for the process `pid`, under all of its names or none; `None` if another
     /// process holds it, or may hold it. The files are marked by `locked_for`, and given to
     /// `owner`, if any. Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or the lock of a dead process cannot be removed.
     pub fn lock(
         &self,
         device: &Device,
@@ -88,10 +84,6 @@ impl SerialLockFiles {
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
     /// Returns which files they were; none if no process holds the device, or another one does.
     /// Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or a lock cannot be removed.
     pub fn unlock(&self, device: &Device, pid: u32) -> io::Result<Vec<FileId>> {
         self.in_turn(Vec::new(), |directory| {
             let mut removed = Vec::new();
@@ -123,11 +115,7 @@ impl SerialLockFiles {
     }
 
     /// Removes a lock of ours, whose holder has ended, unless another file has its name by now.
-    /// Returns whether it was there. Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or the lock cannot be removed;
+    /// Returns whether it was there. Blocks for two seconds at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
         let was_there = self.in_turn(None, |directory| {
@@ -210,11 +198,7 @@ impl SerialLockFiles {
 }
 
 /// Opens a directory in which other programs may have locked; `None` if it is missing, or we may
-/// not read it.
-///
-/// # Errors
-///
-/// If the system cannot tell what is in it: a lock may be.
+/// not read it. Fails if the system cannot tell what is in it: a lock may be.
 fn open_other(path: &Path) -> io::Result<Option<Directory>> {
     let opened = Directory::open(path).and_then(|directory| {
         // We may have it open and yet may not look up names in it.
