@@ -88,7 +88,7 @@ fn run(
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = capacity::max_connections(options.max_connections, secret_len);
-    let connections = Arc::new(Connections::new(max_connections));
+    let connections = Arc::new(Connections::new(max_connections, b""));
     info!(
         "starting version={} max_connections={max_connections} worst_case_mb={}",
         env!("CARGO_PKG_VERSION"),

@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
-use log::{debug, trace, warn};
+use log::{debug, trace};
 use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
@@ -349,9 +349,8 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
             (Reply::Error, Duration::ZERO)
         }
         Ending::AuthFailed => {
-            if let Some(held_back) = rules.auth_refusals.admit(stream.source()) {
-                warn!("auth-refused peer={stream} held_back={held_back}");
-            }
+            let refusals = &rules.auth_refusals;
+            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
             (Reply::AuthFailed, AUTH_COOLDOWN)
         }
     };

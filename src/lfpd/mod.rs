@@ -89,17 +89,13 @@ fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(
     let log = server::start_log(options.log())?;
     let signals = server::watch_signals()?;
     match connections_from(source, inherited)? {
-        Connected::Once(peer) => {
-            serve_one(options, stdio::stdin(), stdio::stdout(), peer, &signals)
+        Connected::Stdio => {
+            let (input, output) = (stdio::stdin(), stdio::stdout());
+            serve_one(options, input, output, peer_of_stdin(), &signals);
         }
-        Connected::OnceBy(socket) => {
-            serve_one(
-                options,
-                socket.as_fd(),
-                socket.as_fd(),
-                peer_of(&socket),
-                &signals,
-            );
+        Connected::Once(socket) => {
+            let peer = peer_of(&socket);
+            serve_one(options, socket.as_fd(), socket.as_fd(), peer, &signals);
         }
         Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
     }
@@ -110,9 +106,9 @@ fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(
 /// The connections to serve.
 enum Connected {
     /// One, on descriptors 0 and 1.
-    Once(Result<Peer, NotLocal>),
-    /// One, on a descriptor of its own.
-    OnceBy(OwnedFd),
+    Stdio,
+    /// One, on this socket.
+    Once(OwnedFd),
     /// All that these accept.
     Often(Vec<Listener>),
 }
@@ -122,22 +118,13 @@ fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connect
         Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::from_stdin() {
             Ok(Inherited::Listening(listener)) => Ok(Connected::Often(vec![listener])),
-            Ok(Inherited::Connected(socket)) => Ok(Connected::Once(peer_of(&socket))),
+            Ok(Inherited::Connected(socket)) => Ok(Connected::Once(socket)),
             Err(NotListening::Io(error)) => {
                 Err(format!("cannot serve descriptor 0: {}", reason(&error)))
             }
             Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),
         },
-        Source::Stdio => {
-            let stdin = stdio::stdin();
-            let is_socket = sockopt::socket_type(stdin).is_ok();
-            Ok(Connected::Once(if is_socket {
-                peer_of(&stdin)
-            } else {
-                // What comes from a pipe or a terminal counts as the starter's own.
-                Ok(Peer(Some(getuid().as_raw())))
-            }))
-        }
+        Source::Stdio => Ok(Connected::Stdio),
         Source::Bound { tcp, unix } => {
             let mut listeners = Vec::new();
             for address in tcp {
@@ -158,13 +145,21 @@ fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
     for socket in inherited {
         match socket {
             Inherited::Listening(listener) => listeners.push(listener),
-            Inherited::Connected(socket) if count == 1 => return Ok(Connected::OnceBy(socket)),
+            Inherited::Connected(socket) if count == 1 => return Ok(Connected::Once(socket)),
             Inherited::Connected(_) => {
                 return Err("LISTEN_FDS: a connection must be the only socket".into())
             }
         }
     }
     Ok(Connected::Often(listeners))
+}
+
+fn peer_of_stdin() -> Result<Peer, NotLocal> {
+    match sockopt::socket_type(stdio::stdin()) {
+        Ok(_) => peer_of(&stdio::stdin()),
+        // What comes from a pipe or a terminal counts as the starter's own.
+        Err(_) => Ok(Peer(Some(getuid().as_raw()))),
+    }
 }
 
 fn peer_of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
@@ -229,9 +224,8 @@ fn serve_all(
     let reaper = Arc::clone(&locks);
     server::spawn("reaper", move || reaper.reap())?;
 
-    let connections = Connections::new(options.max_connections.saturating_add(MAX_NEWCOMERS))
-        .with_farewell(TURNED_AWAY);
-    let connections = Arc::new(connections);
+    let max_connections = options.max_connections.saturating_add(MAX_NEWCOMERS);
+    let connections = Arc::new(Connections::new(max_connections, TURNED_AWAY));
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
         let places = Arc::new(Places::new(options.max_connections));

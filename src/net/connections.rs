@@ -14,7 +14,6 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
-    /// Sent to a connection for which no place is free.
     farewell: &'static [u8],
     open: Mutex<OpenStreams>,
     one_closed: Condvar,
@@ -39,11 +38,12 @@ pub struct Admission {
 }
 
 impl Connections {
-    /// No connections yet, and at most `max_connections` at once.
-    pub fn new(max_connections: usize) -> Self {
+    /// No connections yet, and at most `max_connections` at once. One that is closed because no
+    /// place is free gets the `farewell`.
+    pub fn new(max_connections: usize, farewell: &'static [u8]) -> Self {
         Connections {
             max_connections,
-            farewell: b"",
+            farewell,
             open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
@@ -52,11 +52,6 @@ impl Connections {
             }),
             one_closed: Condvar::new(),
         }
-    }
-
-    /// The same, with a message for connections that are closed because no place is free.
-    pub fn with_farewell(self, farewell: &'static [u8]) -> Self {
-        Connections { farewell, ..self }
     }
 
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::{debug, warn};
+use log::debug;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -122,36 +122,31 @@ impl Listener {
         }
     }
 
-    /// Hands every connection that gets a place to `serve`, for ever. It does not spin when the
+    /// Hands every connection that gets a place to the workers, for ever. It does not spin when the
     /// process or the system has run out of descriptors or memory: it pauses, longer each time.
-    pub fn accept_all(
-        &self,
-        connections: &Arc<Connections>,
-        mut serve: impl FnMut(Admission),
-    ) -> ! {
+    fn accept_all(&self, connections: &Arc<Connections>, workers: &Workers<Admission>) -> ! {
         let mut pause = FIRST_PAUSE;
         let (failures, refusals) = (Throttle::default(), Throttle::default());
+        let no_thread = Throttle::default();
         loop {
             match connections.admit(|| self.accept()) {
                 Ok(Some(admission)) => {
                     pause = FIRST_PAUSE;
-                    serve(admission);
-                }
-                Ok(None) => {
-                    if let Some(held_back) = refusals.admit() {
-                        warn!("turned-away reason=max-connections held_back={held_back}");
+                    if let Err(error) = workers.run(admission) {
+                        no_thread.warn(format_args!(
+                            "turned-away reason=no-thread error=\"{error}\""
+                        ));
                     }
                 }
+                Ok(None) => refusals.warn(format_args!("turned-away reason=max-connections")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{error}\"")
                 }
                 Err(error) => {
-                    if let Some(held_back) = failures.admit() {
-                        warn!(
-                            "cannot-accept listener={self} error=\"{error}\" held_back={held_back}"
-                        );
-                    }
+                    failures.warn(format_args!(
+                        "cannot-accept listener={self} error=\"{error}\""
+                    ));
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -210,16 +205,7 @@ pub fn accept_from_all(
         let (listeners, connections) = (Arc::clone(listeners), Arc::clone(connections));
         let workers = Arc::clone(workers);
         spawn("accept", move || {
-            let no_thread = Throttle::default();
-            listeners[at].accept_all(&connections, |admission| {
-                if let Err(error) = workers.run(admission) {
-                    if let Some(held_back) = no_thread.admit() {
-                        warn!(
-                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
-                        );
-                    }
-                }
-            })
+            listeners[at].accept_all(&connections, &workers)
         })?;
     }
     Ok(())
