@@ -34,9 +34,7 @@ const MAX_SOURCES: usize = 64;
 pub enum Timestamps {
     /// Unless journald reads stderr and adds its own.
     Auto,
-    /// Always.
     Always,
-    /// Never.
     Never,
 }
 
@@ -45,7 +43,6 @@ pub enum Timestamps {
 pub struct LogRules {
     /// Log the life of connections too, whatever RUST_LOG says.
     pub debug: bool,
-    /// Whether lines begin with the time.
     pub timestamps: Timestamps,
 }
 

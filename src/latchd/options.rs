@@ -181,9 +181,7 @@ pub(super) enum Sockets {
 pub(super) enum Auth {
     /// From the command line, where `ps` shows it.
     Argument(String),
-    /// From the environment.
     Variable(String),
-    /// From this file.
     File(PathBuf),
 }
 
@@ -268,7 +266,6 @@ impl Options {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
     }
 
-    /// What to log, and how.
     pub(super) fn log(&self) -> LogRules {
         LogRules {
             debug: self.debug,

@@ -10,7 +10,7 @@ use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::Workers;
-use crate::server::{listen_tcp, listen_unix, no_thread, spawn};
+use crate::server::{self, no_thread, spawn};
 use crate::table::ConnId;
 use crate::text::reason;
 
@@ -21,29 +21,22 @@ use super::session::{self, SessionRules};
 /// its end any more. This is half of the smallest window that Linux offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
-/// The listening sockets that the options ask for.
 pub(super) fn listen(
     options: &Options,
     sockets: Sockets,
     inherited: Vec<Listener>,
 ) -> Result<Arc<[Listener]>, String> {
-    let mut listeners = Vec::new();
-    match sockets {
-        Sockets::Environment => listeners = inherited,
+    let listeners = match sockets {
+        Sockets::Environment => inherited,
         Sockets::Stdin => {
             let listener = inherited::from_stdin().and_then(Inherited::listening);
-            listeners
-                .push(listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?);
+            vec![listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?]
         }
         Sockets::Bound { tcp, unix } => {
-            if let Some(address) = tcp {
-                listeners.push(listen_tcp(address)?);
-            }
-            if let Some(path) = unix {
-                listeners.push(listen_unix(&path, options.unix_mode, options.unix_group)?);
-            }
+            let (mode, group) = (options.unix_mode, options.unix_group);
+            server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?
         }
-    }
+    };
     Ok(listeners.into())
 }
 
@@ -88,7 +81,6 @@ fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connecti
     panic!("the hang-up watch failed: {error}");
 }
 
-/// Serves one connection, from its admission to its end.
 fn converse(
     admission: &Admission,
     arbiter: &Arc<Arbiter>,

@@ -38,7 +38,6 @@ const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
 /// What a page of statistics takes at the most, in bytes.
 const STATS_PAGE_LEN: usize = 64 * 1024;
 
-/// The settings of all sessions.
 #[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
@@ -54,7 +53,6 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
 
-/// Why a conversation is over.
 #[derive(Debug)]
 pub(super) enum Ending {
     /// The peer has closed its side between two requests, or within one.

@@ -48,7 +48,6 @@ enum Watch {
 
 #[derive(Debug)]
 struct WatchedProcess {
-    /// Whose process it is.
     user: Option<u32>,
     end: End,
     locks: Vec<DeviceLock>,

@@ -24,9 +24,7 @@ use super::reply::LfpReply;
 /// Who may lock, and for which process.
 #[derive(Debug)]
 pub struct LockRules {
-    /// What a peer gets that asks for another user's process.
     pub peer_rule: PeerRule,
-    /// Whether a lock for a process that does not exist is refused.
     pub require_live_pid: bool,
     /// Whether lock files are given to the user whose process holds them.
     pub chown: bool,

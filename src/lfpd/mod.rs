@@ -126,19 +126,12 @@ fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connect
         },
         Source::Stdio => Ok(Connected::Stdio),
         Source::Bound { tcp, unix } => {
-            let mut listeners = Vec::new();
-            for address in tcp {
-                listeners.push(server::listen_tcp(address)?);
-            }
-            if let Some(path) = unix {
-                listeners.push(server::listen_unix(&path, UNIX_MODE, None)?);
-            }
+            let listeners = server::listen(&tcp, unix.as_deref(), UNIX_MODE, None)?;
             Ok(Connected::Often(listeners))
         }
     }
 }
 
-/// Either one connection, or sockets to listen on.
 fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
     let mut listeners = Vec::new();
     let count = inherited.len();
@@ -198,7 +191,6 @@ fn hostname() -> String {
     }
 }
 
-/// Serves the one connection until it ends.
 fn serve_one(
     options: &Options,
     input: BorrowedFd<'_>,
@@ -258,7 +250,6 @@ fn serve_all(
     Ok(())
 }
 
-/// Serves one connection, from its admission to its end.
 fn converse(
     admission: Admission,
     places: &Arc<Places>,

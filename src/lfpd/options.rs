@@ -10,7 +10,6 @@ use crate::cli::arguments::{self, Dashes, Parsed, Variables};
 use crate::cli::values;
 use crate::log::{LogRules, Timestamps};
 
-/// Where lock files are made.
 const LOCK_DIR: &str = "/var/lock";
 
 /// Where lock files are looked for beside the lock directory.
@@ -68,7 +67,6 @@ arguments::options! {
     }
 }
 
-/// Reads the command line.
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
     let arguments = with_the_usual_address(arguments);
     let program = super::PROGRAM;
@@ -136,7 +134,6 @@ impl Options {
         dirs.map(PathBuf::from).collect()
     }
 
-    /// What to log, and how.
     pub(super) fn log(&self) -> LogRules {
         LogRules {
             debug: self.debug,

@@ -51,7 +51,6 @@ pub struct OccupiedPlace {
 }
 
 impl Places {
-    /// All free.
     pub fn new(max_places: usize) -> Places {
         Places {
             max_places,

@@ -90,7 +90,6 @@ impl Connections {
         open.closed
     }
 
-    /// Stops accepting.
     pub fn close(&self) {
         self.open.lock().closed = true;
     }
@@ -134,7 +133,6 @@ impl Admission {
         self.id
     }
 
-    /// The connection's socket.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

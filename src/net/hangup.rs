@@ -49,7 +49,6 @@ pub struct HangupWatch {
 }
 
 impl HangupWatch {
-    /// A watch over no socket yet.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(HangupWatch { epoll })

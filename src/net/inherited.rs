@@ -21,7 +21,6 @@ const FIRST_DESCRIPTOR: usize = 3;
 #[derive(Debug)]
 pub enum NotListening {
     NotAStreamSocket,
-    /// It is one end of a connection.
     Connected,
     Io(io::Error),
 }
@@ -52,7 +51,6 @@ impl From<Errno> for NotListening {
 #[derive(Debug)]
 pub enum Inherited {
     Listening(Listener),
-    /// It is one end of a connection.
     Connected(OwnedFd),
 }
 

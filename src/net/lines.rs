@@ -13,7 +13,6 @@ const BUFFER_LEN: usize = 4096;
 /// How many bytes of a discarded line are kept.
 const HEAD_LEN: usize = 64;
 
-/// See [`LineReader::new`].
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
@@ -45,7 +44,6 @@ pub struct LineReader<const N: usize> {
 pub enum Buffered {
     /// A whole frame: see [`LineReader::frame`].
     Frame,
-    /// Not yet a whole frame.
     Incomplete,
     /// A line beyond its limit, read up to its LF. The lines after it are out of step.
     TooLong,
@@ -56,11 +54,9 @@ pub enum Buffered {
 pub enum ReadEnd {
     /// The peer has closed, or half-closed, its side.
     Eof,
-    /// The socket's read timeout is over.
     Timeout,
     /// A telnet subnegotiation without an end.
     Telnet,
-    /// The connection is broken.
     Broken(io::Error),
 }
 
@@ -139,7 +135,6 @@ impl<const N: usize> LineReader<N> {
         self.next_frame_at(self.scanned);
     }
 
-    /// Skips the current frame.
     pub fn advance(&mut self) {
         self.next_frame_at(self.ends[N - 1] + 1);
         if self.start == self.end && self.buffer.len() > BUFFER_LEN {

@@ -45,10 +45,8 @@ const SEND_BUFFER_LEN: usize = 16 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A socket that listens.
 #[derive(Debug)]
 pub enum Listener {
-    /// On an address of the network.
     Tcp(TcpListener),
     /// On a path of this host; with the path if this process has bound it.
     Unix(UnixListener, Option<BoundPath>),
@@ -91,7 +89,6 @@ impl Listener {
         Ok(Listener::Tcp(listener))
     }
 
-    /// Adopts a Unix socket that is listening.
     pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, None))
@@ -114,7 +111,6 @@ impl Listener {
         }
     }
 
-    /// The port, if there is one.
     pub fn port(&self) -> Option<u16> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok().map(|addr| addr.port()),

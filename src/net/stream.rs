@@ -9,27 +9,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{ioctl_fionread, write, Errno};
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
 /// per connection is enough.
 #[derive(Debug)]
 pub enum Stream {
-    /// Over the network.
     Tcp(TcpStream),
-    /// On this host.
     Unix(UnixStream),
 }
 
 impl Stream {
-    /// Sets for how long a read may block.
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         // To the system, zero means "for ever".
         let timeout = Some(timeout.max(Duration::from_millis(1)));
-        match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(timeout),
-            Stream::Unix(stream) => stream.set_read_timeout(timeout),
-        }
+        Ok(set_socket_timeout(self, Timeout::Recv, timeout)?)
     }
 
     /// Ends one or both directions. A peer that has gone is no error.
@@ -166,10 +161,7 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
 
 impl Read for &Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => (&mut &*stream).read(buffer),
-            Stream::Unix(stream) => (&mut &*stream).read(buffer),
-        }
+        Ok(rustix::io::read(self, buffer)?)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, look, make, remove_other_names, shown, take_away, LockFile, NameState,
+    inspect, is_held, look, make, remove_other_names, shown, take_away, NameState,
 };
 use super::mark::LockedFor;
 
@@ -119,11 +119,7 @@ impl SerialLockFiles {
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
         let was_there = self.in_turn(None, |directory| {
-            let ours = LockFile {
-                id: lock.id,
-                pid: lock.pid,
-                locked_for: LockedFor::AnyProcess,
-            };
+            let ours = lock.file();
             let mut was_there = false;
             for name in &lock.names {
                 if look(directory, name)? == NameState::Locked(ours) {
