@@ -117,8 +117,7 @@ fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connect
     match source {
         Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::from_stdin() {
-            Ok(Inherited::Listening(listener)) => Ok(Connected::Often(vec![listener])),
-            Ok(Inherited::Connected(socket)) => Ok(Connected::Once(socket)),
+            Ok(inherited) => connections_of(vec![inherited]),
             Err(NotListening::Io(error)) => {
                 Err(format!("cannot serve descriptor 0: {}", reason(&error)))
             }

@@ -143,20 +143,15 @@ impl Conversation<'_> {
         if let Some(place) = self.place {
             place.touch();
         }
-        if found == Buffered::TooLong {
-            let flow = if is_other_protocol(self.reader.overlong_head()) {
-                Flow::Break("other-protocol")
-            } else {
-                let head = LfpReply::NotUnderstood(self.reader.overlong_head());
-                head.append_to(&mut self.out, &self.rules.hostname);
-                self.count_bad()
-            };
-            self.reader.skip_overlong();
-            return flow;
-        }
-        let [line] = self.reader.frame();
+        let (line, command) = match found {
+            Buffered::TooLong => (self.reader.overlong_head(), None),
+            _ => {
+                let [line] = self.reader.frame();
+                (line, parse(line))
+            }
+        };
         let mut flow = Flow::Continue(());
-        let reply = match parse(line) {
+        let reply = match command {
             Some(Command::Lock(target)) => self.locks.lock(self.peer, &target),
             Some(Command::Unlock(target)) => self.locks.unlock(self.peer, &target),
             Some(Command::Noop) => LfpReply::Okay,
@@ -166,22 +161,17 @@ impl Conversation<'_> {
                 LfpReply::Goodbye
             }
             None if is_other_protocol(line) => return Flow::Break("other-protocol"),
-            None => LfpReply::NotUnderstood(line),
+            None => {
+                self.bad_count += 1;
+                if self.bad_count == MAX_BAD_COMMANDS {
+                    flow = Flow::Break("bad-commands");
+                }
+                LfpReply::NotUnderstood(line)
+            }
         };
         reply.append_to(&mut self.out, &self.rules.hostname);
-        if matches!(reply, LfpReply::NotUnderstood(_)) {
-            flow = self.count_bad();
-        }
         self.reader.advance();
         flow
-    }
-
-    fn count_bad(&mut self) -> Flow {
-        self.bad_count += 1;
-        match self.bad_count {
-            MAX_BAD_COMMANDS => Flow::Break("bad-commands"),
-            _ => Flow::Continue(()),
-        }
     }
 
     /// Sends the replies, in one write. If the peer has closed already, as RXTX does, the commands

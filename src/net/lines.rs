@@ -130,13 +130,9 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
-    /// Skips the line that [`LineReader::look`] has found too long; a frame begins after it.
-    pub fn skip_overlong(&mut self) {
-        self.next_frame_at(self.scanned);
-    }
-
+    /// Skips what [`LineReader::look`] has found: a frame, or a line that is too long.
     pub fn advance(&mut self) {
-        self.next_frame_at(self.ends[N - 1] + 1);
+        self.next_frame_at(self.scanned);
         if self.start == self.end && self.buffer.len() > BUFFER_LEN {
             self.buffer.truncate(BUFFER_LEN);
             self.buffer.shrink_to_fit();
@@ -371,7 +367,7 @@ mod tests {
                             }
                             Buffered::TooLong => {
                                 found.push((true, reader.overlong_head().to_vec()));
-                                reader.skip_overlong();
+                                reader.advance();
                             }
                             Buffered::Incomplete => break,
                         }
