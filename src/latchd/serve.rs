@@ -53,9 +53,7 @@ pub(super) fn start(
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let rules = Arc::clone(session_rules);
-        Arc::new(Workers::new(move |admission: Admission| {
-            converse(&admission, &arbiter, &watch, &rules);
-        }))
+        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules))
     };
     let reaper = Arc::clone(arbiter);
     spawn("reaper", move || reaper.reap())?;

@@ -221,9 +221,9 @@ fn serve_all(
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
         let places = Arc::new(Places::new(options.max_connections));
         let stop = Arc::clone(&signals.stop);
-        Arc::new(Workers::new(move |admission: Admission| {
+        Workers::new(move |admission| {
             converse(admission, &places, &locks, &rules, stop.as_fd());
-        }))
+        })
     };
     info!("starting version={}", env!("CARGO_PKG_VERSION"));
     if let Err(error) = std::fs::metadata(&options.lock_dir) {

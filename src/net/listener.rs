@@ -22,7 +22,7 @@ use crate::log::Throttle;
 use crate::sys::thread::spawn;
 use crate::text::Escaped;
 
-use super::connections::{Admission, Connections};
+use super::connections::Connections;
 use super::stream::Stream;
 use super::unix_path::{self, BoundPath};
 use super::workers::Workers;
@@ -120,7 +120,7 @@ impl Listener {
 
     /// Hands every connection that gets a place to the workers, for ever. It does not spin when the
     /// process or the system has run out of descriptors or memory: it pauses, longer each time.
-    fn accept_all(&self, connections: &Arc<Connections>, workers: &Workers<Admission>) -> ! {
+    fn accept_all(&self, connections: &Arc<Connections>, workers: &Arc<Workers>) -> ! {
         let mut pause = FIRST_PAUSE;
         let (failures, refusals) = (Throttle::default(), Throttle::default());
         let no_thread = Throttle::default();
@@ -195,7 +195,7 @@ impl fmt::Display for Listener {
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,
-    workers: &Arc<Workers<Admission>>,
+    workers: &Arc<Workers>,
 ) -> io::Result<()> {
     for at in 0..listeners.len() {
         let (listeners, connections) = (Arc::clone(listeners), Arc::clone(connections));
