@@ -4,6 +4,7 @@
 //! no reader, lines are dropped and counted; the count is written first when there is room again.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
@@ -12,10 +13,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
+use crossbeam_channel::{bounded, Receiver, Sender};
 use env_logger::{Builder, Target};
-use log::LevelFilter;
-use parking_lot::{Condvar, Mutex};
+use log::{log, Level, LevelFilter};
+use parking_lot::Mutex;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -33,9 +34,7 @@ const MAX_SOURCES: usize = 64;
 pub enum Timestamps {
     /// Unless journald reads stderr and adds its own.
     Auto,
-    /// Always.
     Always,
-    /// Never.
     Never,
 }
 
@@ -44,43 +43,37 @@ pub enum Timestamps {
 pub struct LogRules {
     /// Log the life of connections too, whatever RUST_LOG says.
     pub debug: bool,
-    /// Whether lines begin with the time.
     pub timestamps: Timestamps,
 }
 
 /// The running log. Keep it for [`Log::flush`].
-pub struct Log {
-    queue: Arc<Queue>,
-}
+pub struct Log(Option<Sender<Message>>);
 
-#[derive(Default)]
-struct Queue {
-    pending: Mutex<usize>,
-    written: Condvar,
-    dropped: AtomicUsize,
+/// What the writer thread receives.
+enum Message {
+    Line(Vec<u8>),
+    /// The writer drops it, and so closes its channel.
+    Flush(Sender<()>),
 }
 
 impl Log {
     /// A log that says nothing, for a server whose stderr is a client's socket.
     pub fn silent() -> Log {
-        Log {
-            queue: Arc::default(),
-        }
+        Log(None)
     }
 
     /// Starts the log and its writer thread. Call it once in a process.
-    ///
-    /// # Errors
-    ///
-    /// If the thread cannot be started.
     pub fn start(rules: LogRules) -> io::Result<Log> {
-        let (sender, lines) = bounded(QUEUE_LEN);
-        let queue = Arc::new(Queue::default());
-        let writer = Arc::clone(&queue);
+        let (sender, messages) = bounded(QUEUE_LEN);
+        let dropped_count = Arc::new(AtomicUsize::new(0));
+        let lines = LogLines {
+            messages: sender.clone(),
+            dropped_count: Arc::clone(&dropped_count),
+        };
         thread::Builder::new()
             .name("log".into())
             .stack_size(128 * 1024)
-            .spawn(move || writer.write_all(&lines))?;
+            .spawn(move || write_all(&messages, &dropped_count))?;
 
         let mut builder = Builder::new();
         builder.filter_level(LevelFilter::Info);
@@ -96,20 +89,19 @@ impl Log {
             }
             writeln!(line, "{} {}", record.level(), record.args())
         });
-        builder.target(Target::Pipe(Box::new(LogLines {
-            lines: sender,
-            queue: Arc::clone(&queue),
-        })));
+        builder.target(Target::Pipe(Box::new(lines)));
         builder.init();
-        Ok(Log { queue })
+        Ok(Log(Some(sender)))
     }
 
     /// Waits until the lines so far have been written, for at most `limit`.
     pub fn flush(&self, limit: Duration) {
-        let mut pending = self.queue.pending.lock();
-        self.queue
-            .written
-            .wait_while_for(&mut pending, |pending| *pending > 0, limit);
+        let deadline = Instant::now() + limit;
+        let (flush, flushed) = bounded(0);
+        if let Some(messages) = &self.0 {
+            let _ = messages.send_deadline(Message::Flush(flush), deadline);
+            let _ = flushed.recv_deadline(deadline);
+        }
     }
 }
 
@@ -124,9 +116,11 @@ struct Throttled {
 }
 
 impl Throttle {
-    /// `Some` if a line may be logged now, with the number held back since the last line.
-    pub fn admit(&self) -> Option<u64> {
-        self.admit_at(Instant::now())
+    /// Warns, if a line may be logged now, and adds how many were held back since the last one.
+    pub fn warn(&self, line: fmt::Arguments<'_>) {
+        if let Some(held_back) = self.admit_at(Instant::now()) {
+            log!(Level::Warn, "{line} held_back={held_back}");
+        }
     }
 
     fn admit_at(&self, now: Instant) -> Option<u64> {
@@ -161,9 +155,11 @@ struct Sources<S> {
 }
 
 impl<S: Eq + Hash> SourceThrottle<S> {
-    /// `Some` if a line about `source` may be logged now, with the number held back.
-    pub fn admit(&self, source: S) -> Option<u64> {
-        self.admit_at(source, Instant::now())
+    /// Warns about `source` as [`Throttle::warn`] does.
+    pub fn warn(&self, line: fmt::Arguments<'_>, source: S) {
+        if let Some(held_back) = self.admit_at(source, Instant::now()) {
+            log!(Level::Warn, "{line} held_back={held_back}");
+        }
     }
 
     fn admit_at(&self, source: S, now: Instant) -> Option<u64> {
@@ -192,22 +188,25 @@ impl<S> Default for SourceThrottle<S> {
     }
 }
 
-impl Queue {
-    /// The writer thread, which runs until the process ends. Lines that stderr refuses are lost.
-    fn write_all(&self, lines: &Receiver<Vec<u8>>) {
-        for line in lines {
-            let dropped = self.dropped.swap(0, Ordering::Relaxed);
-            if dropped > 0 {
-                let notice = format!("WARN log-lines-lost dropped={dropped}\n");
-                if write_to_stderr(notice.as_bytes()).is_err() {
-                    self.dropped.fetch_add(dropped, Ordering::Relaxed);
-                }
+/// The writer thread, which runs until the process ends. Lines that stderr refuses are lost.
+fn write_all(messages: &Receiver<Message>, dropped_count: &AtomicUsize) {
+    for message in messages {
+        let line = match message {
+            Message::Line(line) => line,
+            Message::Flush(flush) => {
+                drop(flush);
+                continue;
             }
-            if write_to_stderr(&line).is_err() {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
+        };
+        let dropped = dropped_count.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            let notice = format!("WARN log-lines-lost dropped={dropped}\n");
+            if write_to_stderr(notice.as_bytes()).is_err() {
+                dropped_count.fetch_add(dropped, Ordering::Relaxed);
             }
-            *self.pending.lock() -= 1;
-            self.written.notify_all();
+        }
+        if write_to_stderr(&line).is_err() {
+            dropped_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -230,18 +229,18 @@ fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
 
 /// The target of env_logger, which writes each line with one call.
 struct LogLines {
-    lines: Sender<Vec<u8>>,
-    queue: Arc<Queue>,
+    messages: Sender<Message>,
+    dropped_count: Arc<AtomicUsize>,
 }
 
 impl Write for LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        *self.queue.pending.lock() += 1;
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.lines.try_send(line.to_vec())
+        if self
+            .messages
+            .try_send(Message::Line(line.to_vec()))
+            .is_err()
         {
-            *self.queue.pending.lock() -= 1;
-            self.queue.dropped.fetch_add(1, Ordering::Relaxed);
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -101,7 +100,7 @@ pub fn open(
         // The range of a torn record was never used; that of a corrupt one was. The clock decides.
         warn!(
             "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
-            Escaped(path.as_os_str().as_bytes())
+            Escaped::path(path)
         );
     }
     Ok(reserved)

@@ -44,10 +44,6 @@ pub struct Salts(Mutex<SaltBuffer>);
 
 impl Salts {
     /// Fetches the first salts. Blocks until the kernel has randomness.
-    ///
-    /// # Errors
-    ///
-    /// The kernel gives none.
     pub fn new() -> Result<Self, getrandom::Error> {
         Ok(Salts(Mutex::new(SaltBuffer::fetch()?)))
     }

@@ -53,10 +53,9 @@ pub fn main() -> ExitCode {
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
-        let reason = format_args!("{name}: the value is not UTF-8");
-        return refuse(PROGRAM, USAGE, reason);
+        return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
     }
-    let inherited = match inherited::from_environment() {
+    let inherited = match inherited::from_environment().and_then(inherited::all_listening) {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
@@ -89,7 +88,7 @@ fn run(
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = capacity::max_connections(options.max_connections, secret_len);
-    let connections = Arc::new(Connections::new(max_connections));
+    let connections = Arc::new(Connections::new(max_connections, b""));
     info!(
         "starting version={} max_connections={max_connections} worst_case_mb={}",
         env!("CARGO_PKG_VERSION"),

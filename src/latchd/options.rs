@@ -181,19 +181,13 @@ pub(super) enum Sockets {
 pub(super) enum Auth {
     /// From the command line, where `ps` shows it.
     Argument(String),
-    /// From the environment.
     Variable(String),
-    /// From this file.
     File(PathBuf),
 }
 
 impl Options {
     /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names
     /// sockets for this process.
-    ///
-    /// # Errors
-    ///
-    /// Which options do not go together, or are not for this build.
     pub(super) fn resolve(
         &self,
         origins: &Origins,
@@ -272,7 +266,6 @@ impl Options {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
     }
 
-    /// What to log, and how.
     pub(super) fn log(&self) -> LogRules {
         LogRules {
             debug: self.debug,

@@ -1,14 +1,14 @@
 //! The requests of one connection, carried out against its seat at the arbiter.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::trace;
 
 use super::session::Ending;
-use crate::arbiter::{Arbiter, Seat, WaitStage};
+use crate::arbiter::{Seat, WaitStage};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
-use crate::table::{Answer, Ask, ConnId, Kind, Limit};
+use crate::table::{Answer, Ask};
 use crate::text::Escaped;
 
 /// The client's end of the connection, as far as a request that may block concerns it.
@@ -23,106 +23,83 @@ pub(super) trait Peer {
     fn note(&mut self, stage: WaitStage);
 }
 
-/// What carries out a connection's requests. Dropping it disconnects the connection.
-pub(super) struct Requests {
-    seat: Seat,
-    /// The lease of a claim or a renewal that names none.
+/// Carries out a request: the only place in which a session waits for another client. A claim or a
+/// renewal that names no lease gets `default_lease`.
+pub(super) fn carry_out(
+    request: &Request<'_>,
+    seat: &Seat,
     default_lease: Duration,
-}
-
-impl Requests {
-    pub(super) fn new(seat: Seat, default_lease: Duration) -> Self {
-        Requests {
-            seat,
-            default_lease,
-        }
-    }
-
-    pub(super) fn conn(&self) -> ConnId {
-        self.seat.id()
-    }
-
-    pub(super) fn arbiter(&self) -> &Arbiter {
-        self.seat.arbiter()
-    }
-
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        self.seat.idle_since()
-    }
-
-    /// Carries out a request: the only place in which a session waits for another client.
-    pub(super) fn carry_out(
-        &self,
-        request: &Request<'_>,
-        peer: &mut impl Peer,
-    ) -> Result<Reply, Ending> {
-        let seat = &self.seat;
-        Ok(match *request {
-            Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            } => {
-                let ask = self.ask(key, kind, limit, lease);
-                let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
-                let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
-                    seat.acquire(&ask, wait_timeout, tell)
-                })?;
-                reply_to(answer)?
-            }
-            Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            } => match seat.enqueue(&self.ask(key, kind, limit, lease)) {
-                Answer::Granted(grant) => Reply::Acquired(grant),
-                answer => reply_to(answer)?,
-            },
-            Request::Wait {
-                key,
-                kind,
-                wait_timeout,
-            } => {
-                let attempt = || seat.try_wait(key, kind);
-                let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
-                    seat.wait(key, kind, wait_timeout, tell)
-                })?;
-                reply_to(answer)?
-            }
-            Request::Release { key, kind, token } => match seat.release(key, kind, token) {
-                Ok(()) => Reply::Ok,
-                Err(refusal) => Reply::Refused(refusal),
-            },
-            Request::Renew {
-                key,
-                kind,
-                token,
-                lease,
-            } => {
-                let lease = lease.unwrap_or(self.default_lease);
-                match seat.renew(key, kind, token, lease) {
-                    Ok(()) => Reply::Renewed(lease),
-                    Err(refusal) => Reply::Refused(refusal),
-                }
-            }
-            Request::Ping => Reply::Ok,
-            // No `auth` is due any more. The session writes the reply to `stats` piece by piece.
-            Request::Auth(_) | Request::Stats => Reply::Error,
-        })
-    }
-
-    fn ask<'a>(&self, key: &'a str, kind: Kind, limit: Limit, lease: Option<Duration>) -> Ask<'a> {
-        trace!("asked key={} conn={}", Escaped(key.as_bytes()), self.conn());
+    peer: &mut impl Peer,
+) -> Result<Reply, Ending> {
+    let asked = |key, kind, limit, lease: Option<Duration>| {
+        trace!(
+            "asked key={} conn={}",
+            Escaped(str::as_bytes(key)),
+            seat.id()
+        );
+        let lease = lease.unwrap_or(default_lease);
         Ask {
             key,
             kind,
             limit,
-            lease: lease.unwrap_or(self.default_lease),
+            lease,
         }
-    }
+    };
+    Ok(match *request {
+        Request::Acquire {
+            key,
+            kind,
+            limit,
+            lease,
+            wait_timeout,
+        } => {
+            let ask = asked(key, kind, limit, lease);
+            let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
+            let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+                seat.acquire(&ask, wait_timeout, tell)
+            });
+            reply_to(answer?)?
+        }
+        Request::Enqueue {
+            key,
+            kind,
+            limit,
+            lease,
+        } => match seat.enqueue(&asked(key, kind, limit, lease)) {
+            Answer::Granted(grant) => Reply::Acquired(grant),
+            answer => reply_to(answer)?,
+        },
+        Request::Wait {
+            key,
+            kind,
+            wait_timeout,
+        } => {
+            let attempt = || seat.try_wait(key, kind);
+            let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+                seat.wait(key, kind, wait_timeout, tell)
+            });
+            reply_to(answer?)?
+        }
+        Request::Release { key, kind, token } => match seat.release(key, kind, token) {
+            Ok(()) => Reply::Ok,
+            Err(refusal) => Reply::Refused(refusal),
+        },
+        Request::Renew {
+            key,
+            kind,
+            token,
+            lease,
+        } => {
+            let lease = lease.unwrap_or(default_lease);
+            match seat.renew(key, kind, token, lease) {
+                Ok(()) => Reply::Renewed(lease),
+                Err(refusal) => Reply::Refused(refusal),
+            }
+        }
+        Request::Ping => Reply::Ok,
+        // No `auth` is due any more. The session writes the reply to `stats` piece by piece.
+        Request::Auth(_) | Request::Stats => Reply::Error,
+    })
 }
 
 /// Lets a request block, but only after the replies to earlier requests have been sent: a peer that
@@ -160,18 +137,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::arbiter::Rules;
+    use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
     use crate::protocol::request::parse;
-    use crate::table::{Caps, Grant, Holdings, Refusal, Usage};
+    use crate::table::{Caps, ConnId, Grant, Holdings, Refusal, Usage};
 
     const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
-    /// An arbiter on virtual time, and the requests of two connections.
+    /// An arbiter on virtual time, and two connections.
     struct House {
         arbiter: Arc<Arbiter>,
-        other: Requests,
-        client: Requests,
+        other: Client,
+        client: Client,
     }
 
     impl House {
@@ -191,7 +168,7 @@ mod tests {
             let fences = Box::new(ClockFences::starting_at(1));
             let salts = Salts::new().expect("the kernel has randomness");
             let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
-            let connect = |conn| Requests::new(arbiter.connect(ConnId(conn), None), DEFAULT_LEASE);
+            let connect = |conn| Client(arbiter.connect(ConnId(conn), None));
             House {
                 other: connect(1),
                 client: connect(2),
@@ -222,7 +199,9 @@ mod tests {
         }
     }
 
-    impl Requests {
+    struct Client(Seat);
+
+    impl Client {
         /// Carries out a request of three words, with no reply unsent.
         fn ask_for(&self, request: &str) -> Reply {
             self.try_ask_for(request, &mut quiet())
@@ -233,7 +212,7 @@ mod tests {
             let mut words = request.splitn(3, ' ').map(str::as_bytes);
             let mut word = || words.next().unwrap_or_default();
             let request = parse([word(), word(), word()]).expect("a request");
-            self.carry_out(&request, peer)
+            carry_out(&request, &self.0, DEFAULT_LEASE, peer)
         }
     }
 

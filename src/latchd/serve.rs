@@ -7,11 +7,11 @@ use log::{debug, info, warn};
 use crate::arbiter::{Arbiter, Outlet};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
-use crate::net::inherited;
+use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
 use crate::net::workers::Workers;
-use crate::server::{listen_tcp, listen_unix, no_thread, spawn};
+use crate::server::{self, no_thread, spawn};
 use crate::table::ConnId;
 use crate::text::reason;
 
@@ -22,29 +22,22 @@ use super::session::{self, SessionRules};
 /// its end any more. This is half of the smallest window that Linux offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
-/// The listening sockets that the options ask for.
 pub(super) fn listen(
     options: &Options,
     sockets: Sockets,
     inherited: Vec<Listener>,
 ) -> Result<Arc<[Listener]>, String> {
-    let mut listeners = Vec::new();
-    match sockets {
-        Sockets::Environment => listeners = inherited,
+    let listeners = match sockets {
+        Sockets::Environment => inherited,
         Sockets::Stdin => {
-            let listener = inherited::from_stdin();
-            listeners
-                .push(listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?);
+            let listener = inherited::from_stdin().and_then(Inherited::listening);
+            vec![listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?]
         }
         Sockets::Bound { tcp, unix } => {
-            if let Some(address) = tcp {
-                listeners.push(listen_tcp(address)?);
-            }
-            if let Some(path) = unix {
-                listeners.push(listen_unix(&path, options.unix_mode, options.unix_group)?);
-            }
+            let (mode, group) = (options.unix_mode, options.unix_group);
+            server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?
         }
-    }
+    };
     Ok(listeners.into())
 }
 
@@ -61,9 +54,7 @@ pub(super) fn start(
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let rules = Arc::clone(session_rules);
-        Arc::new(Workers::new(move |admission: Admission| {
-            converse(&admission, &arbiter, &watch, &rules);
-        }))
+        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules))
     };
     let reaper = Arc::clone(arbiter);
     spawn("reaper", move || reaper.reap())?;
@@ -89,7 +80,6 @@ fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connecti
     panic!("the hang-up watch failed: {error}");
 }
 
-/// Serves one connection, from its admission to its end.
 fn converse(
     admission: &Admission,
     arbiter: &Arc<Arbiter>,

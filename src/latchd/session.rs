@@ -2,16 +2,16 @@
 //!
 //! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
 //! thread that frees the slot. The session's thread may block in three places: in a read, in a
-//! write, and in [`Requests::carry_out`]; each is bounded, and delays no other client.
+//! write, and in [`carry_out`]; each is bounded, and delays no other client.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
-use log::{debug, trace, warn};
+use log::{debug, trace};
 use subtle::ConstantTimeEq;
 
-use super::requests::{Peer, Requests};
+use super::requests::{carry_out, Peer};
 use crate::arbiter::{Outlet, Seat, WaitStage};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
@@ -42,10 +42,6 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 /// The longest reply with a grant, in bytes: `ok`, a token and a lease.
 const MAX_GRANT_LEN: usize = 64;
 
-/// Longer than any deadline.
-const FAR_AWAY: Duration = Duration::from_secs(u32::MAX as u64 * 100);
-
-/// The settings of all sessions.
 #[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
@@ -61,7 +57,6 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
 
-/// Why a conversation is over.
 #[derive(Debug)]
 pub(super) enum Ending {
     /// The peer has closed its side between two requests, or within one.
@@ -80,28 +75,29 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+    // Three lines, each with its own deadline, cannot take longer.
+    let auth_due = Instant::now() + 3 * rules.read_timeout;
     let mut session = Session {
         stream,
         watch,
         rules,
+        seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::with_capacity(OUT_CAPACITY),
-        authenticated: rules.auth_token.is_none(),
-        requests: Requests::new(seat, rules.default_lease),
+        auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         socket_timeout: Duration::ZERO,
         awaited: None,
-        started: Instant::now(),
     };
     let ending = session.converse();
     let Session {
-        requests,
+        seat,
         out,
         malformed_count,
         ..
     } = session;
     // The slots pass on before the close, which may take a while.
-    drop(requests);
+    drop(seat);
     lingering_close(stream, &ending, out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
@@ -113,17 +109,17 @@ struct Session<'a> {
     stream: &'a Stream,
     watch: &'a HangupWatch,
     rules: &'a SessionRules,
+    seat: Seat,
     reader: LineReader<3>,
     out: Vec<u8>,
-    authenticated: bool,
-    requests: Requests,
+    /// The deadline of `auth`; `None` once the client has authenticated, or need not.
+    auth_due: Option<Instant>,
     malformed_count: u32,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
     /// of a frame. Telnet commands are no part of a line, and so move no deadline.
     awaited: Option<(Option<u32>, Instant)>,
-    started: Instant,
 }
 
 impl Session<'_> {
@@ -141,12 +137,12 @@ impl Session<'_> {
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
-        if !self.authenticated {
-            self.authenticated = self.rules.accepts(self.reader.frame());
-            if !self.authenticated {
+        if self.auth_due.is_some() {
+            if !self.rules.accepts(self.reader.frame()) {
                 return Err(Ending::AuthFailed);
             }
-            self.reader.advance();
+            self.auth_due = None;
+            self.finish_frame();
             return self.reply(&Reply::Ok);
         }
         let request = match parse(self.reader.frame()) {
@@ -161,12 +157,12 @@ impl Session<'_> {
             stream: self.stream,
             watch: self.watch,
             rules: self.rules,
-            id: self.requests.conn().0,
+            id: self.seat.id().0,
             out: &mut self.out,
             reached: None,
             sent_len: 0,
         };
-        let carried_out = self.requests.carry_out(&request, &mut waiter);
+        let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
         let sent_len = waiter.sent_len;
         let has_waited = waiter.end_wait();
         self.finish_frame();
@@ -192,7 +188,7 @@ impl Session<'_> {
             let (reason, code) = error.describe();
             debug!(
                 "refused conn={} reason={reason} code={code} command={}",
-                self.requests.conn(),
+                self.seat.id(),
                 Escaped(self.reader.frame()[0])
             );
         }
@@ -208,7 +204,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
-        let arbiter = self.requests.arbiter();
+        let arbiter = self.seat.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
             arbiter.seat_count(),
@@ -227,7 +223,7 @@ impl Session<'_> {
     /// Sends a reply, of which so many bytes have been sent.
     fn reply_from(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            let conn = self.requests.conn();
+            let conn = self.seat.id();
             trace!("granted conn={conn} fence={}", grant.token.fence);
         }
         let start = self.out.len();
@@ -249,13 +245,16 @@ impl Session<'_> {
             _ => now + self.rules.read_timeout,
         };
         self.awaited = Some((awaited, deadline));
-        let left = deadline
-            .min(self.latest_auth())
-            .saturating_duration_since(now);
+        let until = deadline.min(self.auth_due.unwrap_or(deadline));
+        let left = until.saturating_duration_since(now);
         if left.is_zero() {
             return self.stay_idle(awaited);
         }
-        let read = match self.read_for(left) {
+        if left != self.socket_timeout {
+            self.stream.set_read_timeout(left).map_err(Ending::Broken)?;
+            self.socket_timeout = left;
+        }
+        let read = match self.reader.read(self.stream) {
             Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
             read => read.map_err(Ending::from),
         };
@@ -267,10 +266,10 @@ impl Session<'_> {
     /// has enqueued a key may idle between two requests as long as it likes: an unexpected `error`
     /// would be taken for the answer to its next request.
     fn stay_idle(&mut self, awaited: Option<u32>) -> Result<(), Ending> {
-        if awaited.is_some() || !self.authenticated {
+        if awaited.is_some() || self.auth_due.is_some() {
             return Err(Ending::ReadTimeout);
         }
-        let idle_since = self.requests.idle_since().ok_or(Ending::ReadTimeout)?;
+        let idle_since = self.seat.idle_since().ok_or(Ending::ReadTimeout)?;
         let closes_at = idle_since + self.rules.read_timeout;
         if closes_at <= Instant::now() {
             return Err(Ending::ReadTimeout);
@@ -279,30 +278,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The deadline of `auth`: its three lines, each with its own deadline, cannot take longer.
-    fn latest_auth(&self) -> Instant {
-        let patience = if self.authenticated {
-            FAR_AWAY
-        } else {
-            3 * self.rules.read_timeout
-        };
-        self.started + patience
-    }
-
-    fn read_for(&mut self, timeout: Duration) -> Result<(), ReadEnd> {
-        if timeout != self.socket_timeout {
-            self.stream
-                .set_read_timeout(timeout)
-                .map_err(ReadEnd::Broken)?;
-            self.socket_timeout = timeout;
-        }
-        self.reader.read(self.stream)
-    }
-
     /// A peer that has not authenticated learns no other reason.
     fn mask_reason(&self, ending: Ending) -> Ending {
         match ending {
-            Ending::ReadTimeout | Ending::LineTooLong if !self.authenticated => Ending::AuthFailed,
+            Ending::ReadTimeout | Ending::LineTooLong if self.auth_due.is_some() => {
+                Ending::AuthFailed
+            }
             ending => ending,
         }
     }
@@ -404,9 +385,8 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
             (Reply::Error, Duration::ZERO)
         }
         Ending::AuthFailed => {
-            if let Some(held_back) = rules.auth_refusals.admit(stream.source()) {
-                warn!("auth-refused peer={stream} held_back={held_back}");
-            }
+            let refusals = &rules.auth_refusals;
+            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
             (Reply::AuthFailed, AUTH_COOLDOWN)
         }
     };

@@ -18,7 +18,6 @@ use super::options::Options;
 /// How long the last replies may take to leave.
 const FAREWELL: Duration = Duration::from_millis(600);
 
-/// Why the server stops.
 enum Reason {
     Signal,
     Idle,

@@ -21,7 +21,6 @@ const HTTP_HOST: &[u8] = b"host:";
 /// First bytes of a TLS handshake: the type and the major version of a record.
 const TLS_RECORD: &[u8] = &[0x16, 0x03];
 
-/// A command of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
     Lock(LockTarget<'a>),

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use log::{debug, warn};
 use parking_lot::Mutex;
+use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::Timespec;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 
 use crate::lfpd::uucp::files::DeviceLock;
 use crate::sys::directory::FileId;
@@ -46,7 +48,6 @@ enum Watch {
 
 #[derive(Debug)]
 struct WatchedProcess {
-    /// Whose process it is.
     user: Option<u32>,
     end: End,
     locks: Vec<DeviceLock>,
@@ -166,27 +167,17 @@ impl Holders {
             thread::sleep(POLL_INTERVAL);
             return self.holders.lock().keys().copied().collect();
         };
-        let empty = Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        };
-        let mut events = [empty; BATCH_LEN];
+        let mut events: Vec<Event> = Vec::with_capacity(BATCH_LEN);
         let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
-        match epoll::wait(epoll, &mut events[..], patience.as_ref()) {
-            Ok(count) => {
-                let pids = events[..count].iter().map(|event| {
-                    let data = event.data;
-                    u32::try_from(data.u64()).unwrap_or_default()
-                });
-                pids.collect()
-            }
-            Err(rustix::io::Errno::INTR) => Vec::new(),
+        match epoll::wait(epoll, spare_capacity(&mut events), patience.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
                 warn!("cannot-watch-holders error=\"{error}\"");
                 thread::sleep(POLL_INTERVAL);
-                Vec::new()
             }
         }
+        let pid = |Event { data, .. }| u32::try_from(data.u64()).unwrap_or_default();
+        events.into_iter().map(pid).collect()
     }
 
     fn take_if_over(&self, pid: u32) -> Option<WatchedProcess> {
@@ -199,7 +190,6 @@ impl Holders {
 }
 
 fn is_over(pid: u32, end: &End) -> bool {
-    use rustix::event::{poll, PollFd, PollFlags};
     match end {
         End::Descriptor(descriptor) => {
             let now = Timespec::default();

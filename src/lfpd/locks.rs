@@ -18,15 +18,13 @@ use crate::text::{reason, Escaped};
 
 use super::command::LockTarget;
 use super::holders::Holders;
-use super::peer::{Peer, PeerRule, Standing};
+use super::peer::{NamedProcess, Peer, PeerRule};
 use super::reply::LfpReply;
 
 /// Who may lock, and for which process.
 #[derive(Debug)]
 pub struct LockRules {
-    /// What a peer gets that asks for another user's process.
     pub peer_rule: PeerRule,
-    /// Whether a lock for a process that does not exist is refused.
     pub require_live_pid: bool,
     /// Whether lock files are given to the user whose process holds them.
     pub chown: bool,
@@ -44,12 +42,6 @@ pub struct Locks {
     failures: Throttle,
     foreigners: Throttle,
     dead_pids: Throttle,
-}
-
-/// The process that a lock is for.
-struct LockingProcess {
-    is_alive: bool,
-    user: Option<u32>,
 }
 
 impl Locks {
@@ -76,31 +68,32 @@ impl Locks {
             .as_ref()
             .and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();
-        let Some(process) = self.locking_process(peer, target, pid) else {
-            return LfpReply::Denied;
-        };
-        if !process.is_alive && self.rules.require_live_pid {
+        let process = peer.named_process(pid);
+        let is_missed = process.is_none() && self.rules.require_live_pid;
+        if is_missed || !self.admits(process, peer, target, pid) {
             return LfpReply::Denied;
         }
         let device = match Device::look_up(&path, &self.rules.devices) {
             Ok(device) => device,
             Err(NotADevice) => return LfpReply::Denied,
         };
-        let owner = process
-            .user
-            .filter(|_| self.rules.chown && process.is_alive);
-        let locked_for = match process.is_alive {
-            true => LockedFor::process_of(process.user, seen_at),
-            false => LockedFor::NoProcess,
+        let user = process.and_then(|process| process.user);
+        let owner = user.filter(|_| self.rules.chown);
+        let locked_for = match process {
+            Some(_) => LockedFor::process_of(user, seen_at),
+            None => LockedFor::NoProcess,
         };
         match self.files.lock(&device, pid, locked_for, owner) {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
                 debug!("locked device={} pid={pid} {peer}", shown(target));
-                if !process.is_alive {
-                    self.warn_of_dead(peer, target, pid);
+                if process.is_none() {
+                    let device = shown(target);
+                    self.dead_pids.warn(format_args!(
+                        "locked-for-nobody device={device} pid={pid} {peer}"
+                    ));
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
-                    for left_over in holders.add(process.user, pid, end, lock) {
+                    for left_over in holders.add(user, pid, end, lock) {
                         let _ = self.remove(&left_over);
                     }
                 }
@@ -115,7 +108,7 @@ impl Locks {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
         };
-        if self.locking_process(peer, target, pid).is_none() {
+        if !self.admits(peer.named_process(pid), peer, target, pid) {
             return LfpReply::Denied;
         }
         let device = Device::look_up_to_unlock(&path, &self.rules.devices);
@@ -157,56 +150,34 @@ impl Locks {
         true
     }
 
-    /// The process that `peer` asks for; `None` if it may not ask for that one.
-    fn locking_process(
+    /// Whether `peer` may ask for the process `pid`.
+    fn admits(
         &self,
+        process: Option<NamedProcess>,
         peer: Peer,
         target: &LockTarget<'_>,
         pid: u32,
-    ) -> Option<LockingProcess> {
-        let (user, is_alive) = match peer.standing(pid) {
-            Standing::Own { user } => (user, true),
-            Standing::Dead => (None, false),
-            Standing::Foreign { user } => {
-                self.admit_foreign(peer, target, pid)?;
-                (user, true)
-            }
-        };
-        Some(LockingProcess { is_alive, user })
-    }
-
-    /// `None` if a peer may not ask for another user's process.
-    fn admit_foreign(&self, peer: Peer, target: &LockTarget<'_>, pid: u32) -> Option<()> {
+    ) -> bool {
+        if process.is_none_or(|process| process.is_peers) {
+            return true;
+        }
         let verdict = match self.rules.peer_rule {
-            PeerRule::Off => return Some(()),
+            PeerRule::Off => return true,
             PeerRule::Log => "served",
             PeerRule::Enforce => "refused",
         };
-        if let Some(held_back) = self.foreigners.admit() {
-            let device = shown(target);
-            warn!(
-                "not-their-process {verdict}=yes device={device} pid={pid} {peer} \
-                 held_back={held_back}"
-            );
-        }
-        (self.rules.peer_rule == PeerRule::Log).then_some(())
-    }
-
-    fn warn_of_dead(&self, peer: Peer, target: &LockTarget<'_>, pid: u32) {
-        if let Some(held_back) = self.dead_pids.admit() {
-            let device = shown(target);
-            warn!("locked-for-nobody device={device} pid={pid} {peer} held_back={held_back}");
-        }
+        let device = shown(target);
+        self.foreigners.warn(format_args!(
+            "not-their-process {verdict}=yes device={device} pid={pid} {peer}"
+        ));
+        self.rules.peer_rule == PeerRule::Log
     }
 
     fn failed(&self, verb: &str, target: &LockTarget<'_>, error: &io::Error) -> LfpReply<'static> {
-        if let Some(held_back) = self.failures.admit() {
-            let (device, reason) = (shown(target), reason(error));
-            warn!(
-                "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\" \
-                 held_back={held_back}"
-            );
-        }
+        let (device, reason) = (shown(target), reason(error));
+        self.failures.warn(format_args!(
+            "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\""
+        ));
         LfpReply::Denied
     }
 }

@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return server::print(&text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    let inherited = match inherited::any_from_environment() {
+    let inherited = match inherited::from_environment() {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
@@ -89,17 +89,13 @@ fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(
     let log = server::start_log(options.log())?;
     let signals = server::watch_signals()?;
     match connections_from(source, inherited)? {
-        Connected::Once(peer) => {
-            serve_one(options, stdio::stdin(), stdio::stdout(), peer, &signals)
+        Connected::Stdio => {
+            let (input, output) = (stdio::stdin(), stdio::stdout());
+            serve_one(options, input, output, peer_of_stdin(), &signals);
         }
-        Connected::OnceBy(socket) => {
-            serve_one(
-                options,
-                socket.as_fd(),
-                socket.as_fd(),
-                peer_of(&socket),
-                &signals,
-            );
+        Connected::Once(socket) => {
+            let peer = peer_of(&socket);
+            serve_one(options, socket.as_fd(), socket.as_fd(), peer, &signals);
         }
         Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
     }
@@ -110,9 +106,9 @@ fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(
 /// The connections to serve.
 enum Connected {
     /// One, on descriptors 0 and 1.
-    Once(Result<Peer, NotLocal>),
-    /// One, on a descriptor of its own.
-    OnceBy(OwnedFd),
+    Stdio,
+    /// One, on this socket.
+    Once(OwnedFd),
     /// All that these accept.
     Often(Vec<Listener>),
 }
@@ -120,51 +116,42 @@ enum Connected {
 fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
     match source {
         Source::Environment => connections_of(inherited),
-        Source::Inetd => match inherited::any_from_stdin() {
-            Ok(Inherited::Listening(listener)) => Ok(Connected::Often(vec![listener])),
-            Ok(Inherited::Connected(socket)) => Ok(Connected::Once(peer_of(&socket))),
+        Source::Inetd => match inherited::from_stdin() {
+            Ok(inherited) => connections_of(vec![inherited]),
             Err(NotListening::Io(error)) => {
                 Err(format!("cannot serve descriptor 0: {}", reason(&error)))
             }
             Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),
         },
-        Source::Stdio => {
-            let stdin = stdio::stdin();
-            let is_socket = sockopt::socket_type(stdin).is_ok();
-            Ok(Connected::Once(if is_socket {
-                peer_of(&stdin)
-            } else {
-                // What comes from a pipe or a terminal counts as the starter's own.
-                Ok(Peer(Some(getuid().as_raw())))
-            }))
-        }
+        Source::Stdio => Ok(Connected::Stdio),
         Source::Bound { tcp, unix } => {
-            let mut listeners = Vec::new();
-            for address in tcp {
-                listeners.push(server::listen_tcp(address)?);
-            }
-            if let Some(path) = unix {
-                listeners.push(server::listen_unix(&path, UNIX_MODE, None)?);
-            }
+            let listeners = server::listen(&tcp, unix.as_deref(), UNIX_MODE, None)?;
             Ok(Connected::Often(listeners))
         }
     }
 }
 
-/// Either one connection, or sockets to listen on.
 fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
     let mut listeners = Vec::new();
     let count = inherited.len();
     for socket in inherited {
         match socket {
             Inherited::Listening(listener) => listeners.push(listener),
-            Inherited::Connected(socket) if count == 1 => return Ok(Connected::OnceBy(socket)),
+            Inherited::Connected(socket) if count == 1 => return Ok(Connected::Once(socket)),
             Inherited::Connected(_) => {
                 return Err("LISTEN_FDS: a connection must be the only socket".into())
             }
         }
     }
     Ok(Connected::Often(listeners))
+}
+
+fn peer_of_stdin() -> Result<Peer, NotLocal> {
+    match sockopt::socket_type(stdio::stdin()) {
+        Ok(_) => peer_of(&stdio::stdin()),
+        // What comes from a pipe or a terminal counts as the starter's own.
+        Err(_) => Ok(Peer(Some(getuid().as_raw()))),
+    }
 }
 
 fn peer_of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
@@ -203,7 +190,6 @@ fn hostname() -> String {
     }
 }
 
-/// Serves the one connection until it ends.
 fn serve_one(
     options: &Options,
     input: BorrowedFd<'_>,
@@ -229,16 +215,15 @@ fn serve_all(
     let reaper = Arc::clone(&locks);
     server::spawn("reaper", move || reaper.reap())?;
 
-    let connections = Connections::new(options.max_connections.saturating_add(MAX_NEWCOMERS))
-        .with_farewell(TURNED_AWAY);
-    let connections = Arc::new(connections);
+    let max_connections = options.max_connections.saturating_add(MAX_NEWCOMERS);
+    let connections = Arc::new(Connections::new(max_connections, TURNED_AWAY));
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
         let places = Arc::new(Places::new(options.max_connections));
         let stop = Arc::clone(&signals.stop);
-        Arc::new(Workers::new(move |admission: Admission| {
+        Workers::new(move |admission| {
             converse(admission, &places, &locks, &rules, stop.as_fd());
-        }))
+        })
     };
     info!("starting version={}", env!("CARGO_PKG_VERSION"));
     if let Err(error) = std::fs::metadata(&options.lock_dir) {
@@ -264,7 +249,6 @@ fn serve_all(
     Ok(())
 }
 
-/// Serves one connection, from its admission to its end.
 fn converse(
     admission: Admission,
     places: &Arc<Places>,

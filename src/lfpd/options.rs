@@ -10,7 +10,6 @@ use crate::cli::arguments::{self, Dashes, Parsed, Variables};
 use crate::cli::values;
 use crate::log::{LogRules, Timestamps};
 
-/// Where lock files are made.
 const LOCK_DIR: &str = "/var/lock";
 
 /// Where lock files are looked for beside the lock directory.
@@ -68,7 +67,6 @@ arguments::options! {
     }
 }
 
-/// Reads the command line.
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
     let arguments = with_the_usual_address(arguments);
     let program = super::PROGRAM;
@@ -108,10 +106,6 @@ pub(super) enum Source {
 
 impl Options {
     /// Where connections come from. `inherits` says that LISTEN_FDS names sockets for this process.
-    ///
-    /// # Errors
-    ///
-    /// Which options do not go together.
     pub(super) fn source(&self, inherits: bool) -> Result<Source, String> {
         let binds = !self.listen.is_empty() || self.unix.is_some();
         if self.print_port && self.listen.is_empty() {
@@ -140,7 +134,6 @@ impl Options {
         dirs.map(PathBuf::from).collect()
     }
 
-    /// What to log, and how.
     pub(super) fn log(&self) -> LogRules {
         LogRules {
             debug: self.debug,

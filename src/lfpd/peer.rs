@@ -25,15 +25,12 @@ pub enum PeerRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub Option<u32>);
 
-/// How the peer relates to a process.
+/// A process that exists, and that a peer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The process exists, and is the peer's: the peer may ask for it.
-    Own { user: Option<u32> },
-    /// The process exists, and is another user's.
-    Foreign { user: Option<u32> },
-    /// There is no such process.
-    Dead,
+pub struct NamedProcess {
+    pub user: Option<u32>,
+    /// Whether the peer may ask for it: root may ask for each, a user for its own.
+    pub is_peers: bool,
 }
 
 /// The peer is on another host, or its address is unknown.
@@ -43,10 +40,6 @@ pub struct NotLocal;
 impl Peer {
     /// Finds out the user at the other end of a connected socket. The caller asks before the peer
     /// has a reason to close it: afterwards the kernel does not know.
-    ///
-    /// # Errors
-    ///
-    /// If the peer does not come by the loopback interface.
     pub fn of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
@@ -77,24 +70,20 @@ impl Peer {
         Ok(Peer(user.filter(|_| is_still_there)))
     }
 
-    /// What the peer may do about the process `pid`: root may ask for each, a user for its own.
-    pub fn standing(self, pid: u32) -> Standing {
+    /// The process `pid`, as far as it concerns this peer; `None` if there is none.
+    pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
         if !process::exists(pid) {
-            return Standing::Dead;
+            return None;
         }
         let users = process::users(pid);
         let user = users.map(|(real, _)| real);
-        let is_own = match self.0 {
+        let is_peers = match self.0 {
             None => false,
             Some(0) => true,
             Some(peer) => users.is_some_and(|(real, effective)| peer == real || peer == effective),
         };
-        match is_own {
-            true => Standing::Own { user },
-            // Its users are unknown if it has ended just now.
-            false if !process::exists(pid) => Standing::Dead,
-            false => Standing::Foreign { user },
-        }
+        // The users of a process that has ended just now are unknown.
+        (is_peers || process::exists(pid)).then_some(NamedProcess { user, is_peers })
     }
 }
 
@@ -197,14 +186,12 @@ mod tests {
     #[test]
     fn unknown_and_other_users_may_ask_for_no_process() {
         let pid = std::process::id();
-        assert!(matches!(Peer(None).standing(pid), Standing::Foreign { .. }));
+        let may_ask = |peer: Peer, pid| peer.named_process(pid).map(|process| process.is_peers);
+        assert_eq!(may_ask(Peer(None), pid), Some(false));
         let stranger = Peer(Some(own_user() + 12_345));
-        assert!(matches!(stranger.standing(pid), Standing::Foreign { .. }));
-        assert!(matches!(
-            Peer(Some(own_user())).standing(pid),
-            Standing::Own { .. }
-        ));
-        assert!(matches!(Peer(Some(0)).standing(1), Standing::Own { .. }));
-        assert_eq!(Peer(None).standing(i32::MAX as u32), Standing::Dead);
+        assert_eq!(may_ask(stranger, pid), Some(false));
+        assert_eq!(may_ask(Peer(Some(own_user())), pid), Some(true));
+        assert_eq!(may_ask(Peer(Some(0)), 1), Some(true));
+        assert_eq!(may_ask(Peer(None), i32::MAX as u32), None);
     }
 }

@@ -5,7 +5,6 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::warn;
 use parking_lot::Mutex;
 
 use crate::log::Throttle;
@@ -33,11 +32,9 @@ pub struct Places {
     refusals: Throttle,
 }
 
+/// By the number of the connection.
 #[derive(Debug, Default)]
-struct Taken {
-    last_id: u64,
-    occupants: HashMap<u64, Occupant>,
-}
+struct Taken(HashMap<u64, Occupant>);
 
 #[derive(Debug)]
 struct Occupant {
@@ -54,7 +51,6 @@ pub struct OccupiedPlace {
 }
 
 impl Places {
-    /// All free.
     pub fn new(max_places: usize) -> Places {
         Places {
             max_places,
@@ -75,44 +71,41 @@ impl Places {
         // The user of a peer that has hung up is unknown; its connection ends soon.
         let is_over_share = peer.0.is_some() && taken.count_of(peer) >= share_of(self.max_places);
         let has_room = (!is_over_share || taken.close_idle(|occupant| occupant.peer == peer))
-            && (taken.occupants.len() < self.max_places || taken.close_idle(|_| true));
+            && (taken.0.len() < self.max_places || taken.close_idle(|_| true));
         if !has_room {
-            if let Some(held_back) = self.refusals.admit() {
-                warn!("turned-away reason=no-place {peer} held_back={held_back}");
-            }
+            self.refusals
+                .warn(format_args!("turned-away reason=no-place {peer}"));
             return None;
         }
-        taken.last_id += 1;
-        let id = taken.last_id;
         let occupant = Occupant {
             peer,
             active_at: Instant::now(),
             admission: Arc::clone(admission),
         };
-        taken.occupants.insert(id, occupant);
+        taken.0.insert(admission.id(), occupant);
         Some(OccupiedPlace {
             places: Arc::clone(self),
-            id,
+            id: admission.id(),
         })
     }
 }
 
 impl Taken {
     fn count_of(&self, peer: Peer) -> usize {
-        let occupants = self.occupants.values();
+        let occupants = self.0.values();
         occupants.filter(|occupant| occupant.peer == peer).count()
     }
 
     /// Closes the connection that has been idle for longest among the `eligible`, if that is long
     /// enough. Its place is free at once.
     fn close_idle(&mut self, eligible: impl Fn(&Occupant) -> bool) -> bool {
-        let candidates = self.occupants.iter();
+        let candidates = self.0.iter();
         let idlest = candidates
             .filter(|(_, occupant)| eligible(occupant))
             .min_by_key(|(_, occupant)| occupant.active_at)
             .filter(|(_, occupant)| occupant.active_at.elapsed() >= IDLE)
             .map(|(id, _)| *id);
-        let closed = idlest.and_then(|id| self.occupants.remove(&id));
+        let closed = idlest.and_then(|id| self.0.remove(&id));
         if let Some(closed) = &closed {
             closed.admission.stream().shutdown(Shutdown::Both);
         }
@@ -123,7 +116,7 @@ impl Taken {
 impl OccupiedPlace {
     /// Notes that a command has arrived.
     pub fn touch(&self) {
-        if let Some(occupant) = self.places.taken.lock().occupants.get_mut(&self.id) {
+        if let Some(occupant) = self.places.taken.lock().0.get_mut(&self.id) {
             occupant.active_at = Instant::now();
         }
     }
@@ -131,6 +124,6 @@ impl OccupiedPlace {
 
 impl Drop for OccupiedPlace {
     fn drop(&mut self) {
-        self.places.taken.lock().occupants.remove(&self.id);
+        self.places.taken.lock().0.remove(&self.id);
     }
 }

@@ -3,7 +3,6 @@
 /// The longest part of an unknown command that is repeated, in bytes.
 const MAX_ECHO_LEN: usize = 64;
 
-/// The answer to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LfpReply<'a> {
     /// 200

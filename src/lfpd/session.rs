@@ -6,6 +6,7 @@
 //! carried out before the greeting: when the greeting arrives, the lock file is gone.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -40,12 +41,8 @@ pub struct ConversationRules {
     pub idle_timeout: Duration,
 }
 
-/// Whether the conversation goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flow {
-    GoOn,
-    End(&'static str),
-}
+/// Whether the conversation goes on, or why it ends.
+type Flow = ControlFlow<&'static str>;
 
 /// Serves a connection until it ends. Its locks stay. In a server for several connections, `place`
 /// is this one's.
@@ -102,19 +99,19 @@ impl Conversation<'_> {
         append_greeting(&mut self.out, &self.rules.hostname);
         let mut received = self.receive(Instant::now() + EARLY_LOOK);
         if matches!(received, Err(ReadEnd::Timeout)) {
-            self.send();
+            let _ = self.send();
             received = self.receive(self.idle_deadline());
         }
         loop {
             let flow = match received {
                 Ok(found) => self.answer(found),
-                Err(ReadEnd::Eof) => Flow::End("peer-closed"),
-                Err(ReadEnd::Timeout) => Flow::End("idle"),
-                Err(ReadEnd::Telnet) => Flow::End("telnet"),
-                Err(ReadEnd::Broken(_)) => Flow::End("broken"),
+                Err(ReadEnd::Eof) => Flow::Break("peer-closed"),
+                Err(ReadEnd::Timeout) => Flow::Break("idle"),
+                Err(ReadEnd::Telnet) => Flow::Break("telnet"),
+                Err(ReadEnd::Broken(_)) => Flow::Break("broken"),
             };
             self.reader.take_answers(&mut self.out);
-            if let (Flow::End(reason), _) | (_, Flow::End(reason)) = (flow, self.send()) {
+            if let (Flow::Break(reason), _) | (_, Flow::Break(reason)) = (flow, self.send()) {
                 return reason;
             }
             received = self.receive(self.idle_deadline());
@@ -136,7 +133,7 @@ impl Conversation<'_> {
             let is_greeted = self.out.is_empty();
             if is_greeted {
                 self.reader.take_answers(&mut self.out);
-                self.send();
+                let _ = self.send();
             }
         }
     }
@@ -146,56 +143,46 @@ impl Conversation<'_> {
         if let Some(place) = self.place {
             place.touch();
         }
-        if found == Buffered::TooLong {
-            let flow = if is_other_protocol(self.reader.overlong_head()) {
-                Flow::End("other-protocol")
-            } else {
-                let head = LfpReply::NotUnderstood(self.reader.overlong_head());
-                head.append_to(&mut self.out, &self.rules.hostname);
-                self.count_bad()
-            };
-            self.reader.skip_overlong();
-            return flow;
-        }
-        let [line] = self.reader.frame();
-        let mut flow = Flow::GoOn;
-        let reply = match parse(line) {
+        let (line, command) = match found {
+            Buffered::TooLong => (self.reader.overlong_head(), None),
+            _ => {
+                let [line] = self.reader.frame();
+                (line, parse(line))
+            }
+        };
+        let mut flow = Flow::Continue(());
+        let reply = match command {
             Some(Command::Lock(target)) => self.locks.lock(self.peer, &target),
             Some(Command::Unlock(target)) => self.locks.unlock(self.peer, &target),
             Some(Command::Noop) => LfpReply::Okay,
             Some(Command::Help | Command::Stat) => LfpReply::NotImplemented,
             Some(Command::Quit) => {
-                flow = Flow::End("quit");
+                flow = Flow::Break("quit");
                 LfpReply::Goodbye
             }
-            None if is_other_protocol(line) => return Flow::End("other-protocol"),
-            None => LfpReply::NotUnderstood(line),
+            None if is_other_protocol(line) => return Flow::Break("other-protocol"),
+            None => {
+                self.bad_count += 1;
+                if self.bad_count == MAX_BAD_COMMANDS {
+                    flow = Flow::Break("bad-commands");
+                }
+                LfpReply::NotUnderstood(line)
+            }
         };
         reply.append_to(&mut self.out, &self.rules.hostname);
-        if matches!(reply, LfpReply::NotUnderstood(_)) {
-            flow = self.count_bad();
-        }
         self.reader.advance();
         flow
-    }
-
-    fn count_bad(&mut self) -> Flow {
-        self.bad_count += 1;
-        match self.bad_count {
-            MAX_BAD_COMMANDS => Flow::End("bad-commands"),
-            _ => Flow::GoOn,
-        }
     }
 
     /// Sends the replies, in one write. If the peer has closed already, as RXTX does, the commands
     /// that it has sent still count; if it is there and reads nothing, the conversation ends.
     fn send(&mut self) -> Flow {
-        let mut flow = Flow::GoOn;
+        let mut flow = Flow::Continue(());
         if !self.is_deaf && !self.out.is_empty() {
             if let Err(error) = self.wire.write(&self.out) {
                 self.is_deaf = true;
                 if error.kind() == io::ErrorKind::TimedOut {
-                    flow = Flow::End("deaf");
+                    flow = Flow::Break("deaf");
                 }
             }
         }

@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{self, sockopt, SendFlags, Shutdown};
+use rustix::net::{shutdown, Shutdown};
+
+use crate::net::stream::{discard, write_within};
 
 /// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -15,7 +17,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server that stops goes on reading commands that have arrived.
 const LAST_READS: Duration = Duration::from_secs(3);
 
-/// Two descriptors that can be polled, with a bound on the time of every call. Unlike a
+/// Two descriptors, with a bound on the time of every call. Unlike a
 /// [`Stream`](crate::net::stream::Stream) they may be pipes, and a server that stops interrupts
 /// them.
 #[derive(Debug)]
@@ -25,7 +27,6 @@ pub struct Wire<'a> {
     /// Readable once the server stops.
     stop: BorrowedFd<'a>,
     stopped_at: Cell<Option<Instant>>,
-    is_socket: bool,
 }
 
 /// Reads from a wire until a deadline, then fails like a socket whose read timeout is over.
@@ -41,53 +42,23 @@ impl<'a> Wire<'a> {
             output,
             stop,
             stopped_at: Cell::new(None),
-            is_socket: sockopt::socket_type(output).is_ok(),
         }
     }
 
-    /// Writes all of `bytes`, in one system call where the peer keeps up.
-    ///
-    /// # Errors
-    ///
-    /// As `write`; [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or
-    /// not at once when the server stops.
-    pub fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let deadline = Instant::now() + WRITE_TIMEOUT;
-        while !bytes.is_empty() {
-            let (has_room, is_stopped) = self.poll(self.output, PollFlags::OUT, deadline)?;
-            if !has_room {
-                if is_stopped || Instant::now() >= deadline {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                continue;
-            }
-            match self.write_some(bytes) {
-                Ok(len) => bytes = &bytes[len..],
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+    /// Writes all of `bytes`, in one system call where the peer keeps up. Fails with
+    /// [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or not at once
+    /// when the server stops.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        write_within(self.output, bytes, Some(WRITE_TIMEOUT), Some(self.stop))
     }
 
-    /// Closes our side, then reads and drops what the peer sends until it closes its own, for
-    /// `limit` at most. If a socket is closed with unread bytes, the kernel sends a reset, which
-    /// can destroy the reply on its way.
+    /// Lingering close: ends our side, then discards what the peer sends until it closes its own,
+    /// for `limit` at most.
     pub fn close_lingering(&self, limit: Duration) {
-        if net::shutdown(self.output, Shutdown::Write).is_err() {
-            return;
-        }
-        let deadline = Instant::now() + limit;
-        let mut scrap = [0; 512];
-        while matches!(self.read_by(&mut scrap, deadline), Ok(1..)) && Instant::now() < deadline {}
-    }
-
-    fn write_some(&self, bytes: &[u8]) -> rustix::io::Result<usize> {
-        if self.is_socket {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            net::send(self.output, bytes, flags)
-        } else {
-            rustix::io::write(self.output, bytes)
+        if shutdown(self.output, Shutdown::Write).is_ok() {
+            discard(limit, |scrap, left| {
+                self.read_by(scrap, Instant::now() + left)
+            });
         }
     }
 
@@ -99,7 +70,7 @@ impl<'a> Wire<'a> {
                 return Ok(0);
             }
             let until = stopped_at.unwrap_or(deadline);
-            let (is_ready, is_stopped) = self.poll(self.input, PollFlags::IN, until)?;
+            let (is_ready, is_stopped) = self.poll(until)?;
             if is_ready {
                 match rustix::io::read(self.input, &mut *buffer) {
                     Ok(len) => return Ok(len),
@@ -118,22 +89,18 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Blocks until the descriptor is ready, the deadline is over, or the server stops. Returns
-    /// whether it is ready, and whether the server stops.
-    fn poll(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        flags: PollFlags,
-        deadline: Instant,
-    ) -> io::Result<(bool, bool)> {
+    /// Blocks until there is input, the deadline is over, or the server stops. Returns whether
+    /// there is input, and whether the server stops.
+    fn poll(&self, deadline: Instant) -> io::Result<(bool, bool)> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut fds = [
-            PollFd::from_borrowed_fd(descriptor, flags),
-            PollFd::from_borrowed_fd(self.stop, PollFlags::IN),
-        ];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+        let mut polled = [self.input, self.stop]
+            .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {
+                let [input, stop] = polled.map(|polled| !polled.revents().is_empty());
+                Ok((input, stop))
+            }
             Err(Errno::INTR) => Ok((false, false)),
             Err(error) => Err(error.into()),
         }
@@ -143,11 +110,5 @@ impl<'a> Wire<'a> {
 impl Read for Until<'_, '_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read_by(buffer, self.1)
-    }
-}
-
-impl AsFd for Wire<'_> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.input
     }
 }

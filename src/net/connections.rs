@@ -14,7 +14,6 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
-    /// Sent to a connection for which no place is free.
     farewell: &'static [u8],
     open: Mutex<OpenStreams>,
     one_closed: Condvar,
@@ -39,11 +38,12 @@ pub struct Admission {
 }
 
 impl Connections {
-    /// No connections yet, and at most `max_connections` at once.
-    pub fn new(max_connections: usize) -> Self {
+    /// No connections yet, and at most `max_connections` at once. One that is closed because no
+    /// place is free gets the `farewell`.
+    pub fn new(max_connections: usize, farewell: &'static [u8]) -> Self {
         Connections {
             max_connections,
-            farewell: b"",
+            farewell,
             open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
@@ -54,19 +54,10 @@ impl Connections {
         }
     }
 
-    /// The same, with a message for connections that are closed because no place is free.
-    pub fn with_farewell(self, farewell: &'static [u8]) -> Self {
-        Connections { farewell, ..self }
-    }
-
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
     /// returns `None`. `accept` must not block: it runs under the mutex, so that no connection can
     /// slip in while [`Connections::close_if_empty`] decides. Blocks for ever once that or
     /// [`Connections::close`] has stopped accepting.
-    ///
-    /// # Errors
-    ///
-    /// Those of `accept`.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
@@ -99,7 +90,6 @@ impl Connections {
         open.closed
     }
 
-    /// Stops accepting.
     pub fn close(&self) {
         self.open.lock().closed = true;
     }
@@ -143,7 +133,6 @@ impl Admission {
         self.id
     }
 
-    /// The connection's socket.
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }

@@ -11,7 +11,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
 
 use super::stream::Stream;
 
@@ -47,7 +49,6 @@ pub struct HangupWatch {
 }
 
 impl HangupWatch {
-    /// A watch over no socket yet.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(HangupWatch { epoll })
@@ -73,25 +74,18 @@ impl HangupWatch {
     /// Calls `report` for each hang-up and each heeded input, once or more often, until the watch
     /// itself fails.
     pub fn run(&self, mut report: impl FnMut(u64, Sign)) -> io::Error {
-        let empty = Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        };
-        let mut events = [empty; BATCH_LEN];
+        let mut events = Vec::with_capacity(BATCH_LEN);
         loop {
-            match epoll::wait(&self.epoll, &mut events[..], None) {
-                Ok(count) => {
-                    for event in &events[..count] {
-                        let (data, flags) = (event.data, event.flags);
-                        let sign = match flags.intersects(HANG_UPS) {
-                            true => Sign::HungUp,
-                            false => Sign::Sent,
-                        };
-                        report(data.u64(), sign);
-                    }
-                }
-                Err(rustix::io::Errno::INTR) => {}
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return error.into(),
+            }
+            for Event { data, flags } in events.drain(..) {
+                let sign = match flags.intersects(HANG_UPS) {
+                    true => Sign::HungUp,
+                    false => Sign::Sent,
+                };
+                report(data.u64(), sign);
             }
         }
     }

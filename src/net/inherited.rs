@@ -20,11 +20,8 @@ const FIRST_DESCRIPTOR: usize = 3;
 /// Why an inherited descriptor cannot be listened on.
 #[derive(Debug)]
 pub enum NotListening {
-    /// It is no TCP or Unix stream socket.
     NotAStreamSocket,
-    /// It is one end of a connection.
     Connected,
-    /// A system call failed.
     Io(io::Error),
 }
 
@@ -53,14 +50,13 @@ impl From<Errno> for NotListening {
 /// A socket that this process was given.
 #[derive(Debug)]
 pub enum Inherited {
-    /// It listens.
     Listening(Listener),
-    /// It is one end of a connection.
     Connected(OwnedFd),
 }
 
 impl Inherited {
-    fn listening(self) -> Result<Listener, NotListening> {
+    /// The listener, for a server that cannot serve a single connection.
+    pub fn listening(self) -> Result<Listener, NotListening> {
         match self {
             Inherited::Listening(listener) => Ok(listener),
             Inherited::Connected(_) => Err(NotListening::Connected),
@@ -68,21 +64,9 @@ impl Inherited {
     }
 }
 
-/// The socket on descriptor 0, as inetd (`wait`) and s6 hand it over.
-///
-/// # Errors
-///
-/// Why the server cannot listen on it.
-pub fn from_stdin() -> Result<Listener, NotListening> {
-    any_from_stdin()?.listening()
-}
-
-/// The same for a listening socket or a connection (inetd `nowait`).
-///
-/// # Errors
-///
-/// Why it is neither.
-pub fn any_from_stdin() -> Result<Inherited, NotListening> {
+/// The socket on descriptor 0, as inetd and s6 hand it over: a listening one (inetd `wait`) or a
+/// connection (inetd `nowait`).
+pub fn from_stdin() -> Result<Inherited, NotListening> {
     let stdin = io::stdin();
     // Descriptor 0 itself stays open, so that no other file takes its number.
     let socket = stdin
@@ -92,30 +76,19 @@ pub fn any_from_stdin() -> Result<Inherited, NotListening> {
     classify(socket)
 }
 
-/// The listening sockets that LISTEN_FDS counts, in their order; none if it is not set, or is meant
-/// for another process (LISTEN_PID).
-///
-/// # Errors
-///
-/// What is wrong with the variable, or which descriptor does not listen, and why.
-pub fn from_environment() -> Result<Vec<Listener>, String> {
-    let inherited = any_from_environment()?.into_iter();
-    let listeners = inherited
-        .zip(FIRST_DESCRIPTOR..)
-        .map(|(socket, descriptor)| {
-            socket
-                .listening()
-                .map_err(|why| cannot_listen(descriptor, &why))
-        });
-    listeners.collect()
+/// The sockets of [`from_environment`], for a server that cannot serve a single connection.
+pub fn all_listening(inherited: Vec<Inherited>) -> Result<Vec<Listener>, String> {
+    let numbered = (FIRST_DESCRIPTOR..).zip(inherited);
+    let listening = |(descriptor, socket): (usize, Inherited)| {
+        let listener = socket.listening();
+        listener.map_err(|why| cannot_listen(descriptor, &why))
+    };
+    numbered.map(listening).collect()
 }
 
-/// The same for listening sockets and connections.
-///
-/// # Errors
-///
-/// What is wrong with the variable, or which descriptor is neither, and why.
-pub fn any_from_environment() -> Result<Vec<Inherited>, String> {
+/// The sockets that LISTEN_FDS counts, in their order; none if it is not set, or is meant for
+/// another process (LISTEN_PID).
+pub fn from_environment() -> Result<Vec<Inherited>, String> {
     const MAX_DESCRIPTORS: usize = 1024;
     let Ok(count) = env::var("LISTEN_FDS") else {
         return Ok(Vec::new());

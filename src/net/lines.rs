@@ -13,7 +13,6 @@ const BUFFER_LEN: usize = 4096;
 /// How many bytes of a discarded line are kept.
 const HEAD_LEN: usize = 64;
 
-/// See [`LineReader::new`].
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
@@ -45,7 +44,6 @@ pub struct LineReader<const N: usize> {
 pub enum Buffered {
     /// A whole frame: see [`LineReader::frame`].
     Frame,
-    /// Not yet a whole frame.
     Incomplete,
     /// A line beyond its limit, read up to its LF. The lines after it are out of step.
     TooLong,
@@ -56,11 +54,9 @@ pub enum Buffered {
 pub enum ReadEnd {
     /// The peer has closed, or half-closed, its side.
     Eof,
-    /// The socket's read timeout is over.
     Timeout,
     /// A telnet subnegotiation without an end.
     Telnet,
-    /// The connection is broken.
     Broken(io::Error),
 }
 
@@ -134,14 +130,9 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
-    /// Skips the line that [`LineReader::look`] has found too long; a frame begins after it.
-    pub fn skip_overlong(&mut self) {
-        self.next_frame_at(self.scanned);
-    }
-
-    /// Skips the current frame.
+    /// Skips what [`LineReader::look`] has found: a frame, or a line that is too long.
     pub fn advance(&mut self) {
-        self.next_frame_at(self.ends[N - 1] + 1);
+        self.next_frame_at(self.scanned);
         if self.start == self.end && self.buffer.len() > BUFFER_LEN {
             self.buffer.truncate(BUFFER_LEN);
             self.buffer.shrink_to_fit();
@@ -151,10 +142,6 @@ impl<const N: usize> LineReader<N> {
     }
 
     /// Blocks until the peer sends something, for no longer than the socket's read timeout.
-    ///
-    /// # Errors
-    ///
-    /// Why nothing came.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         self.make_room()?;
         let len = loop {
@@ -169,11 +156,8 @@ impl<const N: usize> LineReader<N> {
         self.take_in(len)
     }
 
-    /// Reads what has arrived without blocking, as far as the buffer has room.
-    ///
-    /// # Errors
-    ///
-    /// Only [`ReadEnd::Telnet`]; the next read reports the other ends.
+    /// Reads what has arrived without blocking, as far as the buffer has room. Fails only with
+    /// [`ReadEnd::Telnet`]; the next read reports the other ends.
     pub fn read_ready(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
         self.compact();
         if self.end == self.buffer.len() {
@@ -383,7 +367,7 @@ mod tests {
                             }
                             Buffered::TooLong => {
                                 found.push((true, reader.overlong_head().to_vec()));
-                                reader.skip_overlong();
+                                reader.advance();
                             }
                             Buffered::Incomplete => break,
                         }

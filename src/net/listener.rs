@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::{debug, warn};
+use log::debug;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -22,7 +22,7 @@ use crate::log::Throttle;
 use crate::sys::thread::spawn;
 use crate::text::Escaped;
 
-use super::connections::{Admission, Connections};
+use super::connections::Connections;
 use super::stream::Stream;
 use super::unix_path::{self, BoundPath};
 use super::workers::Workers;
@@ -45,10 +45,8 @@ const SEND_BUFFER_LEN: usize = 16 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A socket that listens.
 #[derive(Debug)]
 pub enum Listener {
-    /// On an address of the network.
     Tcp(TcpListener),
     /// On a path of this host; with the path if this process has bound it.
     Unix(UnixListener, Option<BoundPath>),
@@ -91,19 +89,15 @@ impl Listener {
         Ok(Listener::Tcp(listener))
     }
 
-    /// Adopts a Unix socket that is listening.
     pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, None))
     }
 
     /// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
-    /// replaced. Changes the umask for a moment, so no other thread may be making files.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::AddrInUse`] if a server listens there, [`io::ErrorKind::AlreadyExists`] if
-    /// `path` is no socket, or the system's own.
+    /// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file
+    /// with [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread
+    /// may be making files.
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
         let (listener, made) = unix_path::bind(path, mode, group, BACKLOG)?;
         listener.set_nonblocking(true)?;
@@ -117,7 +111,6 @@ impl Listener {
         }
     }
 
-    /// The port, if there is one.
     pub fn port(&self) -> Option<u16> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().ok().map(|addr| addr.port()),
@@ -125,36 +118,31 @@ impl Listener {
         }
     }
 
-    /// Hands every connection that gets a place to `serve`, for ever. It does not spin when the
+    /// Hands every connection that gets a place to the workers, for ever. It does not spin when the
     /// process or the system has run out of descriptors or memory: it pauses, longer each time.
-    pub fn accept_all(
-        &self,
-        connections: &Arc<Connections>,
-        mut serve: impl FnMut(Admission),
-    ) -> ! {
+    fn accept_all(&self, connections: &Arc<Connections>, workers: &Arc<Workers>) -> ! {
         let mut pause = FIRST_PAUSE;
         let (failures, refusals) = (Throttle::default(), Throttle::default());
+        let no_thread = Throttle::default();
         loop {
             match connections.admit(|| self.accept()) {
                 Ok(Some(admission)) => {
                     pause = FIRST_PAUSE;
-                    serve(admission);
-                }
-                Ok(None) => {
-                    if let Some(held_back) = refusals.admit() {
-                        warn!("turned-away reason=max-connections held_back={held_back}");
+                    if let Err(error) = workers.run(admission) {
+                        no_thread.warn(format_args!(
+                            "turned-away reason=no-thread error=\"{error}\""
+                        ));
                     }
                 }
+                Ok(None) => refusals.warn(format_args!("turned-away reason=max-connections")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{error}\"")
                 }
                 Err(error) => {
-                    if let Some(held_back) = failures.admit() {
-                        warn!(
-                            "cannot-accept listener={self} error=\"{error}\" held_back={held_back}"
-                        );
-                    }
+                    failures.warn(format_args!(
+                        "cannot-accept listener={self} error=\"{error}\""
+                    ));
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -204,29 +192,16 @@ impl fmt::Display for Listener {
 
 /// Accepts from each listener on a thread of its own, and hands the connections to the workers.
 /// Does not block.
-///
-/// # Errors
-///
-/// If a thread cannot be started.
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,
-    workers: &Arc<Workers<Admission>>,
+    workers: &Arc<Workers>,
 ) -> io::Result<()> {
     for at in 0..listeners.len() {
         let (listeners, connections) = (Arc::clone(listeners), Arc::clone(connections));
         let workers = Arc::clone(workers);
         spawn("accept", move || {
-            let no_thread = Throttle::default();
-            listeners[at].accept_all(&connections, |admission| {
-                if let Err(error) = workers.run(admission) {
-                    if let Some(held_back) = no_thread.admit() {
-                        warn!(
-                            "turned-away reason=no-thread error=\"{error}\" held_back={held_back}"
-                        );
-                    }
-                }
-            })
+            listeners[at].accept_all(&connections, &workers)
         })?;
     }
     Ok(())

@@ -8,28 +8,23 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::{ioctl_fionread, Errno};
+use rustix::io::{ioctl_fionread, write, Errno};
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
 /// per connection is enough.
 #[derive(Debug)]
 pub enum Stream {
-    /// Over the network.
     Tcp(TcpStream),
-    /// On this host.
     Unix(UnixStream),
 }
 
 impl Stream {
-    /// Sets for how long a read may block.
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         // To the system, zero means "for ever".
         let timeout = Some(timeout.max(Duration::from_millis(1)));
-        match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(timeout),
-            Stream::Unix(stream) => stream.set_read_timeout(timeout),
-        }
+        Ok(set_socket_timeout(self, Timeout::Recv, timeout)?)
     }
 
     /// Ends one or both directions. A peer that has gone is no error.
@@ -65,29 +60,9 @@ impl Stream {
         }
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: for ever), in one system call if the peer
-    /// keeps up. A peer that takes a little now and then does not extend the time.
-    ///
-    /// # Errors
-    ///
-    /// Those of `write`; [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of
-    /// the bytes may have been sent then.
-    pub fn write_within(&self, mut bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
-        let mut deadline = None;
-        while !bytes.is_empty() {
-            match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(len) => bytes = &bytes[len..],
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let deadline = *deadline.get_or_insert_with(|| {
-                        timeout.and_then(|timeout| Instant::now().checked_add(timeout))
-                    });
-                    self.wait_for_room(deadline)?;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+    /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.
+    pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+        write_within(self.as_fd(), bytes, timeout, None)
     }
 
     /// Sends what the socket takes of `bytes` at once, and returns how many these are.
@@ -98,56 +73,96 @@ impl Stream {
         send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
-    /// Blocks until the socket takes more, or until the deadline.
-    fn wait_for_room(&self, deadline: Option<Instant>) -> io::Result<()> {
-        let timeout = match deadline {
-            None => None,
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                Timespec::try_from(left).ok()
-            }
-        };
-        match poll(&mut [PollFd::new(self, PollFlags::OUT)], timeout.as_ref()) {
-            // The kernel may have a little room long before poll reports it. A write into that room
-            // would look like progress of a peer that does not read.
-            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Lingering close: discards what the peer still sends, until it closes or `limit` is over. To
-    /// close a socket with unread bytes makes the kernel send a reset, and a reset destroys a reply
-    /// on its way.
+    /// Lingering close: discards what the peer still sends, until it closes or `limit` is over.
     pub fn discard_for(&self, limit: Duration) {
-        let deadline = Instant::now().checked_add(limit);
-        let mut scrap = [0; 512];
-        loop {
-            let left = deadline.map_or(limit, |deadline| {
-                deadline.saturating_duration_since(Instant::now())
-            });
-            if left.is_zero() || self.set_read_timeout(left).is_err() {
-                return;
-            }
-            match (&mut &*self).read(&mut scrap) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
+        discard(limit, |scrap, left| {
+            self.set_read_timeout(left)?;
+            (&mut &*self).read(scrap)
+        });
+    }
+}
+
+/// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: for ever), in one
+/// system call if the peer keeps up. A peer that takes a little now and then does not extend the
+/// time. Once `stop` is readable, waits no longer.
+///
+/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the bytes
+/// may have been sent then.
+pub fn write_within(
+    output: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    timeout: Option<Duration>,
+    stop: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut is_socket = true;
+    loop {
+        let written = if is_socket {
+            send(output, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        } else {
+            write(output, bytes)
+        };
+        match written {
+            Ok(len) if len == bytes.len() => return Ok(()),
+            Ok(len) => bytes = &bytes[len..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // A write to a pipe may block, unless there is room.
+            Err(Errno::NOTSOCK) => is_socket = false,
+            Err(error) => return Err(error.into()),
+        }
+        wait_for_room(output, deadline, stop)?;
+    }
+}
+
+/// Blocks until `output` takes more. Fails at the deadline, or once `stop` is readable.
+fn wait_for_room(
+    output: BorrowedFd<'_>,
+    deadline: Option<Instant>,
+    stop: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    let mut polled = [
+        PollFd::from_borrowed_fd(output, PollFlags::OUT),
+        PollFd::from_borrowed_fd(stop.unwrap_or(output), PollFlags::IN),
+    ];
+    let count = 1 + usize::from(stop.is_some());
+    match poll(&mut polled[..count], timeout.as_ref()) {
+        Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+        // The kernel may have a little room long before poll reports it. A write into that room
+        // would look like progress of a peer that does not read.
+        Ok(_) if polled[0].revents().is_empty() || left == Some(Duration::ZERO) => {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Discards what `read` brings, until it fails or brings nothing, or `limit` is over; `read` gets
+/// the time that is left. To close a socket with unread bytes makes the kernel send a reset, and a
+/// reset destroys a reply on its way.
+pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io::Result<usize>) {
+    let deadline = Instant::now().checked_add(limit);
+    let mut scrap = [0; 512];
+    loop {
+        let left = deadline.map_or(limit, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        });
+        if left.is_zero() {
+            return;
+        }
+        match read(&mut scrap, left) {
+            Ok(1..) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return,
         }
     }
 }
 
 impl Read for &Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => (&mut &*stream).read(buffer),
-            Stream::Unix(stream) => (&mut &*stream).read(buffer),
-        }
+        Ok(rustix::io::read(self, buffer)?)
     }
 }
 

@@ -8,68 +8,56 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
+use crossbeam_channel::{bounded, Receiver, Sender};
 
 use crate::sys::thread::spawn;
+
+use super::connections::Admission;
 
 /// How many idle threads are kept, and for how long.
 const MAX_PARKED: usize = 16;
 const PARKED_FOR: Duration = Duration::from_secs(10);
 
-/// Runs each job on a thread of its own.
-pub struct Workers<J> {
-    /// A channel without room: a job goes through only if a parked thread takes it at once.
-    jobs: Sender<J>,
-    pool: Arc<Pool<J>>,
-}
-
-/// What the threads share.
-struct Pool<J> {
-    jobs: Receiver<J>,
+/// Serves each connection on a thread of its own.
+pub struct Workers {
+    /// A channel without room: a connection goes through only if a parked thread takes it at once.
+    sender: Sender<Admission>,
+    receiver: Receiver<Admission>,
     parked: AtomicUsize,
-    work: Box<dyn Fn(J) + Send + Sync>,
+    work: Box<dyn Fn(Admission) + Send + Sync>,
 }
 
-impl<J: Send + 'static> Workers<J> {
-    /// A pool without threads, which hands each job to `work`.
-    pub fn new(work: impl Fn(J) + Send + Sync + 'static) -> Self {
+impl Workers {
+    /// No threads yet; they hand each connection to `work`.
+    pub fn new(work: impl Fn(Admission) + Send + Sync + 'static) -> Arc<Self> {
         let (sender, receiver) = bounded(0);
-        Workers {
-            jobs: sender,
-            pool: Arc::new(Pool {
-                jobs: receiver,
-                parked: AtomicUsize::new(0),
-                work: Box::new(work),
-            }),
-        }
+        Arc::new(Workers {
+            sender,
+            receiver,
+            parked: AtomicUsize::new(0),
+            work: Box::new(work),
+        })
     }
 
-    /// Starts the job on a parked thread or a new one, and does not wait for it.
-    ///
-    /// # Errors
-    ///
-    /// If there is no thread for it; the job is dropped then.
-    pub fn run(&self, job: J) -> io::Result<()> {
-        match self.jobs.try_send(job) {
+    /// Serves the connection on a parked thread or a new one, and does not wait for it. If there is
+    /// no thread for it, the connection is dropped.
+    pub fn run(self: &Arc<Self>, admission: Admission) -> io::Result<()> {
+        match self.sender.try_send(admission) {
             Ok(()) => Ok(()),
-            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => self.spawn(job),
+            Err(refused) => {
+                let (workers, admission) = (Arc::clone(self), refused.into_inner());
+                spawn("session", move || workers.work_and_park(admission))
+            }
         }
     }
 
-    fn spawn(&self, job: J) -> io::Result<()> {
-        let pool = Arc::clone(&self.pool);
-        spawn("session", move || pool.work_and_park(job))
-    }
-}
-
-impl<J> Pool<J> {
-    fn work_and_park(&self, job: J) {
-        (self.work)(job);
+    fn work_and_park(&self, admission: Admission) {
+        (self.work)(admission);
         while self.parked.fetch_add(1, Ordering::Relaxed) < MAX_PARKED {
-            let job = self.jobs.recv_timeout(PARKED_FOR);
+            let admission = self.receiver.recv_timeout(PARKED_FOR);
             self.parked.fetch_sub(1, Ordering::Relaxed);
-            match job {
-                Ok(job) => (self.work)(job),
+            match admission {
+                Ok(admission) => (self.work)(admission),
                 Err(_) => return,
             }
         }

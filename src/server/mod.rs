@@ -94,15 +94,24 @@ pub fn watch_signals() -> Result<EndSignals, String> {
     })
 }
 
-/// Listens on an address; an error names it.
-pub fn listen_tcp(address: SocketAddr) -> Result<Listener, String> {
-    Listener::bind_tcp(address).map_err(|error| cannot_listen(&address, &error))
-}
-
-/// Listens on a path; an error names it.
-pub fn listen_unix(path: &Path, mode: u32, group: Option<u32>) -> Result<Listener, String> {
-    let bound = Listener::bind_unix(path, mode, group);
-    bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))
+/// Listens on addresses, and on a path to which `mode` and `group` give access. An error names the
+/// place.
+pub fn listen(
+    addresses: &[SocketAddr],
+    path: Option<&Path>,
+    mode: u32,
+    group: Option<u32>,
+) -> Result<Vec<Listener>, String> {
+    let mut listeners = Vec::new();
+    for address in addresses {
+        let bound = Listener::bind_tcp(*address);
+        listeners.push(bound.map_err(|error| cannot_listen(address, &error))?);
+    }
+    if let Some(path) = path {
+        let bound = Listener::bind_unix(path, mode, group);
+        listeners.push(bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))?);
+    }
+    Ok(listeners)
 }
 
 fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {

@@ -117,7 +117,8 @@ mod tests {
         assert!(RESERVED.load(Ordering::Relaxed) >= 1000);
         drop(reservation);
         assert!(RESERVED.load(Ordering::Relaxed) <= before + 1_000_000);
-        assert!(reserve(usize::MAX / 4, Purpose::Service).is_none());
+        // Longer than any allocation may be, with 32 bits, too.
+        assert!(reserve(usize::MAX / 2, Purpose::Service).is_none());
     }
 
     #[test]

@@ -15,12 +15,9 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
 /// What a running thread needs beside its stack, in bytes: a signal stack, a session's buffers.
 const THREAD_EXTRA: usize = 64 * 1024;
 
-/// Starts a detached thread with a stack of [`STACK_LEN`].
-///
-/// # Errors
-///
-/// If the system has no thread, or if this one would leave too little memory to the others: a
-/// thread without a signal stack ends the process, and so does a failed allocation.
+/// Starts a detached thread with a stack of [`STACK_LEN`]. Refuses if it would leave too little
+/// memory to the others: a thread without a signal stack ends the process, and so does a failed
+/// allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let Some(reservation) = memory::reserve(STACK_LEN + THREAD_EXTRA, Purpose::Newcomer) else {
         return Err(io::Error::other("too little memory is left"));

@@ -396,7 +396,13 @@ fn mandoc_finds_nothing_wrong_with_the_manual() {
 /// The first words of what is logged at the levels info, warn and error, and of the line that the
 /// log has of its own.
 fn verbs_in(source: &str) -> Vec<String> {
-    let calls = ["info!(", "warn!(", "error!(", "let notice = format!("];
+    let calls = [
+        "info!(",
+        "warn!(",
+        ".warn(format_args!(",
+        "error!(",
+        "let notice = format!(",
+    ];
     let texts = calls
         .iter()
         .flat_map(|call| source.split(call).skip(1))

@@ -11,12 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
-use crate::support::limited::{copy_program, with_surroundings_of};
+use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
 use crate::support::{
     eventually, fence, installed, parse_grant, processor_time, Client, Daemon, Event, Signal,
     PATIENCE,
 };
-use rustix::process::{prlimit, Pid, Resource, Rlimit};
+use rustix::process::{Pid, Resource};
 
 /// The fences that a server reserves at a time.
 const RANGE: u64 = 1 << 20;
@@ -345,16 +345,9 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
 #[test]
 fn out_of_fences_waiters_stay_and_are_served_later() {
     refusing_disk(|daemon| {
-        let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a pid")).expect("a pid");
-        let limit = move |current| {
-            let limit = Rlimit {
-                current,
-                maximum: None,
-            };
-            prlimit(Some(pid), Resource::Fsize, limit).expect("it is our child");
-        };
-        limit(Some(0));
-        Box::new(move || limit(None))
+        let pid = daemon.pid();
+        limit_to(pid, Resource::Fsize, Some(0));
+        Box::new(move || limit_to(pid, Resource::Fsize, None))
     });
 }
 

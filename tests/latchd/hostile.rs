@@ -6,12 +6,12 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::limited::limited;
 use crate::support::silent::{leave_socket, FullBacklog};
 use crate::support::{
     described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
@@ -481,21 +481,8 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
 
 #[test]
 fn max_connections_raises_the_limit_of_descriptors() {
-    let plain = Daemon::command();
-    let mut command = Command::new("prlimit");
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-        .arg("--nofile=100:4000")
-        .arg(env!("CARGO_BIN_EXE_latchd"))
-        .args(["--port", "0", "--print-port", "--max-connections", "500"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let mut command = limited(&["prlimit", "--nofile=100:4000"]);
+    command.args(["--max-connections", "500"]);
     let daemon = Daemon::from_command(command);
     let mut crowd: Vec<Client> = (0..300).map(|_| daemon.connect()).collect();
     for client in &mut crowd {

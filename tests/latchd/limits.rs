@@ -1,14 +1,13 @@
 //! Caps are exact, however many race for them, and what the system refuses is no disaster.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::limited::{limited, with_processes};
-use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Event, PATIENCE};
+use crate::support::limited::{is_served, limited, with_processes};
+use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
 
@@ -182,20 +181,14 @@ fn over_max_connections_the_stream_ends_without_a_byte() {
 #[test]
 fn out_of_descriptors_the_server_serves_on_without_spinning() {
     // The cap is far beyond the descriptors: the system says no, not the server.
-    let mut command = limited(
-        &["prlimit", "--nofile=64"],
-        Path::new(env!("CARGO_BIN_EXE_latchd")),
-    );
+    let mut command = limited(&["prlimit", "--nofile=64"]);
     command.args(["--max-connections", "1000"]);
     survives_a_crowd(&Daemon::from_command(command));
 }
 
 #[test]
 fn the_default_cap_on_connections_fits_the_descriptors() {
-    let command = limited(
-        &["prlimit", "--nofile=64"],
-        Path::new(env!("CARGO_BIN_EXE_latchd")),
-    );
+    let command = limited(&["prlimit", "--nofile=64"]);
     let daemon = Daemon::from_command(command);
     survives_a_crowd(&daemon);
 
@@ -294,21 +287,6 @@ fn at_once<C: Send, R: Send>(clients: &mut [C], act: impl Fn(&mut C) -> R + Sync
             .map(|thread| thread.join().unwrap())
             .collect()
     })
-}
-
-/// Whether the server answers a ping; if not, it must have hung up without a byte.
-fn is_served(client: &mut Client) -> bool {
-    // Who was refused may hear so while it writes.
-    let _ = client.try_send(b"ping\n_\n_\n");
-    match client.next_event(PATIENCE) {
-        Event::Line(line) if line == b"ok" => true,
-        // The ping of a refused client meets a closed socket, hence perhaps a reset.
-        Event::Eof | Event::Reset => false,
-        other => panic!(
-            "neither served nor refused: {}",
-            crate::support::described(&other)
-        ),
-    }
 }
 
 /// Two hundred connect where there is room for fewer than sixty-four; then they leave.

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
-use crate::support::limited::{limited, with_processes};
+use crate::support::limited::{is_served, limit_to, limited, with_processes};
 use crate::support::{
     eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
-use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
 // ---- storms ----------------------------------------------------------------------------------
 
@@ -27,10 +27,7 @@ fn after_five_thousand_connects_a_capped_server_recovers() {
 
 #[test]
 fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
-    let daemon = Daemon::from_command(limited(
-        &["prlimit", "--nofile=64"],
-        Path::new(env!("CARGO_BIN_EXE_latchd")),
-    ));
+    let daemon = Daemon::from_command(limited(&["prlimit", "--nofile=64"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
@@ -47,10 +44,7 @@ fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
 /// Room for a hundred stacks or so.
 #[test]
 fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
-    let daemon = Daemon::from_command(limited(
-        &["prlimit", "--as=67108864"],
-        Path::new(env!("CARGO_BIN_EXE_latchd")),
-    ));
+    let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
@@ -62,10 +56,7 @@ fn out_of_memory_the_server_serves_the_clients_it_has() {
     raise_our_own_limit();
     for megabytes in [40, 64, 100, 200, 300, 400] {
         let limit = format!("--as={}", megabytes << 20);
-        let daemon = Daemon::from_command(limited(
-            &["prlimit", &limit],
-            Path::new(env!("CARGO_BIN_EXE_latchd")),
-        ));
+        let daemon = Daemon::from_command(limited(&["prlimit", &limit]));
         let mut crowd: Vec<Client> = (0..450).map(|_| daemon.connect()).collect();
         crowd.retain_mut(is_served);
         println!("{} served within {megabytes} MB", crowd.len());
@@ -103,7 +94,7 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
                 _ => "VmData:",
             };
             let limit = (status_kib(&daemon, name) << 10) + (left << 20);
-            limit_to(&daemon, resource, Some(limit));
+            limit_to(daemon.pid(), resource, Some(limit));
 
             let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
             crowd.retain_mut(is_served);
@@ -117,7 +108,7 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
                 assert!(client.stats()["locks"].is_array());
             }
             drop(crowd);
-            limit_to(&daemon, resource, None);
+            limit_to(daemon.pid(), resource, None);
             eventually(PATIENCE, "new clients are served again", || {
                 is_served(&mut daemon.connect())
             });
@@ -136,7 +127,7 @@ fn clients_that_fill_the_table_under_a_limit_end_no_server() {
         (Resource::As, 450),
     ] {
         let daemon = Daemon::start(&["--max-per-connection", "8000"]);
-        limit_to(&daemon, resource, Some(limit << 20));
+        limit_to(daemon.pid(), resource, Some(limit << 20));
         let mut crowd: Vec<Client> = (0..32).map(|_| daemon.connect()).collect();
         crowd.retain_mut(is_served);
         println!("{} clients within {limit} MB of {resource:?}", crowd.len());
@@ -160,7 +151,7 @@ fn clients_that_fill_the_table_under_a_limit_end_no_server() {
         let ended = daemon.wait_exit(Duration::ZERO);
         assert!(ended.is_none(), "{limit} MB: {}", daemon.log());
         drop(crowd);
-        limit_to(&daemon, resource, None);
+        limit_to(daemon.pid(), resource, None);
         eventually(PATIENCE, "new clients are served again", || {
             is_served(&mut daemon.connect())
         });
@@ -175,8 +166,7 @@ fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     };
     let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.inner());
     let wrapper = ["sh", "-c", &enter, "sh"];
-    let program = Path::new(env!("CARGO_BIN_EXE_latchd"));
-    let daemon = Daemon::from_command(limited(&wrapper, program));
+    let daemon = Daemon::from_command(limited(&wrapper));
     daemon.wait_for_log("max_connections=256 ", PATIENCE);
     let mut crowd: Vec<Client> = (0..256).map(|_| daemon.connect()).collect();
     assert!(crowd.iter_mut().all(is_served));
@@ -185,7 +175,7 @@ fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     drop(daemon);
 
     // An operator who names a number gets it.
-    let mut command = limited(&wrapper, program);
+    let mut command = limited(&wrapper);
     command.args(["--max-connections", "400"]);
     let daemon = Daemon::from_command(command);
     daemon.wait_for_log("max_connections=400 ", PATIENCE);
@@ -302,21 +292,6 @@ fn storm(daemon: &Daemon, count: usize) -> Storm {
     }
 }
 
-/// Whether the server answers a ping; if not, it must have hung up without a byte.
-fn is_served(client: &mut Client) -> bool {
-    // Who was refused may hear so while it writes.
-    let _ = client.try_send(b"ping\n_\n_\n");
-    match client.next_event(PATIENCE) {
-        Event::Line(line) if line == b"ok" => true,
-        // The ping of a refused client meets a closed socket, hence perhaps a reset.
-        Event::Eof | Event::Reset => false,
-        other => panic!(
-            "neither served nor refused: {}",
-            crate::support::described(&other)
-        ),
-    }
-}
-
 /// What a server takes of its machine.
 #[derive(Debug)]
 struct Footprint {
@@ -372,16 +347,6 @@ fn status_kib(daemon: &Daemon, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let count = line.expect("every process has it").trim();
     count.trim_end_matches(" kB").parse().expect("a number")
-}
-
-/// Limits a server that runs, or lifts its limit.
-fn limit_to(daemon: &Daemon, resource: Resource, limit: Option<u64>) {
-    let pid = Pid::from_raw(i32::try_from(daemon.pid()).expect("a small number"));
-    let limit = Rlimit {
-        current: limit,
-        maximum: None,
-    };
-    prlimit(pid, resource, limit).expect("it is our child");
 }
 
 /// The storms are clients of this process, all at the same time.

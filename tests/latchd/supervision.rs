@@ -727,6 +727,10 @@ impl Host {
         assert_ne!(self.pid(), pid);
         Client::tcp(self.addr).acquire("k", 0);
 
+        // A thread of its own writes the log, and what it has not written goes with the process.
+        eventually(PATIENCE, "both have said that they listen", || {
+            self.log().matches(" listening ").count() == 2
+        });
         let killed = self.pid().expect("it was started");
         kill_process(killed, Signal::KILL).expect("it is ours");
         eventually(PATIENCE, "it is gone", || !is_running(killed));

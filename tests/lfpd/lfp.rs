@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::limited::with_surroundings_of;
+use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::{Client, Daemon, PATIENCE};
 
 /// A running `lfpd` with lock directories of its own.
@@ -37,12 +37,8 @@ impl Lfpd {
     pub fn start_behind(wrapper: &[&str]) -> Lfpd {
         let dirs = lock_dirs();
         let plain = command(dirs.path());
-        let mut limited = Command::new(wrapper[0]);
-        limited
-            .args(&wrapper[1..])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .args(["--listen", "127.0.0.1:0", "--print-port"]);
+        let mut limited = behind(wrapper, &plain);
+        limited.args(["--listen", "127.0.0.1:0", "--print-port"]);
         Lfpd {
             daemon: Daemon::from_command(with_surroundings_of(&plain, limited)),
             dirs,

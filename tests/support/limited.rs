@@ -7,16 +7,51 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::Daemon;
+use rustix::process::{prlimit, Pid, Resource, Rlimit};
+
+use super::{described, Client, Daemon, Event, PATIENCE};
 
 /// A server behind `wrapper`, which is a command and its arguments.
-pub fn limited(wrapper: &[&str], program: &Path) -> Command {
+pub fn limited(wrapper: &[&str]) -> Command {
+    limited_copy(wrapper, Path::new(env!("CARGO_BIN_EXE_latchd")))
+}
+
+fn limited_copy(wrapper: &[&str], program: &Path) -> Command {
+    let mut plain = Command::new(program);
+    plain.args(["--port", "0", "--print-port"]);
+    with_surroundings_of(&Daemon::command(), behind(wrapper, &plain))
+}
+
+/// A command that becomes `plain`, with its arguments, after `wrapper`.
+pub fn behind(wrapper: &[&str], plain: &Command) -> Command {
     let mut command = Command::new(wrapper[0]);
     command
         .args(&wrapper[1..])
-        .arg(program)
-        .args(["--port", "0", "--print-port"]);
-    with_surroundings_of(&Daemon::command(), command)
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    command
+}
+
+/// Limits a child that runs, or lifts its limit.
+pub fn limit_to(pid: u32, resource: Resource, limit: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a small number"));
+    let limit = Rlimit {
+        current: limit,
+        maximum: None,
+    };
+    prlimit(pid, resource, limit).expect("it is our child");
+}
+
+/// Whether the server answers a ping; if not, it must have hung up without a byte.
+pub fn is_served(client: &mut Client) -> bool {
+    // A client that is refused may hear so while it writes.
+    let _ = client.try_send(b"ping\n_\n_\n");
+    match client.next_event(PATIENCE) {
+        Event::Line(line) if line == b"ok" => true,
+        // The ping of a refused client meets a closed socket, hence perhaps a reset.
+        Event::Eof | Event::Reset => false,
+        other => panic!("neither served nor refused: {}", described(&other)),
+    }
 }
 
 /// A server that can have no more than `count` threads, and what it needs to run. It has a user of
@@ -37,7 +72,7 @@ pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
         "prlimit",
         &format!("--nproc={count}"),
     ];
-    let daemon = Daemon::from_command(limited(&wrapper, &program));
+    let daemon = Daemon::from_command(limited_copy(&wrapper, &program));
     Some((directory, daemon))
 }
 

@@ -15,7 +15,7 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, look, make, remove_other_names, shown, take_away, LockFile, NameState,
+    inspect, is_held, look, make, remove_other_names, shown, take_away, NameState,
 };
 use super::mark::LockedFor;
 
@@ -52,10 +52,6 @@ impl SerialLockFiles {
     /// Locks `device` for the process `pid`, under all of its names or none; `None` if another
     /// process holds it, or may hold it. The files are marked by `locked_for`, and given to
     /// `owner`, if any. Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or the lock of a dead process cannot be removed.
     pub fn lock(
         &self,
         device: &Device,
@@ -88,10 +84,6 @@ impl SerialLockFiles {
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
     /// Returns which files they were; none if no process holds the device, or another one does.
     /// Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or a lock cannot be removed.
     pub fn unlock(&self, device: &Device, pid: u32) -> io::Result<Vec<FileId>> {
         self.in_turn(Vec::new(), |directory| {
             let mut removed = Vec::new();
@@ -123,19 +115,11 @@ impl SerialLockFiles {
     }
 
     /// Removes a lock of ours, whose holder has ended, unless another file has its name by now.
-    /// Returns whether it was there. Blocks for two seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be used, or the lock cannot be removed;
+    /// Returns whether it was there. Blocks for two seconds at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
         let was_there = self.in_turn(None, |directory| {
-            let ours = LockFile {
-                id: lock.id,
-                pid: lock.pid,
-                locked_for: LockedFor::AnyProcess,
-            };
+            let ours = lock.file();
             let mut was_there = false;
             for name in &lock.names {
                 if look(directory, name)? == NameState::Locked(ours) {
@@ -210,11 +194,7 @@ impl SerialLockFiles {
 }
 
 /// Opens a directory in which other programs may have locked; `None` if it is missing, or we may
-/// not read it.
-///
-/// # Errors
-///
-/// If the system cannot tell what is in it: a lock may be.
+/// not read it. Fails if the system cannot tell what is in it: a lock may be.
 fn open_other(path: &Path) -> io::Result<Option<Directory>> {
     let opened = Directory::open(path).and_then(|directory| {
         // We may have it open and yet may not look up names in it.
@@ -234,6 +214,7 @@ fn open_other(path: &Path) -> io::Result<Option<Directory>> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::names::{content, DevicePath};
+    use crate::sys::directory::names_in;
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
@@ -281,21 +262,6 @@ mod tests {
         fn own_files(&self) -> Vec<String> {
             names_in(&self.at("own"))
         }
-    }
-
-    fn names_in(directory: &Path) -> Vec<String> {
-        let entries = fs::read_dir(directory).expect("a directory");
-        let mut names: Vec<String> = entries
-            .map(|entry| {
-                entry
-                    .expect("an entry")
-                    .file_name()
-                    .into_string()
-                    .expect("UTF-8")
-            })
-            .collect();
-        names.sort();
-        names
     }
 
     fn dead_pid() -> u32 {

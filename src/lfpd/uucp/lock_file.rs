@@ -29,10 +29,20 @@ const PRIVATE_NAMES: PrivateNames = PrivateNames {
 /// A device that we have locked: one file, under each of the device's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLock {
-    /// The file.
     pub id: FileId,
-    pub(super) pid: u32,
+    pid: u32,
     pub(super) names: Vec<OsString>,
+}
+
+impl DeviceLock {
+    /// As far as it tells one lock file from another.
+    pub(super) fn file(&self) -> LockFile {
+        LockFile {
+            id: self.id,
+            pid: self.pid,
+            locked_for: LockedFor::AnyProcess,
+        }
+    }
 }
 
 /// For the log.
@@ -130,7 +140,7 @@ pub(super) fn make(
 ) -> io::Result<Option<DeviceLock>> {
     let made = StagedFile::make(directory, &PRIVATE_NAMES, MODE, |staged| {
         fill(staged.file(), pid, locked_for)?;
-        let lock = name(directory, &staged, device, pid, locked_for)?;
+        let lock = name(directory, &staged, device, pid)?;
         if let Some(owner) = owner {
             // Only now: not every user may give a name to another user's file.
             if let Err(error) = fchown(staged.file(), Some(Uid::from_raw(owner)), None) {
@@ -159,19 +169,17 @@ fn name(
     staged: &StagedFile<'_>,
     device: &Device,
     pid: u32,
-    locked_for: LockedFor,
 ) -> io::Result<DeviceLock> {
-    let id = FileId::of(staged.file())?;
-    for (at, name) in device.written.iter().enumerate() {
+    let lock = DeviceLock {
+        id: FileId::of(staged.file())?,
+        pid,
+        names: device.written.clone(),
+    };
+    for (at, name) in lock.names.iter().enumerate() {
         if let Err(error) = staged.link(name) {
-            let ours = LockFile {
-                id,
-                pid,
-                locked_for,
-            };
-            for name in &device.written[..at] {
+            for name in &lock.names[..at] {
                 // If the process has ended, another program may have replaced the file already.
-                let _ = take_away(directory, name, ours);
+                let _ = take_away(directory, name, lock.file());
             }
             return Err(match error.kind() {
                 // A file that has got its first name needs no fallback for the next one.
@@ -180,11 +188,7 @@ fn name(
             });
         }
     }
-    Ok(DeviceLock {
-        id,
-        pid,
-        names: device.written.clone(),
-    })
+    Ok(lock)
 }
 
 /// Removes the lock file `name` if it still is the one that was read as `meant`; returns whether it
@@ -222,23 +226,10 @@ pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::names::DevicePath;
+    use crate::sys::directory::{in_directory, names_in};
     use std::fs;
-    use std::path::Path;
 
     const NAME: &str = "LCK..ttyS1";
-
-    fn in_directory(check: impl FnOnce(&Path, &Directory)) {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let directory = Directory::open(scratch.path()).expect("a directory");
-        check(scratch.path(), &directory);
-    }
-
-    fn names_in(path: &Path) -> Vec<OsString> {
-        let entries = fs::read_dir(path).expect("a directory");
-        entries
-            .map(|entry| entry.expect("an entry").file_name())
-            .collect()
-    }
 
     #[test]
     fn a_file_that_was_replaced_since_is_given_back() {
@@ -270,7 +261,7 @@ mod tests {
             let make = || {
                 let staged = StagedFile::private(directory, &PRIVATE_NAMES, MODE)?;
                 fill(staged.file(), 1234, LockedFor::AnyProcess)?;
-                name(directory, &staged, &device, 1234, LockedFor::AnyProcess)
+                name(directory, &staged, &device, 1234)
             };
             make().expect("a free name");
             let error = make().expect_err("a taken name");

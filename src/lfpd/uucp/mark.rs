@@ -26,7 +26,6 @@ const NO_USER: u32 = 0;
 /// Which of the processes that have the file's number holds the lock.
 #[derive(Clone, Copy, Debug)]
 pub enum LockedFor {
-    /// Every process with the number.
     AnyProcess,
     /// No process had the number when the lock was made, and none that gets it later holds the
     /// lock.

@@ -4,6 +4,8 @@
 
 mod staged;
 
+#[cfg(test)]
+pub use staged::{in_directory, names_in};
 pub use staged::{PrivateNames, SetAside, StagedFile};
 
 use std::ffi::OsStr;
@@ -35,7 +37,6 @@ impl FileId {
         FileId { device, inode }
     }
 
-    /// Of an open file.
     pub fn of(file: &File) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(file)?))
     }
@@ -53,7 +54,6 @@ impl From<&Stat> for FileId {
 /// What has a name.
 #[derive(Debug)]
 pub enum Entry {
-    /// Nothing has it.
     Nothing,
     /// A regular file, opened for reading.
     File(File),
@@ -68,7 +68,6 @@ pub enum Entry {
 pub struct Directory(OwnedFd);
 
 impl Directory {
-    /// The directory `path` itself.
     pub fn open(path: &Path) -> io::Result<Directory> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
@@ -88,7 +87,6 @@ impl Directory {
         Directory::open(parent_of(file))
     }
 
-    /// Which directory this is.
     pub fn id(&self) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(&self.0)?))
     }
@@ -191,7 +189,6 @@ impl Directory {
         }
     }
 
-    /// Removes a name.
     pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {
         Ok(unlinkat(&self.0, name.as_ref(), AtFlags::empty())?)
     }

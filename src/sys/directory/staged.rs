@@ -210,6 +210,9 @@ impl Directory {
 }
 
 #[cfg(test)]
+pub use tests::{in_directory, names_in};
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
@@ -220,24 +223,27 @@ mod tests {
         suffix: "~",
     };
 
-    fn in_directory(check: impl FnOnce(&Path, &Directory)) {
+    pub fn in_directory(check: impl FnOnce(&Path, &Directory)) {
         let scratch = tempfile::tempdir().expect("a directory");
         let directory = Directory::open(scratch.path()).expect("a directory");
         check(scratch.path(), &directory);
     }
 
-    fn names_in(path: &Path) -> Vec<OsString> {
-        let entries = fs::read_dir(path).expect("a directory");
-        entries
-            .map(|entry| entry.expect("an entry").file_name())
-            .collect()
+    /// Sorted.
+    pub fn names_in(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).expect("a directory");
+        let name = |entry: io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        let names = entries.map(|entry| name(entry).into_string().expect("UTF-8"));
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
     }
 
     #[test]
     fn a_privately_named_file_leaves_only_its_real_name() {
         in_directory(|path, directory| {
             let staged = StagedFile::private(directory, &NAMES, 0o644).expect("a file");
-            assert!(NAMES.contains(&names_in(path)[0]));
+            assert!(NAMES.contains(OsStr::new(&names_in(path)[0])));
             staged.link(OsStr::new("real")).expect("a free name");
             let other = StagedFile::private(directory, &NAMES, 0o644).expect("a file");
             let error = other.link(OsStr::new("real")).expect_err("a taken name");
