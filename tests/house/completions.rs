@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::installed;
+use crate::support::needs::needs;
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -105,6 +106,7 @@ fn the_help_is_understood_to_the_last_option() {
 
 #[test]
 fn bash_completes_commands_options_and_values() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("tok en"), "").expect("write");
     for (words, offers) in [
@@ -159,6 +161,7 @@ fn split_at(offers: &str) -> char {
 
 #[test]
 fn bash_completes_the_command_behind_the_dashes() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     let commands = in_bash("latch run key -- ca", dir.path());
@@ -176,6 +179,7 @@ fn bash_completes_the_command_behind_the_dashes() {
 
 #[test]
 fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let script = r#"_command_offset() { COMPREPLY=("offset $1"); }"#;
     let offers = in_bash_with(script, "latch run key -- make al", dir.path());
@@ -184,6 +188,7 @@ fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
 
 #[test]
 fn zsh_and_fish_can_read_their_completions() {
+    needs!("zsh", "fish");
     for (name, _) in PROGRAMS {
         for (shell, file) in [
             ("zsh", format!("_{name}")),
@@ -205,6 +210,7 @@ fn zsh_and_fish_can_read_their_completions() {
 
 #[test]
 fn fish_completes_options_and_the_command_after_the_dashes() {
+    needs!("fish");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     for (line, offers) in [

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::needs::needs;
+
 const LATCH: &str = env!("CARGO_BIN_EXE_latch");
 
 /// Every option with its variable; `None` where there is none.
@@ -376,6 +378,7 @@ fn the_protocol_page_names_every_status_word() {
 
 #[test]
 fn mandoc_finds_nothing_wrong_with_the_manual() {
+    needs!("mandoc");
     for path in pages() {
         let output = match Command::new("mandoc")
             .args(["-T", "lint", "-W", "warning"])

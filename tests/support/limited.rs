@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::needs::lacks;
 use super::Daemon;
 
 /// A server behind `wrapper`, which is a command and its arguments.
@@ -24,8 +25,7 @@ pub fn limited(wrapper: &[&str], program: &Path) -> Command {
 /// none is to be had.
 pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("NOT TESTED: not root, so that there is no user of its own to be had");
+    if lacks(&["root", "setpriv", "prlimit"]) {
         return None;
     }
     let (directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
