@@ -17,7 +17,7 @@ use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
-use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
+use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolError, Request, HELP};
 use crate::protocol::stats;
 use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
@@ -64,6 +64,8 @@ pub(super) enum Ending {
     PeerClosed,
     /// The connection is broken, or the peer does not read.
     Broken(io::Error),
+    /// The peer sent `quit`.
+    Quit,
     /// The peer closed its side while it waited.
     HungUpWaiting,
     ReadTimeout,
@@ -85,6 +87,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         authenticated: rules.auth_token.is_none(),
         requests: Requests::new(seat, rules.default_lease),
         malformed_count: 0,
+        placeholders_left: Some(0),
         socket_timeout: Duration::ZERO,
         awaited: None,
         started: Instant::now(),
@@ -114,6 +117,8 @@ struct Session<'a> {
     authenticated: bool,
     requests: Requests,
     malformed_count: u32,
+    /// How many lines after `help` may still belong to it; `None` from the first request on.
+    placeholders_left: Option<u8>,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
@@ -125,10 +130,12 @@ struct Session<'a> {
 impl Session<'_> {
     fn converse(&mut self) -> Ending {
         loop {
-            let went_on = match self.reader.look() {
-                Buffered::Frame => self.serve_frame(),
-                Buffered::TooLong => Err(Ending::LineTooLong),
-                Buffered::Incomplete => self.flush().and_then(|()| self.read()),
+            let buffered = self.reader.look();
+            let went_on = match (buffered, self.serve_first_word()) {
+                (Buffered::TooLong, _) => Err(Ending::LineTooLong),
+                (_, Some(served)) => served,
+                (Buffered::Frame, None) => self.serve_frame(),
+                (Buffered::Incomplete, None) => self.flush().and_then(|()| self.read()),
             };
             if let Err(ending) = went_on {
                 return self.mask_reason(ending);
@@ -136,7 +143,25 @@ impl Session<'_> {
         }
     }
 
+    /// Serves a line that a person types before the first request; `None` if there is none.
+    fn serve_first_word(&mut self) -> Option<Result<(), Ending>> {
+        let placeholders_left = self.placeholders_left?;
+        match FirstWord::parse(self.reader.first_line()?)? {
+            FirstWord::Help => {
+                self.out.extend(HELP.bytes().chain([b'\n']));
+                self.placeholders_left = Some(2);
+            }
+            FirstWord::Quit => return Some(Err(Ending::Quit)),
+            FirstWord::Placeholder => {
+                self.placeholders_left = Some(placeholders_left.checked_sub(1)?);
+            }
+        }
+        self.reader.skip_first_line();
+        Some(flush_if_full(&mut self.out, self.stream, self.rules))
+    }
+
     fn serve_frame(&mut self) -> Result<(), Ending> {
+        self.placeholders_left = None;
         if !self.authenticated {
             self.authenticated = self.rules.accepts(self.reader.frame());
             if !self.authenticated {
@@ -362,17 +387,20 @@ fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(),
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
+        Ending::Quit => (None, Duration::ZERO),
         Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
-            (Reply::Error, Duration::ZERO)
+            (Some(Reply::Error), Duration::ZERO)
         }
         Ending::AuthFailed => {
             if let Some(held_back) = rules.auth_refusals.admit(stream.source()) {
                 warn!("auth-refused peer={stream} held_back={held_back}");
             }
-            (Reply::AuthFailed, AUTH_COOLDOWN)
+            (Some(Reply::AuthFailed), AUTH_COOLDOWN)
         }
     };
-    last_words.write(&mut out);
+    if let Some(reply) = last_words {
+        reply.write(&mut out);
+    }
     let closes_at = Instant::now() + cooldown;
     if stream.write_within(&out, rules.write_timeout).is_ok() {
         stream.discard_for(cooldown);
@@ -388,6 +416,7 @@ impl Ending {
         match self {
             Ending::PeerClosed => "peer-closed code=11".into(),
             Ending::Broken(error) => format!("broken error=\"{error}\""),
+            Ending::Quit => "quit".into(),
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
