@@ -9,5 +9,6 @@ mod install;
 mod layering;
 mod library;
 mod manual;
+mod python_client;
 mod readme;
 mod tidy;
