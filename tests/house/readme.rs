@@ -1,16 +1,16 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! Each block runs against a daemon of its own, unless a comment `runs against: nothing` stands
-//! before it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three
-//! typed lines and one reply take turns; everything else is a shell script followed by what it
-//! prints.
+//! The blocks of a section of the README are pasted into one shell. In a manual page, each block
+//! runs against a daemon of its own, unless a comment `runs against: nothing` is before it. Two
+//! forms are known there: a conversation begins with `$ nc localhost 6388`, then three typed lines
+//! and one reply take turns; everything else is a shell script followed by what it prints.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use crate::support::needs::{needs, PACKAGES};
 use crate::support::silent::free_addr;
 use crate::support::{Daemon, Signal};
-use rustix::process::{kill_process_group, Pid};
+use rustix::process::{kill_process_group, test_kill_process_group, Pid};
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
 
 /// Paths of the examples, and what stands for them in the directory of a run.
@@ -34,15 +34,21 @@ const PLACES: [(&str, &str); 3] = [
 const STAND_INS: [&str; 3] = ["backup.sh", "ffmpeg", "make"];
 
 #[test]
-fn the_examples_of_the_readme_do_what_they_say() {
-    needs!("nc", "grep", "systemd-socket-activate");
-    let blocks = readme_blocks(&read("README.md"));
-    assert!(
-        blocks.len() >= 12,
-        "only {} examples found in README.md",
-        blocks.len()
-    );
-    play_all(&blocks);
+fn the_readme_can_be_pasted_section_by_section() {
+    needs!("bash", "grep", "nc");
+    let sections = readme_sections(&read("README.md"));
+    assert!(sections.len() >= 4, "{} sections", sections.len());
+    thread::scope(|scope| {
+        for section in &sections {
+            scope.spawn(|| paste(section));
+        }
+    });
+}
+
+#[test]
+fn the_readme_has_at_most_250_lines() {
+    let count = read("README.md").lines().count();
+    assert!(count <= 250, "{count} lines");
 }
 
 #[test]
@@ -177,6 +183,43 @@ fn the_files_that_the_readme_names_exist() {
             "README.md names {path}, which does not exist"
         );
     }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Pasting
+
+struct Section {
+    title: String,
+    /// Scripts, each with what it prints.
+    blocks: Vec<(String, String)>,
+}
+
+/// Pastes the blocks into one shell in an empty directory, one after the other: a command that
+/// reads its input would swallow the rest. At the end no process may be left.
+fn paste(section: &Section) {
+    const MARK: &str = "# end of block, status";
+    let port = free_addr().port().to_string();
+    let mut input = with_port("", &port);
+    for (script, _) in &section.blocks {
+        input += &format!("{}\necho '{MARK}' $?\n", script.replace("6388", &port));
+    }
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let mut bash = in_our_path("bash");
+    bash.arg("--norc").current_dir(dir.path());
+    let ended = end_of(&mut bash, &input);
+    let printed = &ended.printed;
+    let title = &section.title;
+    let mut rest = printed.as_str();
+    for (script, prints) in &section.blocks {
+        let (block, after) = rest
+            .split_once(MARK)
+            .unwrap_or_else(|| panic!("{title}: not done: {script}\n{printed}"));
+        assert_eq!(comparable(block), comparable(prints), "{title}: {script}");
+        let (status, after) = after.split_once('\n').expect("echo ends its line");
+        assert_eq!(status, " 0", "{title}: {script}\n{printed}");
+        rest = after;
+    }
+    assert!(!ended.left_over, "{title}: a process is left");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -319,44 +362,74 @@ fn converse(origin: &str, lines: &[String], port: &str) {
 
 /// Runs `script` in `dir` and gives what it printed, if it ended well and in time.
 fn run_script(script: &str, dir: &Path) -> String {
+    let ended = end_of(shell().args(["-c", script]).current_dir(dir), "");
+    let printed = ended.printed;
+    let status = ended
+        .status
+        .unwrap_or_else(|| panic!("not done in {PATIENCE:?}: {script}\n{printed}"));
+    assert!(status.success(), "{status}: {script}\n{printed}");
+    printed
+}
+
+struct Ended {
+    /// Nothing if it was not done in time, and was killed.
+    status: Option<ExitStatus>,
+    /// Both streams, in the order of the writes.
+    printed: String,
+    /// Whether a process that it started is still there.
+    left_over: bool,
+}
+
+/// Runs a command that reads `input`, which fits into a pipe.
+fn end_of(command: &mut Command, input: &str) -> Ended {
     let mut output = tempfile::tempfile().expect("there is room for a file");
     let handle = || output.try_clone().expect("descriptors are left");
-    let mut sh = Group::spawn(
-        shell()
-            .args(["-c", script])
-            .current_dir(dir)
-            .stdin(Stdio::null())
-            .stdout(handle())
-            .stderr(handle()),
-    );
+    command
+        .stdin(Stdio::piped())
+        .stdout(handle())
+        .stderr(handle());
+    let mut group = Group::spawn(command);
+    let mut stdin = group.0.stdin.take().expect("stdin is a pipe");
+    stdin
+        .write_all(input.as_bytes())
+        .expect("it has just started");
+    drop(stdin);
     let deadline = Instant::now() + PATIENCE;
     let status = loop {
-        match sh.0.try_wait().expect("it is our child") {
+        match group.0.try_wait().expect("it is our child") {
             Some(status) => break Some(status),
             None if Instant::now() > deadline => break None,
             None => thread::sleep(Duration::from_millis(5)),
         }
     };
-    drop(sh);
+    let left_over = test_kill_process_group(Pid::from_child(&group.0)).is_ok();
+    drop(group);
     output.rewind().expect("it is a file");
     let mut printed = String::new();
     output
         .read_to_string(&mut printed)
         .expect("the output is UTF-8");
-    let status = status.unwrap_or_else(|| panic!("not done in {PATIENCE:?}: {script}\n{printed}"));
-    assert!(status.success(), "{status}: {script}\n{printed}");
-    printed
+    Ended {
+        status,
+        printed,
+        left_over,
+    }
 }
 
-/// A shell which finds latchd and hears nothing of the environment of the test.
+/// A plain shell, see [`in_our_path`].
 fn shell() -> Command {
+    in_our_path("sh")
+}
+
+/// A program which finds latchd and hears nothing of the environment of the test.
+fn in_our_path(program: &str) -> Command {
     let latchd = Path::new(env!("CARGO_BIN_EXE_latchd"));
     let dir = latchd
         .parent()
         .expect("a program lies in a directory")
         .display();
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new("sh");
+    let mut command = Command::new(program);
     command
         .env_clear()
         .env("PATH", format!("{dir}:{path}"))
@@ -437,56 +510,30 @@ fn tokens_in(text: &str) -> Vec<String> {
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-/// Fenced `console` blocks are conversations; `sh` blocks are scripts, and the `text` block behind
-/// is what they print. A comment `runs against: nothing` before one says that it starts its daemon
-/// itself.
-fn readme_blocks(text: &str) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    let mut server = Server::With(Vec::new());
-    let mut lines = text.lines().enumerate();
-    while let Some((number, line)) = lines.next() {
-        if line == "<!-- runs against: nothing -->" {
-            server = Server::Nothing;
+/// The sections of the README with their blocks of shell, and what each of these prints.
+fn readme_sections(text: &str) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
+    for part in text.split("\n## ").skip(1) {
+        let mut blocks: Vec<(String, String)> = Vec::new();
+        let mut pieces = part.split("\n```");
+        let title = pieces.next().and_then(|piece| piece.lines().next());
+        let title = title.unwrap_or_default().to_owned();
+        // Pieces inside of a fence and outside of one take turns.
+        for fenced in pieces.step_by(2) {
+            match fenced.split_once('\n') {
+                Some(("sh", script)) => blocks.push((script.to_owned(), String::new())),
+                Some(("text", prints)) => {
+                    let (_, printed) = blocks.last_mut().expect("a script prints this");
+                    *printed = prints.to_owned();
+                }
+                _ => panic!("{title}: no test for {fenced:?}"),
+            }
         }
-        let Some(language) = line.strip_prefix("```") else {
-            continue;
-        };
-        let inside: Vec<String> = lines
-            .by_ref()
-            .map(|(_, line)| line.to_owned())
-            .take_while(|line| line != "```")
-            .collect();
-        let origin = format!("README.md:{}", number + 1);
-        let body = match language {
-            "console" => {
-                assert_eq!(inside[0], CONVERSATION, "{origin}");
-                Body::Conversation(inside)
-            }
-            "sh" => Body::Script {
-                script: inside.join("\n"),
-                prints: String::new(),
-            },
-            "text" => {
-                let Some(Block {
-                    body: Body::Script { prints, .. },
-                    ..
-                }) = blocks.last_mut()
-                else {
-                    panic!("{origin}: no script prints this");
-                };
-                *prints = inside.join("\n");
-                continue;
-            }
-            other => panic!("{origin}: nobody checks a block of {other:?}"),
-        };
-        let server = std::mem::replace(&mut server, Server::With(Vec::new()));
-        blocks.push(Block {
-            origin,
-            server,
-            body,
-        });
+        if !blocks.is_empty() {
+            sections.push(Section { title, blocks });
+        }
     }
-    blocks
+    sections
 }
 
 /// Literal displays whose first line begins with `$ `. A comment `runs against:` before one names
