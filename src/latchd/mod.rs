@@ -77,6 +77,10 @@ fn run(
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
+    let admin_token = options.admin_token_file.as_deref();
+    let admin_token = admin_token
+        .map(|path| read_token_file("admin", path))
+        .transpose()?;
     let log = server::start_log(options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
@@ -99,6 +103,7 @@ fn run(
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
+        admin_token,
         auth_refusals: SourceThrottle::default(),
     });
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
@@ -159,13 +164,17 @@ fn start_arbiter(
 }
 
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
-    let secret = match auth {
-        Auth::Argument(secret) | Auth::Variable(secret) => secret.clone(),
-        Auth::File(path) => secret::read(path).map_err(|reason| {
-            let path = Escaped::path(path);
-            format!("cannot use the auth token file {path}: {reason}")
-        })?,
-    };
+    match auth {
+        Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
+        Auth::File(path) => read_token_file("auth", path),
+    }
+}
+
+fn read_token_file(purpose: &str, path: &Path) -> Result<Box<[u8]>, String> {
+    let secret = secret::read(path).map_err(|reason| {
+        let path = Escaped::path(path);
+        format!("cannot use the {purpose} token file {path}: {reason}")
+    })?;
     Ok(secret.into_bytes().into())
 }
 

@@ -102,6 +102,9 @@ arguments::options! {
         /// a file with the token that clients must present
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         auth_token_file: Option<PathBuf> = ["AUTH_TOKEN_FILE"],
+        /// a file with the token that lets latch break grants over the network
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        admin_token_file: Option<PathBuf> = ["ADMIN_TOKEN_FILE"],
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,

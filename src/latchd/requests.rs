@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use log::trace;
+use log::{trace, warn};
 
 use super::session::Ending;
 use crate::arbiter::{Seat, WaitStage};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
-use crate::table::{Answer, Ask};
+use crate::table::{Answer, Ask, Refusal};
 use crate::text::Escaped;
+use crate::token::Fence;
 
 /// The client's end of the connection, as far as a request that may block concerns it.
 pub(super) trait Peer {
@@ -18,6 +19,9 @@ pub(super) trait Peer {
 
     /// Sends them.
     fn flush(&mut self) -> Result<(), Ending>;
+
+    /// Whether the client may act as an operator, with this admin token or without one.
+    fn is_operator(&self, admin_token: Option<&str>) -> bool;
 
     /// Takes note of how far the wait of a request has come. Must not block.
     fn note(&mut self, stage: WaitStage);
@@ -97,8 +101,30 @@ pub(super) fn carry_out(
             }
         }
         Request::Ping => Reply::Ok,
-        // No `auth` is due any more. The session writes the reply to `stats` piece by piece.
-        Request::Auth(_) | Request::Stats => Reply::Error,
+        Request::Tag(text) => {
+            seat.set_tag(text);
+            Reply::Ok
+        }
+        Request::Break {
+            key,
+            fence,
+            admin_token,
+        } => {
+            if !peer.is_operator(admin_token) {
+                return Ok(Reply::AuthFailed);
+            }
+            let broken = seat.arbiter().break_grants(key, fence.map(Fence));
+            for fence in &broken {
+                let (key, conn) = (Escaped(key.as_bytes()), seat.id());
+                warn!("broken key={key} fence={fence} by_conn={conn}");
+            }
+            match broken.is_empty() {
+                true => Reply::Refused(Refusal::NotHeld),
+                false => Reply::Ok,
+            }
+        }
+        // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
+        Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
     })
 }
 
@@ -140,7 +166,7 @@ mod tests {
     use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
     use crate::protocol::request::parse;
-    use crate::table::{Caps, ConnId, Grant, Holdings, Refusal, Usage};
+    use crate::table::{Caps, ConnId, Grant, Holdings, Usage};
 
     const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
@@ -250,6 +276,10 @@ mod tests {
             self.flush_count += 1;
             self.has_unsent = false;
             (self.on_flush)()
+        }
+
+        fn is_operator(&self, admin_token: Option<&str>) -> bool {
+            admin_token == Some("admin")
         }
 
         fn note(&mut self, stage: WaitStage) {

@@ -9,17 +9,18 @@ use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
 use log::{debug, trace};
+use rustix::process::geteuid;
 use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
-use crate::arbiter::{Outlet, Seat, WaitStage};
+use crate::arbiter::{KeyRoll, Outlet, Seat, WaitStage};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
-use crate::protocol::request::{line_limit, parse, Frame, ProtocolError, Request};
-use crate::protocol::stats;
+use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolError, Request, HELP};
+use crate::protocol::{queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
 
@@ -53,6 +54,8 @@ pub struct SessionRules {
     pub write_timeout: Option<Duration>,
     /// The token that `auth` must give before any other request.
     pub auth_token: Option<Box<[u8]>>,
+    /// The token that lets a client break grants over any connection.
+    pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
 }
@@ -63,6 +66,8 @@ pub(super) enum Ending {
     PeerClosed,
     /// The connection is broken, or the peer does not read.
     Broken(io::Error),
+    /// The peer sent `quit`.
+    Quit,
     /// The peer closed its side while it waited.
     HungUpWaiting,
     ReadTimeout,
@@ -86,6 +91,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         out: Vec::with_capacity(OUT_CAPACITY),
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
+        placeholders_left: Some(0),
         socket_timeout: Duration::ZERO,
         awaited: None,
     };
@@ -115,6 +121,8 @@ struct Session<'a> {
     /// The deadline of `auth`; `None` once the client has authenticated, or need not.
     auth_due: Option<Instant>,
     malformed_count: u32,
+    /// How many lines after `help` may still belong to it; `None` from the first request on.
+    placeholders_left: Option<u8>,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
@@ -125,10 +133,12 @@ struct Session<'a> {
 impl Session<'_> {
     fn converse(&mut self) -> Ending {
         loop {
-            let went_on = match self.reader.look() {
-                Buffered::Frame => self.serve_frame(),
-                Buffered::TooLong => Err(Ending::LineTooLong),
-                Buffered::Incomplete => self.flush().and_then(|()| self.read()),
+            let buffered = self.reader.look();
+            let went_on = match (buffered, self.serve_first_word()) {
+                (Buffered::TooLong, _) => Err(Ending::LineTooLong),
+                (_, Some(served)) => served,
+                (Buffered::Frame, None) => self.serve_frame(),
+                (Buffered::Incomplete, None) => self.flush().and_then(|()| self.read()),
             };
             if let Err(ending) = went_on {
                 return self.mask_reason(ending);
@@ -136,7 +146,25 @@ impl Session<'_> {
         }
     }
 
+    /// Serves a line that a person types before the first request; `None` if there is none.
+    fn serve_first_word(&mut self) -> Option<Result<(), Ending>> {
+        let placeholders_left = self.placeholders_left?;
+        match FirstWord::parse(self.reader.first_line()?)? {
+            FirstWord::Help => {
+                self.out.extend(HELP.bytes().chain([b'\n']));
+                self.placeholders_left = Some(2);
+            }
+            FirstWord::Quit => return Some(Err(Ending::Quit)),
+            FirstWord::Placeholder => {
+                self.placeholders_left = Some(placeholders_left.checked_sub(1)?);
+            }
+        }
+        self.reader.skip_first_line();
+        Some(flush_if_full(&mut self.out, self.stream, self.rules))
+    }
+
     fn serve_frame(&mut self) -> Result<(), Ending> {
+        self.placeholders_left = None;
         if self.auth_due.is_some() {
             if !self.rules.accepts(self.reader.frame()) {
                 return Err(Ending::AuthFailed);
@@ -149,9 +177,17 @@ impl Session<'_> {
             Ok(request) => request,
             Err(error) => return self.refuse_malformed(error),
         };
-        if request == Request::Stats {
-            self.finish_frame();
-            return self.show_stats();
+        match request {
+            Request::Stats => {
+                self.finish_frame();
+                return self.show_stats();
+            }
+            Request::Queues(key) => {
+                let key = key.map(str::to_owned);
+                self.finish_frame();
+                return self.show_queues(key.as_deref());
+            }
+            _ => {}
         }
         let mut waiter = Waiter {
             stream: self.stream,
@@ -213,6 +249,39 @@ impl Session<'_> {
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
         self.out.push(b'\n');
+        Ok(())
+    }
+
+    /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.
+    fn show_queues(&mut self, key: Option<&str>) -> Result<(), Ending> {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        let arbiter = self.seat.arbiter();
+        self.out.extend(b"ok {\"keys\":[");
+        let mut page: Vec<KeyRoll> = match key {
+            Some(key) => arbiter
+                .queue(key, queues::PLACES_OF_ONE)
+                .into_iter()
+                .collect(),
+            None => arbiter.queues(None, queues::PAGE_LEN, queues::PLACES_OF_EACH),
+        };
+        let mut separator = "";
+        while !page.is_empty() {
+            for roll in &page {
+                self.out.extend(separator.bytes());
+                let client = |conn| (roll.peer(conn), roll.tag(conn));
+                queues::write_key(&roll.queue, client, &mut self.out);
+                separator = ",";
+                flush_if_full(&mut self.out, self.stream, self.rules)?;
+            }
+            let last = page.last().map(|roll| &roll.queue.key);
+            page = match key {
+                Some(_) => Vec::new(),
+                None => arbiter.queues(last, queues::PAGE_LEN, queues::PLACES_OF_EACH),
+            };
+        }
+        self.out.extend(b"]}\n");
         Ok(())
     }
 
@@ -330,6 +399,12 @@ impl Peer for Waiter<'_> {
         flush(self.out, self.stream, self.rules)
     }
 
+    fn is_operator(&self, admin_token: Option<&str>) -> bool {
+        let uid = self.stream.peer_uid();
+        uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
+            || self.rules.is_admin_token(admin_token)
+    }
+
     fn note(&mut self, stage: WaitStage) {
         match stage {
             WaitStage::Begins => self.reached = Some(stage),
@@ -381,16 +456,19 @@ fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(),
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
+        Ending::Quit => (None, Duration::ZERO),
         Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
-            (Reply::Error, Duration::ZERO)
+            (Some(Reply::Error), Duration::ZERO)
         }
         Ending::AuthFailed => {
             let refusals = &rules.auth_refusals;
             refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
-            (Reply::AuthFailed, AUTH_COOLDOWN)
+            (Some(Reply::AuthFailed), AUTH_COOLDOWN)
         }
     };
-    last_words.write(&mut out);
+    if let Some(reply) = last_words {
+        reply.write(&mut out);
+    }
     let closes_at = Instant::now() + cooldown;
     if stream.write_within(&out, rules.write_timeout).is_ok() {
         stream.discard_for(cooldown);
@@ -406,6 +484,7 @@ impl Ending {
         match self {
             Ending::PeerClosed => "peer-closed code=11".into(),
             Ending::Broken(error) => format!("broken error=\"{error}\""),
+            Ending::Quit => "quit".into(),
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
@@ -426,6 +505,13 @@ impl From<ReadEnd> for Ending {
 }
 
 impl SessionRules {
+    fn is_admin_token(&self, given: Option<&str>) -> bool {
+        match (&self.admin_token, given) {
+            (Some(token), Some(given)) => token.ct_eq(given.as_bytes()).into(),
+            _ => false,
+        }
+    }
+
     /// Whether the frame is `auth` with the right token. The comparison takes the same time
     /// wherever a wrong token differs, and whatever else is wrong with the frame.
     fn accepts(&self, frame: Frame<'_>) -> bool {

@@ -130,6 +130,18 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
+    /// The first line of the current frame, once it has arrived.
+    pub fn first_line(&self) -> Option<&[u8]> {
+        (self.line_count > 0).then(|| strip_cr(&self.buffer[self.start..self.ends[0]]))
+    }
+
+    /// Makes the frame begin after its first line, which has arrived.
+    pub fn skip_first_line(&mut self) {
+        self.start = self.ends[0] + 1;
+        self.ends.rotate_left(1);
+        self.line_count -= 1;
+    }
+
     /// Skips what [`LineReader::look`] has found: a frame, or a line that is too long.
     pub fn advance(&mut self) {
         self.next_frame_at(self.scanned);

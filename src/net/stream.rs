@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{ioctl_fionread, write, Errno};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{recv, send, RecvFlags, SendFlags};
+use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
+
+use crate::sys::process;
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
 /// per connection is enough.
@@ -33,6 +35,30 @@ impl Stream {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
         };
+    }
+
+    /// Who the peer is, for operators: an address, or the process and the user behind a Unix
+    /// socket.
+    pub fn identity(&self) -> String {
+        let credentials = match self {
+            Stream::Tcp(_) => return self.to_string(),
+            Stream::Unix(_) => sockopt::socket_peercred(self),
+        };
+        let Ok(credentials) = credentials else {
+            return self.to_string();
+        };
+        let (pid, uid) = (credentials.pid.as_raw_nonzero(), credentials.uid.as_raw());
+        let name = u32::try_from(pid.get()).ok().and_then(process::name);
+        let name = name.map_or_else(String::new, |name| format!(" {name}"));
+        format!("unix pid {pid} uid {uid}{name}")
+    }
+
+    /// The user behind a Unix socket; `None` for another socket.
+    pub fn peer_uid(&self) -> Option<u32> {
+        match self {
+            Stream::Tcp(_) => None,
+            Stream::Unix(_) => Some(sockopt::socket_peercred(self).ok()?.uid.as_raw()),
+        }
     }
 
     /// The peer's address without the port, for IPv6 its network; `None` for a Unix socket, or if
@@ -94,7 +120,8 @@ pub fn write_within(
     timeout: Option<Duration>,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    // Most writes need no deadline, so the clock is read only for those that must wait.
+    let mut deadline = None;
     let mut is_socket = true;
     loop {
         let written = if is_socket {
@@ -110,6 +137,8 @@ pub fn write_within(
             Err(Errno::NOTSOCK) => is_socket = false,
             Err(error) => return Err(error.into()),
         }
+        let deadline = *deadline
+            .get_or_insert_with(|| timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         wait_for_room(output, deadline, stop)?;
     }
 }

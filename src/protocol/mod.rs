@@ -2,10 +2,10 @@
 //! client.
 
 pub mod limits;
-pub mod reply;
-pub mod request;
 #[cfg(feature = "programs")]
 pub mod queues;
+pub mod reply;
+pub mod request;
 #[cfg(feature = "programs")]
 pub mod stats;
 

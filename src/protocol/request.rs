@@ -89,6 +89,33 @@ pub enum Request<'a> {
     Auth(&'a str),
 }
 
+/// The line that answers [`FirstWord::Help`].
+pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn ping stats auth, \
+    each with a key line and an argument line; quit; see latch-protocol(7)";
+
+/// What a person may type before the first request: it has no second and third line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstWord {
+    /// `help`, `?`
+    Help,
+    /// `quit`
+    Quit,
+    /// A line that a client sends after `help` all the same.
+    Placeholder,
+}
+
+impl FirstWord {
+    /// Reads a line; `None` if it begins a request.
+    pub fn parse(line: &[u8]) -> Option<FirstWord> {
+        match line {
+            b"help" | b"?" => Some(FirstWord::Help),
+            b"quit" => Some(FirstWord::Quit),
+            b"" | b"_" => Some(FirstWord::Placeholder),
+            _ => None,
+        }
+    }
+}
+
 /// Why three lines are no request. The reply is always `error`; the code is for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
@@ -443,6 +470,17 @@ mod tests {
                 "{key:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_help_names_commands_that_exist() {
+        let (_, rest) = HELP.split_once(": ").expect("a list of commands");
+        let (commands, _) = rest.split_once(',').expect("the list ends");
+        for command in commands.split(' ') {
+            let refused = Err(ProtocolError::InvalidCommand);
+            assert_ne!(read(command, "k", "1"), refused, "{command}");
+        }
+        assert_eq!(FirstWord::parse(b"quit"), Some(FirstWord::Quit));
     }
 
     #[test]

@@ -166,6 +166,15 @@ pub fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&String::from_utf8_lossy(&stat[..read]))
 }
 
+/// The name of a process's program; `None` if it is gone, or /proc cannot tell.
+pub fn name(pid: u32) -> Option<String> {
+    if !is_proc_ours() {
+        return None;
+    }
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+}
+
 fn parse_stat(stat: &str) -> Option<ProcessStat> {
     // The name, in parentheses, may hold anything; the third field comes after its end.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

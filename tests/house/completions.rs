@@ -10,11 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::installed;
+use crate::support::needs::needs;
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
     ("latch", env!("CARGO_BIN_EXE_latch")),
     ("latchd", env!("CARGO_BIN_EXE_latchd")),
+    ("lfpd", env!("CARGO_BIN_EXE_lfpd")),
+    ("sema", env!("CARGO_BIN_EXE_sema")),
 ];
 
 #[test]
@@ -105,6 +108,7 @@ fn the_help_is_understood_to_the_last_option() {
 
 #[test]
 fn bash_completes_commands_options_and_values() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("tok en"), "").expect("write");
     for (words, offers) in [
@@ -134,6 +138,15 @@ fn bash_completes_commands_options_and_values() {
         ("latchd --fence-state-file to", "tok en"),
         ("latchd --debug --ine", "--inetd"),
         ("latchd re", ""),
+        ("lfpd --lock", "--lock-dir"),
+        ("lfpd --lock-dir to", "tok en"),
+        ("lfpd --chown =", "yes no"),
+        ("sema re", "release"),
+        ("sema --v", "--version"),
+        ("sema try to", "tok en"),
+        ("sema try to --s", "--stale --stale-rule --slots --settle"),
+        ("sema status to --to", ""),
+        ("sema run to --busy", "--busy-status"),
     ] {
         assert_eq!(
             in_bash(words, dir.path()),
@@ -159,6 +172,7 @@ fn split_at(offers: &str) -> char {
 
 #[test]
 fn bash_completes_the_command_behind_the_dashes() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     let commands = in_bash("latch run key -- ca", dir.path());
@@ -176,6 +190,7 @@ fn bash_completes_the_command_behind_the_dashes() {
 
 #[test]
 fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
+    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let script = r#"_command_offset() { COMPREPLY=("offset $1"); }"#;
     let offers = in_bash_with(script, "latch run key -- make al", dir.path());
@@ -184,6 +199,7 @@ fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
 
 #[test]
 fn zsh_and_fish_can_read_their_completions() {
+    needs!("zsh", "fish");
     for (name, _) in PROGRAMS {
         for (shell, file) in [
             ("zsh", format!("_{name}")),
@@ -205,6 +221,7 @@ fn zsh_and_fish_can_read_their_completions() {
 
 #[test]
 fn fish_completes_options_and_the_command_after_the_dashes() {
+    needs!("fish");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     for (line, offers) in [
@@ -215,6 +232,11 @@ fn fish_completes_options_and_the_command_after_the_dashes() {
         ("latch run to-", &[]),
         ("latch run key -- cat to-", &["to-do"]),
         ("latchd --log-t", &["--log-timestamps"]),
+        ("lfpd --lock", &["--lock-dir"]),
+        ("sema rel", &["release"]),
+        ("sema try to-", &["to-do"]),
+        ("sema status to-do --set", &[]),
+        ("sema run to-do -- cat to-", &["to-do"]),
     ] {
         assert_eq!(in_fish(line, dir.path()), offers, "{line}");
     }
@@ -304,8 +326,11 @@ impl Value {
 
 impl Program {
     fn of(name: &str, path: &str) -> Program {
+        if name == "sema" {
+            return Program::with_one_help(name, &help(path, &[]));
+        }
         let mut program = Program::parse(name, "", &help(path, &[]));
-        for (command, about) in entries(&help(path, &[]), "Commands:") {
+        for (command, about) in entries(&help(path, &[]), "Commands:", COLUMN) {
             let text = help(path, &[&command]);
             program
                 .commands
@@ -316,7 +341,7 @@ impl Program {
 
     fn parse(name: &str, about: &str, help: &str) -> Program {
         let usage = help.lines().next().expect("the help begins with the usage");
-        let options = entries(help, "Options:");
+        let options = entries(help, "Options:", COLUMN);
         Program {
             name: name.into(),
             about: about.split(':').next().unwrap_or_default().into(),
@@ -324,12 +349,48 @@ impl Program {
                 .iter()
                 .map(|(head, about)| Opt::parse(head, about, usage))
                 .collect(),
-            operands: entries(help, "Positional Arguments:")
+            operands: entries(help, "Positional Arguments:", COLUMN)
                 .into_iter()
                 .map(|(it, _)| it)
                 .collect(),
             takes_command: help.contains(" -- COMMAND"),
             commands: Vec::new(),
+        }
+    }
+
+    /// A program whose help has the options of all its commands. An option that only some take
+    /// ends with their names in parentheses.
+    fn with_one_help(name: &str, help: &str) -> Program {
+        let about_commands = entries(help, "Commands:", 11);
+        let options = entries(help, "Options:", 30);
+        let options_of = |command: &str| {
+            let of_all = |about: &str| !about_commands.iter().any(|(it, _)| is_for(about, it));
+            let taken = options
+                .iter()
+                .filter(|(_, about)| is_for(about, command) || of_all(about));
+            taken
+                .map(|(head, about)| Opt::of_head(head, about))
+                .collect()
+        };
+        let ends = ["-h, --help", "-V, --version"];
+        let commands = about_commands.iter().map(|(command, about)| Program {
+            name: command.clone(),
+            about: about.clone(),
+            options: options_of(command),
+            operands: vec!["file".into()],
+            takes_command: help.contains(&format!("{name} {command} PATH [OPTIONS] -- ")),
+            commands: Vec::new(),
+        });
+        let own = options
+            .iter()
+            .filter(|(head, _)| ends.contains(&head.as_str()));
+        Program {
+            name: name.into(),
+            about: String::new(),
+            options: own.map(|(head, about)| Opt::of_head(head, about)).collect(),
+            operands: Vec::new(),
+            takes_command: false,
+            commands: commands.collect(),
         }
     }
 
@@ -396,14 +457,48 @@ impl Opt {
         }
     }
 
+    /// `head` is `--long`, `-s, --long` or one of these with what the value is.
+    fn of_head(head: &str, about: &str) -> Opt {
+        let (names, value) = match head.rsplit_once(' ') {
+            Some((names, value)) if !value.starts_with('-') => (names, Some(value)),
+            _ => (head, None),
+        };
+        let (short, long) = match names.split_once(", ") {
+            Some((short, long)) => (Some(short.to_owned()), long),
+            None => (None, names),
+        };
+        let about = match about.rsplit_once(" (") {
+            Some((about, last)) if last.contains(", ") => about,
+            _ => about.strip_suffix(" (run)").unwrap_or(about),
+        };
+        Opt {
+            long: long.to_owned(),
+            short,
+            value: value.map_or(Value::None, |value| Value::Wanted(value.into())),
+            repeats: false,
+            about: about.to_owned(),
+        }
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.long.as_str()).chain(self.short.as_deref())
     }
 }
 
-/// The entries of a section of the help: what stands before and behind the gap. A long head has its
-/// text on the lines below.
-fn entries(help: &str, section: &str) -> Vec<(String, String)> {
+/// Whether `about` ends with a list of commands, in parentheses, that has `command`.
+fn is_for(about: &str, command: &str) -> bool {
+    let list = about
+        .strip_suffix(')')
+        .and_then(|rest| rest.rsplit_once('('));
+    list.is_some_and(|(_, list)| list.split(", ").any(|it| it == command))
+}
+
+/// Where the texts begin in the help of a program that argh writes.
+const COLUMN: usize = 20;
+
+/// The entries of a section of the help: what is before `column`, and the text from there on. A
+/// long head has its text on the lines below.
+fn entries(help: &str, section: &str, column: usize) -> Vec<(String, String)> {
     let mut entries: Vec<(String, String)> = Vec::new();
     let lines = help.lines().skip_while(|line| *line != section).skip(1);
     for line in lines.take_while(|line| !line.is_empty()) {
@@ -414,7 +509,7 @@ fn entries(help: &str, section: &str) -> Vec<(String, String)> {
             continue;
         }
         // The text begins in a column of its own.
-        let (head, about) = line.split_at_checked(20).unwrap_or((line, ""));
+        let (head, about) = line.split_at_checked(column).unwrap_or((line, ""));
         let (head, about) = if about.is_empty() || head.ends_with(' ') {
             (head, about)
         } else {
@@ -465,15 +560,7 @@ _@name@() {
     fi
     case $option in
         '') ;;
-        @booleans@)
-            COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
-            return
-            ;;
-        @paths@)
-            _@name@_files
-            return
-            ;;
-        *) return ;;
+@booleans@@paths@        *) return ;;
     esac
     case $command in
 @options@    esac
@@ -551,6 +638,9 @@ fn bash(program: &Program) -> String {
         true => "((operand += 1))",
         false => "if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi",
     };
+    let booleans = program.options_with(|it| *it == Value::AfterEquals);
+    let paths = program.options_with(Value::is_path);
+    let files = format!("_{}_files", program.name);
     BASH.replace("@dashes@", &dashes)
         .replace("@name@", &program.name)
         .replace(
@@ -559,16 +649,24 @@ fn bash(program: &Program) -> String {
                 .options_with(|it| matches!(it, Value::Wanted(_)))
                 .join(" | "),
         )
-        .replace(
-            "@booleans@",
-            &program
-                .options_with(|it| *it == Value::AfterEquals)
-                .join(" | "),
-        )
-        .replace("@paths@", &program.options_with(Value::is_path).join(" | "))
+        .replace("@booleans@", &bash_case(&booleans, BASH_BOOLEAN))
+        .replace("@paths@", &bash_case(&paths, &files))
         .replace("@operand@", operand)
         .replace("@options@", &options)
         .replace("@operands@", &operands)
+}
+
+const BASH_BOOLEAN: &str = "COMPREPLY=($(compgen -W 'yes no' -- \"$cur\"))";
+
+/// The case of the options with one kind of value; nothing if there are none.
+fn bash_case(options: &[&str], completes: &str) -> String {
+    if options.is_empty() {
+        return String::new();
+    }
+    format!(
+        "        {})\n            {completes}\n            return\n            ;;\n",
+        options.join(" | ")
+    )
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -659,8 +757,8 @@ fn zsh_options(it: &Program, indent: &str) -> String {
             })
             .collect();
         for name in option.names() {
-            let others: Vec<&str> = match option.value {
-                Value::None => vec!["-", "*"],
+            let others: Vec<&str> = match option.long.as_str() {
+                "--help" | "--version" => vec!["-", "*"],
                 _ => option.names().collect(),
             };
             let exclude = if option.repeats {

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::needs::needs;
 use crate::support::{eventually, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
@@ -172,6 +173,7 @@ fn a_report_waits_for_the_one_that_is_being_written() {
 
 #[test]
 fn the_benchmark_of_lock_files_gives_its_ratios() {
+    needs!("flock");
     let dir = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(built("bench_lockfile"));
     let (status, printed) = Running::start(command.arg("--quick").arg(dir.path())).end();
@@ -186,6 +188,7 @@ fn the_benchmark_of_lock_files_gives_its_ratios() {
 
 #[test]
 fn the_benchmark_of_the_start_gives_a_ratio() {
+    needs!("flock");
     let mut command = Command::new(built("bench_startup"));
     let (status, printed) = Running::start(command.arg("3")).end();
     assert_eq!(status, 0, "{printed}");

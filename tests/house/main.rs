@@ -5,8 +5,10 @@ mod support;
 
 mod completions;
 mod examples;
+mod install;
 mod layering;
 mod library;
 mod manual;
+mod python_client;
 mod readme;
 mod tidy;

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+
+use crate::support::needs::needs;
 
 const LATCH: &str = env!("CARGO_BIN_EXE_latch");
 
@@ -376,6 +378,7 @@ fn the_protocol_page_names_every_status_word() {
 
 #[test]
 fn mandoc_finds_nothing_wrong_with_the_manual() {
+    needs!("mandoc");
     for path in pages() {
         let output = match Command::new("mandoc")
             .args(["-T", "lint", "-W", "warning"])
@@ -391,6 +394,64 @@ fn mandoc_finds_nothing_wrong_with_the_manual() {
             "mandoc says:\n{findings}"
         );
     }
+}
+
+#[test]
+fn groff_renders_every_page_without_a_warning() {
+    needs!("groff");
+    for path in pages() {
+        let output = rendered_by("groff", &["-mandoc", "-T", "utf8", "-ww", "-z"], &path);
+        let warnings = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && warnings.is_empty(), "{warnings}");
+    }
+}
+
+#[test]
+fn groff_and_mandoc_show_the_same_table_of_commands() {
+    needs!("groff", "mandoc");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/latch-protocol.7");
+    for (program, arguments) in [
+        ("groff", &["-mandoc", "-T", "ascii", "-P-cbou"][..]),
+        ("mandoc", &["-T", "ascii"]),
+    ] {
+        let output = rendered_by(program, arguments, &page);
+        let text = without_overstrike(&String::from_utf8_lossy(&output.stdout));
+        let rows: BTreeSet<String> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        for row in [
+            "command argument when it goes well",
+            "l timeout [lease] ok token lease",
+            "sl timeout limit [lease] ok token lease",
+            "e [lease] acquired token lease or queued",
+            "n token [lease] ok lease",
+            "auth secret ok",
+        ] {
+            assert!(rows.contains(row), "{program}: no {row:?} in {text}");
+        }
+    }
+}
+
+fn rendered_by(program: &str, arguments: &[&str], page: &Path) -> Output {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .arg(page)
+        .output()
+        .expect("it is installed")
+}
+
+/// Text without what shows bold and underlined letters on paper: a letter, a backspace, a letter.
+fn without_overstrike(text: &str) -> String {
+    let mut plain = String::new();
+    for letter in text.chars() {
+        match letter {
+            '\u{8}' => drop(plain.pop()),
+            letter => plain.push(letter),
+        }
+    }
+    plain
 }
 
 /// The first words of what is logged at the levels info, warn and error, and of the line that the

@@ -1,60 +1,62 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! Each block runs against a daemon of its own, unless a comment `runs against: nothing` stands
-//! before it. Two forms are known: a conversation begins with `$ nc localhost 6388`, then three
-//! typed lines and one reply take turns; everything else is a shell script followed by what it
-//! prints.
+//! The blocks of a section of the README are pasted into one shell, and so are those of a manual
+//! page after a comment `pasted`; a comment `prints` is before what they print. The sessions of
+//! latch-protocol(7) begin with `$ nc localhost 6388`, then three typed lines and one reply take
+//! turns.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::needs::{needs, PACKAGES};
 use crate::support::silent::free_addr;
 use crate::support::{Daemon, Signal};
-use rustix::process::{kill_process_group, Pid};
+use rustix::process::{kill_process_group, test_kill_process_group, Pid};
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
 
-/// Paths of the examples, and what stands for them in the directory of a run.
-const PLACES: [(&str, &str); 3] = [
-    ("/run/latchd.sock", "latchd.sock"),
-    ("/etc/latchd.token", "latchd.token"),
-    ("/var/lib/latchd/fences", "fences"),
-];
-
-/// Programs of the examples that are nobody's; here each of them only notes that it was called.
-const STAND_INS: [&str; 3] = ["backup.sh", "ffmpeg", "make"];
-
 #[test]
-fn the_examples_of_the_readme_do_what_they_say() {
-    let blocks = readme_blocks(&read("README.md"));
-    assert!(
-        blocks.len() >= 12,
-        "only {} examples found in README.md",
-        blocks.len()
-    );
-    play_all(&blocks);
+fn the_readme_can_be_pasted_section_by_section() {
+    needs!("bash", "grep", "nc");
+    let sections = readme_sections(&read("README.md"));
+    assert!(sections.len() >= 4, "{} sections", sections.len());
+    paste_all(&sections);
 }
 
 #[test]
-fn the_examples_of_the_manual_do_what_they_say() {
-    let blocks: Vec<Block> = pages()
-        .iter()
-        .flat_map(|page| manual_blocks(page, &read(page)))
-        .collect();
-    assert!(
-        blocks.len() >= 12,
-        "only {} examples found in man/",
-        blocks.len()
-    );
-    play_all(&blocks);
+fn the_readme_has_at_most_250_lines() {
+    let count = read("README.md").lines().count();
+    assert!(count <= 250, "{count} lines");
+}
+
+#[test]
+fn the_examples_of_a_manual_page_can_be_pasted() {
+    needs!("bash", "grep", "nc", "systemd-socket-activate");
+    let sections: Vec<Section> = pages().iter().map(|page| manual_section(page)).collect();
+    let count: usize = sections.iter().map(|section| section.blocks.len()).sum();
+    assert!(count >= 12, "only {count} examples found in man/");
+    paste_all(&sections);
+}
+
+#[test]
+fn the_sessions_of_the_protocol_page_go_as_it_shows() {
+    needs!("nc");
+    let page = "man/latch-protocol.7";
+    let sessions = sessions(page, &read(page));
+    assert!(sessions.len() >= 9, "only {} sessions", sessions.len());
+    thread::scope(|scope| {
+        for session in &sessions {
+            scope.spawn(|| converse(session));
+        }
+    });
 }
 
 #[test]
@@ -71,22 +73,19 @@ fn no_command_of_latch_is_shown_without_being_tried() {
     let (examples, _) = examples
         .split_once("\n.Sh ")
         .expect("it is not the last section");
-    let blocks = manual_blocks("man/latch.1", &page);
-    let tried: Vec<&str> = blocks
-        .iter()
-        .map(|block| match &block.body {
-            Body::Script { script, .. } => script.as_str(),
-            Body::Conversation(_) => "",
-        })
-        .collect();
-    assert_eq!(tried.len(), examples.matches("\n.Bd -literal").count());
+    let pasted = manual_section("man/latch.1").blocks;
+    let prints = examples.matches("\n.\\\" prints\n").count();
+    let shown = examples.matches("\n.Bd -literal").count();
+    assert_eq!(pasted.len() + prints, shown);
     for line in examples
         .lines()
         .filter_map(|line| line.strip_prefix(".Dl "))
     {
         let line = unescaped(line);
         let command = line.strip_prefix("15 3 * * * ").unwrap_or(&line);
-        assert!(tried.contains(&command), "nobody tries {line:?}");
+        let (options, _) = command.split_once(" -- ").expect("latch run");
+        let is_tried = pasted.iter().any(|(script, _)| script.contains(options));
+        assert!(is_tried, "no test tries {line:?}");
     }
 }
 
@@ -110,6 +109,7 @@ fn the_shell_examples_parse() {
 
 #[test]
 fn raw_nc_holds_renews_and_releases_a_lock() {
+    needs!("nc");
     let daemon = Daemon::start(&[]);
     let script = format!("exec sh examples/raw_nc.sh localhost {}", daemon.port());
     let printed = run_script(&script, Path::new(env!("CARGO_MANIFEST_DIR")));
@@ -139,38 +139,16 @@ fn the_readme_names_the_two_commands_and_ci_runs_the_second() {
 }
 
 #[test]
-fn ci_installs_the_packages_that_the_readme_names() {
-    let (readme, ci) = (read("README.md"), read(".ci/run"));
-    for package in [
-        "netcat-openbsd",
-        "busybox-static",
-        "ncat",
-        "socat",
-        "inetutils-telnet",
-        "util-linux",
-        "mandoc",
-        "python3",
-        "openbsd-inetd",
-        "systemd",
-        "faketime",
-        "strace",
-        "valgrind",
-        "minicom",
-        "cu,",
-        "ckermit",
-        "mgetty",
-        "zsh",
-        "fish",
-    ] {
+fn ci_installs_what_tests_need_and_allows_no_skip() {
+    let ci = read(".ci/run");
+    for (program, package) in PACKAGES {
+        let is_installed = ci.split_whitespace().any(|word| word == *package);
         assert!(
-            readme.contains(package),
-            "README.md does not name {package}"
+            is_installed,
+            ".ci/run does not install {package} for {program}"
         );
-        // The comma is the README's: "cu" is in many words.
-        let package = package.trim_end_matches(',');
-        let is_installed = ci.split_whitespace().any(|word| word == package);
-        assert!(is_installed, ".ci/run does not install {package}");
     }
+    assert!(ci.contains("LATCHD_TEST_ALL=1 cargo test"), "{ci}");
 }
 
 #[test]
@@ -198,108 +176,72 @@ fn the_files_that_the_readme_names_exist() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Playing
+// Pasting
 
-/// What the daemon of a block is started with.
-enum Server {
-    With(Vec<String>),
-    Nothing,
+struct Section {
+    title: String,
+    /// Scripts, each with what it prints.
+    blocks: Vec<(String, String)>,
 }
 
-/// One example: the lines of a conversation, or a script and what it prints.
-struct Block {
-    origin: String,
-    server: Server,
-    body: Body,
-}
-
-enum Body {
-    Conversation(Vec<String>),
-    Script { script: String, prints: String },
-}
-
-fn play_all(blocks: &[Block]) {
+fn paste_all(sections: &[Section]) {
     thread::scope(|scope| {
-        let plays: Vec<_> = blocks
-            .iter()
-            .map(|block| (block, scope.spawn(|| play(block))))
-            .collect();
-        let failed: Vec<&str> = plays
-            .into_iter()
-            .filter_map(|(block, play)| play.join().is_err().then_some(block.origin.as_str()))
-            .collect();
-        assert!(failed.is_empty(), "failed, see above: {failed:?}");
+        for section in sections {
+            scope.spawn(|| paste(section));
+        }
     });
 }
 
-fn play(block: &Block) {
+/// Pastes the blocks into one shell in an empty directory, one after the other: a command that
+/// reads its input would swallow the rest. At the end no process may be left.
+fn paste(section: &Section) {
+    const MARK: &str = "# end of block, status";
+    let port = free_addr().port().to_string();
+    let mut input = format!("export LATCHD_PORT={port} LATCH_SERVER=127.0.0.1:{port}\n");
+    for (script, _) in &section.blocks {
+        input += &format!("{}\necho '{MARK}' $?\n", script.replace("6388", &port));
+    }
     let dir = tempfile::tempdir().expect("there is room for a directory");
-    let place = |text: &str| {
-        PLACES.iter().fold(text.to_owned(), |text, (path, name)| {
-            let here = dir.path().join(name);
-            text.replace(path, here.to_str().expect("tempdir is ASCII"))
-        })
-    };
-    let daemon = match &block.server {
-        Server::Nothing => None,
-        Server::With(args) => {
-            let args: Vec<String> = args.iter().map(|arg| place(arg)).collect();
-            Some(Daemon::start(
-                &args.iter().map(String::as_str).collect::<Vec<_>>(),
-            ))
-        }
-    };
-    let port = match &daemon {
-        Some(daemon) => daemon.port(),
-        None => free_addr().port(),
+    let mut bash = in_our_path("bash");
+    bash.arg("--norc").current_dir(dir.path());
+    let ended = end_of(&mut bash, &input);
+    let printed = &ended.printed;
+    let title = &section.title;
+    let mut rest = printed.as_str();
+    for (script, prints) in &section.blocks {
+        let (block, after) = rest
+            .split_once(MARK)
+            .unwrap_or_else(|| panic!("{title}: not done: {script}\n{printed}"));
+        assert_eq!(comparable(block), comparable(prints), "{title}: {script}");
+        let (status, after) = after.split_once('\n').expect("echo ends its line");
+        assert_eq!(status, " 0", "{title}: {script}\n{printed}");
+        rest = after;
     }
-    .to_string();
-    match &block.body {
-        Body::Conversation(lines) => converse(&block.origin, lines, &port),
-        Body::Script { script, prints } => {
-            let script = with_port(&place(script), &port);
-            let printed = run_script(&(stand_ins() + &script), dir.path());
-            assert_eq!(comparable(&printed), comparable(prints), "{}", block.origin);
-            for name in STAND_INS {
-                assert_eq!(
-                    dir.path().join("called").join(name).exists(),
-                    script.split_whitespace().any(|word| word == name),
-                    "{}: {name} was called, or was to be",
-                    block.origin
-                );
-            }
-        }
-    }
+    assert!(!ended.left_over, "{title}: a process is left");
 }
 
-/// Makes the stand-ins below `bin`; the called ones appear below `called`. The shell does it, since
-/// a file that this process writes, another thread's child may hold open when it is to be run.
-fn stand_ins() -> String {
-    format!(
-        "mkdir bin called\nfor name in {}; do\n\
-         printf '#!/bin/sh\\n: >%s\\n' \"$PWD/called/$name\" >bin/$name\nchmod +x bin/$name\ndone\n\
-         export PATH=\"$PWD/bin:$PATH\"\n",
-        STAND_INS.join(" ")
-    )
-}
+// ---------------------------------------------------------------------------------------------
+// Typing
 
-/// `script` with another port: for clients where it stands, for servers that name none by variable.
-fn with_port(script: &str, port: &str) -> String {
-    let names_it = script.contains("--port") || script.contains("systemd-socket-activate");
-    let variable = if names_it {
-        String::new()
-    } else {
-        format!("export LATCHD_PORT={port}\n")
-    };
-    format!(
-        "{variable}export LATCH_SERVER=127.0.0.1:{port}\n{}",
-        script.replace("6388", port)
-    )
+/// Three typed lines and one reply, and so on.
+struct Session {
+    origin: String,
+    /// The arguments of its server.
+    options: Vec<String>,
+    lines: Vec<String>,
 }
 
 /// Types three lines into nc and reads one, as a person would.
-fn converse(origin: &str, lines: &[String], port: &str) {
-    let command = lines[0].trim_start_matches("$ ").replace("6388", port);
+fn converse(session: &Session) {
+    let Session {
+        origin,
+        options,
+        lines,
+    } = session;
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let daemon = Daemon::start(&options);
+    let port = daemon.port().to_string();
+    let command = lines[0].trim_start_matches("$ ").replace("6388", &port);
     let mut nc = Group::spawn(
         shell()
             .args(["-c", &command])
@@ -337,44 +279,74 @@ fn converse(origin: &str, lines: &[String], port: &str) {
 
 /// Runs `script` in `dir` and gives what it printed, if it ended well and in time.
 fn run_script(script: &str, dir: &Path) -> String {
+    let ended = end_of(shell().args(["-c", script]).current_dir(dir), "");
+    let printed = ended.printed;
+    let status = ended
+        .status
+        .unwrap_or_else(|| panic!("not done in {PATIENCE:?}: {script}\n{printed}"));
+    assert!(status.success(), "{status}: {script}\n{printed}");
+    printed
+}
+
+struct Ended {
+    /// Nothing if it was not done in time, and was killed.
+    status: Option<ExitStatus>,
+    /// Both streams, in the order of the writes.
+    printed: String,
+    /// Whether a process that it started is still there.
+    left_over: bool,
+}
+
+/// Runs a command that reads `input`, which fits into a pipe.
+fn end_of(command: &mut Command, input: &str) -> Ended {
     let mut output = tempfile::tempfile().expect("there is room for a file");
     let handle = || output.try_clone().expect("descriptors are left");
-    let mut sh = Group::spawn(
-        shell()
-            .args(["-c", script])
-            .current_dir(dir)
-            .stdin(Stdio::null())
-            .stdout(handle())
-            .stderr(handle()),
-    );
+    command
+        .stdin(Stdio::piped())
+        .stdout(handle())
+        .stderr(handle());
+    let mut group = Group::spawn(command);
+    let mut stdin = group.0.stdin.take().expect("stdin is a pipe");
+    stdin
+        .write_all(input.as_bytes())
+        .expect("it has just started");
+    drop(stdin);
     let deadline = Instant::now() + PATIENCE;
     let status = loop {
-        match sh.0.try_wait().expect("it is our child") {
+        match group.0.try_wait().expect("it is our child") {
             Some(status) => break Some(status),
             None if Instant::now() > deadline => break None,
             None => thread::sleep(Duration::from_millis(5)),
         }
     };
-    drop(sh);
+    let left_over = test_kill_process_group(Pid::from_child(&group.0)).is_ok();
+    drop(group);
     output.rewind().expect("it is a file");
     let mut printed = String::new();
     output
         .read_to_string(&mut printed)
         .expect("the output is UTF-8");
-    let status = status.unwrap_or_else(|| panic!("not done in {PATIENCE:?}: {script}\n{printed}"));
-    assert!(status.success(), "{status}: {script}\n{printed}");
-    printed
+    Ended {
+        status,
+        printed,
+        left_over,
+    }
 }
 
-/// A shell which finds latchd and hears nothing of the environment of the test.
+/// A plain shell, see [`in_our_path`].
 fn shell() -> Command {
+    in_our_path("sh")
+}
+
+/// A program which finds latchd and hears nothing of the environment of the test.
+fn in_our_path(program: &str) -> Command {
     let latchd = Path::new(env!("CARGO_BIN_EXE_latchd"));
     let dir = latchd
         .parent()
         .expect("a program lies in a directory")
         .display();
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new("sh");
+    let mut command = Command::new(program);
     command
         .env_clear()
         .env("PATH", format!("{dir}:{path}"))
@@ -455,70 +427,66 @@ fn tokens_in(text: &str) -> Vec<String> {
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-/// Fenced `console` blocks are conversations; `sh` blocks are scripts, and the `text` block behind
-/// is what they print. A comment `runs against: nothing` before one says that it starts its daemon
-/// itself.
-fn readme_blocks(text: &str) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    let mut server = Server::With(Vec::new());
-    let mut lines = text.lines().enumerate();
-    while let Some((number, line)) = lines.next() {
-        if line == "<!-- runs against: nothing -->" {
-            server = Server::Nothing;
+/// The sections of the README with their blocks of shell, and what each of these prints.
+fn readme_sections(text: &str) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
+    for part in text.split("\n## ").skip(1) {
+        let mut blocks: Vec<(String, String)> = Vec::new();
+        let mut pieces = part.split("\n```");
+        let title = pieces.next().and_then(|piece| piece.lines().next());
+        let title = title.unwrap_or_default().to_owned();
+        // Pieces inside of a fence and outside of one take turns.
+        for fenced in pieces.step_by(2) {
+            match fenced.split_once('\n') {
+                Some(("sh", script)) => blocks.push((script.to_owned(), String::new())),
+                Some(("text", prints)) => {
+                    let (_, printed) = blocks.last_mut().expect("a script prints this");
+                    *printed = prints.to_owned();
+                }
+                _ => panic!("{title}: no test for {fenced:?}"),
+            }
         }
-        let Some(language) = line.strip_prefix("```") else {
-            continue;
-        };
-        let inside: Vec<String> = lines
-            .by_ref()
-            .map(|(_, line)| line.to_owned())
-            .take_while(|line| line != "```")
-            .collect();
-        let origin = format!("README.md:{}", number + 1);
-        let body = match language {
-            "console" => {
-                assert_eq!(inside[0], CONVERSATION, "{origin}");
-                Body::Conversation(inside)
-            }
-            "sh" => Body::Script {
-                script: inside.join("\n"),
-                prints: String::new(),
-            },
-            "text" => {
-                let Some(Block {
-                    body: Body::Script { prints, .. },
-                    ..
-                }) = blocks.last_mut()
-                else {
-                    panic!("{origin}: no script prints this");
-                };
-                *prints = inside.join("\n");
-                continue;
-            }
-            other => panic!("{origin}: nobody checks a block of {other:?}"),
-        };
-        let server = std::mem::replace(&mut server, Server::With(Vec::new()));
-        blocks.push(Block {
-            origin,
-            server,
-            body,
-        });
+        if !blocks.is_empty() {
+            sections.push(Section { title, blocks });
+        }
     }
-    blocks
+    sections
 }
 
-/// Literal displays whose first line begins with `$ `. A comment `runs against:` before one names
-/// the arguments of its daemon, or `nothing`.
-fn manual_blocks(page: &str, text: &str) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    let mut server = Server::With(Vec::new());
+/// The literal displays of a page after a comment `pasted`, and what each of them prints.
+fn manual_section(page: &str) -> Section {
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    let text = read(page);
+    for part in text.split("\n.\\\" ").skip(1) {
+        let Some((kind, rest)) = part.split_once('\n') else {
+            continue;
+        };
+        let display = || {
+            let inside = rest.strip_prefix(".Bd -literal -offset indent\n");
+            let inside = inside.and_then(|inside| inside.split_once("\n.Ed"));
+            unescaped(inside.unwrap_or_else(|| panic!("{page}: {kind}")).0)
+        };
+        match kind {
+            "pasted" => blocks.push((display(), String::new())),
+            "prints" => blocks.last_mut().expect("a script prints this").1 = display(),
+            _ => {}
+        }
+    }
+    Section {
+        title: page.to_owned(),
+        blocks,
+    }
+}
+
+/// The literal displays that begin with [`CONVERSATION`]. A comment `runs against:` before one has
+/// the options of its server.
+fn sessions(page: &str, text: &str) -> Vec<Session> {
+    let mut sessions = Vec::new();
+    let mut options = Vec::new();
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {
-        if let Some(args) = line.strip_prefix(".\\\" runs against: ") {
-            server = match args {
-                "nothing" => Server::Nothing,
-                args => Server::With(args.split(' ').map(str::to_owned).collect()),
-            };
+        if let Some(named) = line.strip_prefix(".\\\" runs against: ") {
+            options = named.split(' ').map(str::to_owned).collect();
         }
         if !line.starts_with(".Bd -literal") {
             continue;
@@ -528,36 +496,15 @@ fn manual_blocks(page: &str, text: &str) -> Vec<Block> {
             .map(|(_, line)| unescaped(line))
             .take_while(|line| line != ".Ed")
             .collect();
-        if inside[0].starts_with("$ ") {
-            let body = match inside[0] == CONVERSATION {
-                true => Body::Conversation(inside),
-                false => script(&inside),
-            };
-            let server = std::mem::replace(&mut server, Server::With(Vec::new()));
-            blocks.push(Block {
+        if inside[0] == CONVERSATION {
+            sessions.push(Session {
                 origin: format!("{page}:{}", number + 1),
-                server,
-                body,
+                options: std::mem::take(&mut options),
+                lines: inside,
             });
         }
     }
-    blocks
-}
-
-fn script(lines: &[String]) -> Body {
-    let (commands, prints): (Vec<&String>, Vec<&String>) =
-        lines.iter().partition(|line| line.starts_with("$ "));
-    let join = |lines: Vec<&String>| {
-        lines
-            .iter()
-            .map(|l| l.trim_start_matches("$ "))
-            .collect::<Vec<_>>()
-            .join("\n")
-    };
-    Body::Script {
-        script: join(commands),
-        prints: join(prints),
-    }
+    sessions
 }
 
 fn unescaped(line: &str) -> String {

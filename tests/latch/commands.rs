@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crate::support::latch::{
     is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM,
 };
+use crate::support::needs::needs;
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -925,6 +926,7 @@ fn fence_check_gives_up_on_a_file_that_stays_locked() {
 
 #[test]
 fn the_directory_of_a_links_target_is_synced() {
+    needs!("strace");
     let directory = tempfile::tempdir().expect("a directory");
     let [links, files] = ["links", "files"].map(|name| directory.path().join(name));
     fs::create_dir(&links).expect("there is room");

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{is_held, PROGRAM};
+use crate::support::needs::needs;
 use crate::support::{eventually, installed, stat_of, Daemon, Signal, PATIENCE};
 use rustix::fs::{Mode, OFlags};
 
@@ -181,6 +182,7 @@ fn let_go_on(file: &Path) {
 
 #[test]
 fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("hello");
@@ -202,6 +204,7 @@ fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
 
 #[test]
 fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let rounds =
             format!("for i in 1 2 3; do $LATCH run k -- {SAY}; echo after:$((i * 7)); done");
@@ -231,6 +234,7 @@ fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
 
 #[test]
 fn a_signal_that_was_not_typed_ends_no_script() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|_, mut terminal| {
         let script = "$LATCH run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
                       echo after:$((6 * 7))";
@@ -243,6 +247,7 @@ fn a_signal_that_was_not_typed_ends_no_script() {
 
 #[test]
 fn ctrl_c_after_fg_works_with_a_silent_server() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
@@ -267,6 +272,7 @@ fn ctrl_c_after_fg_works_with_a_silent_server() {
 
 #[test]
 fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         // Bash waits for its child to die of Ctrl-C, and so is there for a later signal, too.
         let script = format!("{SAY}; true");
@@ -289,6 +295,7 @@ fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
 
 #[test]
 fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
+    needs!("bash", "dash", "python3", "sed");
     let daemon = Daemon::start(&[]);
     let mut terminal = Terminal::start(&daemon, SHELLS[0]);
     terminal.enter(&format!(
@@ -319,6 +326,7 @@ fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
 
 #[test]
 fn the_rest_of_a_pipeline_can_read_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         // Reads the terminal after the command has started, as a pager does.
         let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
@@ -344,6 +352,7 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
 
 #[test]
 fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let flag = directory.path().join("flag");
@@ -379,6 +388,7 @@ fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         for round in ["one", "two"] {
@@ -404,6 +414,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
 
 #[test]
 fn bg_continues_the_command_without_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
@@ -435,6 +446,7 @@ fn bg_continues_the_command_without_the_terminal() {
 
 #[test]
 fn fg_gives_the_terminal_to_a_command_in_any_case() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
@@ -461,6 +473,7 @@ fn fg_gives_the_terminal_to_a_command_in_any_case() {
 
 #[test]
 fn fg_brings_a_background_job_to_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
@@ -507,6 +520,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
 
 #[test]
 fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         for job in [
             format!("$LATCH run k -- {SAY} | cat"),
@@ -530,6 +544,7 @@ fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
 
 #[test]
 fn a_script_reads_on_from_the_terminal_after_its_command() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|_, mut terminal| {
         terminal.enter("sh -c '$LATCH run k -- true; read x; echo got:$x'");
         terminal.enter("the rest");
@@ -541,6 +556,7 @@ fn a_script_reads_on_from_the_terminal_after_its_command() {
 
 #[test]
 fn a_shell_under_the_lock_has_job_control_of_its_own() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         terminal.enter("PS1='inner> ' $LATCH run k -- bash --norc --noprofile --noediting -i");
         terminal.expect("inner> ");
@@ -563,6 +579,7 @@ fn a_shell_under_the_lock_has_job_control_of_its_own() {
 
 #[test]
 fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
+    needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
@@ -585,6 +602,7 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
 
 #[test]
 fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
+    needs!("bash", "dash", "python3", "sed");
     for shell in SHELLS {
         let daemon = Daemon::start(&[]);
         let mut terminal = Terminal::start(&daemon, shell);
@@ -603,6 +621,7 @@ fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
 
 #[test]
 fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
     let daemon = Daemon::start(&[]);
     // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
@@ -623,6 +642,7 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
 
 #[test]
 fn replies_of_a_server_cannot_move_the_cursor() {
+    needs!("bash", "dash", "python3", "sed");
     let daemon = Daemon::start(&[]);
     daemon.connect().acquire("free", 0);
     let mut holder = daemon.connect();

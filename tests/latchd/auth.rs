@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::needs::needs;
 use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
 
@@ -94,6 +95,7 @@ fn a_refused_guess_is_logged_with_its_peer_alone() {
 /// many guesses. Each number is exact to about ten instructions of more than a hundred thousand.
 #[test]
 fn a_wrong_token_costs_the_same_wherever_it_differs() {
+    needs!("valgrind");
     let secret = "s".repeat(3000);
     let wrong_at = |at: usize| {
         let mut token = secret.clone();
@@ -118,6 +120,7 @@ fn a_wrong_token_costs_the_same_wherever_it_differs() {
 
 #[test]
 fn a_guess_costs_the_same_whatever_else_is_wrong() {
+    needs!("valgrind");
     let secret = "s".repeat(250);
     let wrong = "x".repeat(250);
     let costs = costs_of_guesses(
@@ -229,10 +232,7 @@ fn one_who_guesses_all_the_time_hides_no_other_address() {
 
 #[test]
 fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
-    if !rustix::process::geteuid().is_root() {
-        println!("not root: no other users to be had, nothing shown");
-        return;
-    }
+    needs!("root", "nc.openbsd", "setpriv");
     let directory = tempfile::tempdir().expect("there is room");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     let path = directory.path().join("socket");

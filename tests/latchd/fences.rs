@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
+use crate::support::needs::{needs, skipped};
 use crate::support::{
     eventually, fence, installed, parse_grant, processor_time, Client, Daemon, Event, Signal,
     PATIENCE,
@@ -228,6 +229,7 @@ fn what_is_no_file_is_refused_in_one_line() {
 
 #[test]
 fn what_permissions_forbid_is_refused_in_one_line() {
+    needs!("setpriv");
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
@@ -250,6 +252,7 @@ fn what_permissions_forbid_is_refused_in_one_line() {
 /// Nothing is made there and nothing is renamed, so the file is all that a server needs.
 #[test]
 fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
+    needs!("setpriv");
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
@@ -320,6 +323,7 @@ fn at_the_end_of_the_numbers_nothing_wraps() {
 
 #[test]
 fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
+    needs!("strace");
     for (calls, injected, why) in [
         ("fsync,fdatasync", "error=EIO:when=1", "input/output error"),
         ("fsync,fdatasync", "error=EIO:when=2", "input/output error"), // the directory's
@@ -353,6 +357,7 @@ fn out_of_fences_waiters_stay_and_are_served_later() {
 
 #[test]
 fn out_of_fences_on_a_full_disk_nobody_is_lost() {
+    needs!("strace");
     if may_attach() {
         refusing_disk(|daemon| inject(daemon, "pwrite64:error=ENOSPC"));
     }
@@ -360,6 +365,7 @@ fn out_of_fences_on_a_full_disk_nobody_is_lost() {
 
 #[test]
 fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
+    needs!("strace");
     if may_attach() {
         refusing_disk(|daemon| inject(daemon, "fsync,fdatasync:error=EIO"));
     }
@@ -369,6 +375,7 @@ fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
 
 #[test]
 fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
+    needs!("strace");
     const DELAY: Duration = Duration::from_secs(4);
     if !may_attach() {
         return;
@@ -413,6 +420,7 @@ fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
 
 #[test]
 fn without_kernel_randomness_waiters_are_served_all_the_same() {
+    needs!("strace");
     if !may_attach() {
         return;
     }
@@ -732,7 +740,7 @@ fn may_attach() -> bool {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     let is_free = scope.map_or(true, |scope| scope.trim() == "0");
     if !is_free && !rustix::process::geteuid().is_root() {
-        println!("not root, and ptrace_scope is set: nothing shown");
+        skipped(&["root, which strace needs under ptrace_scope"]);
         return false;
     }
     true

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::limited::limited;
+use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
 use crate::support::{
     described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
@@ -481,6 +482,7 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
 
 #[test]
 fn max_connections_raises_the_limit_of_descriptors() {
+    needs!("prlimit");
     let mut command = limited(&["prlimit", "--nofile=100:4000"]);
     command.args(["--max-connections", "500"]);
     let daemon = Daemon::from_command(command);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::limited::{is_served, limited, with_processes};
+use crate::support::needs::needs;
 use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
@@ -180,6 +181,7 @@ fn over_max_connections_the_stream_ends_without_a_byte() {
 
 #[test]
 fn out_of_descriptors_the_server_serves_on_without_spinning() {
+    needs!("prlimit");
     // The cap is far beyond the descriptors: the system says no, not the server.
     let mut command = limited(&["prlimit", "--nofile=64"]);
     command.args(["--max-connections", "1000"]);
@@ -188,6 +190,7 @@ fn out_of_descriptors_the_server_serves_on_without_spinning() {
 
 #[test]
 fn the_default_cap_on_connections_fits_the_descriptors() {
+    needs!("prlimit");
     let command = limited(&["prlimit", "--nofile=64"]);
     let daemon = Daemon::from_command(command);
     survives_a_crowd(&daemon);
@@ -205,6 +208,7 @@ fn the_default_cap_on_connections_fits_the_descriptors() {
 
 #[test]
 fn a_refused_thread_costs_one_client_its_connection() {
+    needs!("root", "setpriv", "prlimit");
     let Some((_program, daemon)) = with_processes(12) else {
         return;
     };

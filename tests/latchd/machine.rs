@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{is_served, limit_to, limited, with_processes};
+use crate::support::needs::{needs, skipped};
 use crate::support::{
     eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
@@ -27,6 +28,7 @@ fn after_five_thousand_connects_a_capped_server_recovers() {
 
 #[test]
 fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
+    needs!("prlimit");
     let daemon = Daemon::from_command(limited(&["prlimit", "--nofile=64"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
@@ -34,6 +36,7 @@ fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
 
 #[test]
 fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
+    needs!("prlimit", "setpriv");
     let Some((_program, daemon)) = with_processes(20) else {
         return;
     };
@@ -44,6 +47,7 @@ fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
 /// Room for a hundred stacks or so.
 #[test]
 fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
+    needs!("prlimit");
     let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
@@ -53,6 +57,7 @@ fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
 /// library takes address space in pieces of 64 MB where it can, so more is not simply better.
 #[test]
 fn out_of_memory_the_server_serves_the_clients_it_has() {
+    needs!("prlimit");
     raise_our_own_limit();
     for megabytes in [40, 64, 100, 200, 300, 400] {
         let limit = format!("--as={}", megabytes << 20);
@@ -161,7 +166,7 @@ fn clients_that_fill_the_table_under_a_limit_end_no_server() {
 #[test]
 fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     let Some(group) = MemoryGroup::of_bytes(64 << 20) else {
-        eprintln!("NOT TESTED: no memory cgroup to be had");
+        skipped(&["memory cgroup"]);
         return;
     };
     let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.inner());

@@ -13,6 +13,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::needs::skipped;
 use crate::support::silent::leave_socket;
 use crate::support::{eventually, Client, Daemon, Signal};
 
@@ -838,9 +839,8 @@ fn localhost_and_addresses_are_listened_on() {
 
 #[test]
 fn ipv6_addresses_need_no_brackets_and_may_have_them() {
-    if let Err(error) = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
-        eprintln!("skipped: no IPv6 on this machine: {error}");
-        return;
+    if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        return skipped(&["IPv6"]);
     }
     for host in ["::1", "[::1]"] {
         let daemon = Daemon::start(&["--host", host]);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::needs::needs;
 use crate::support::{eventually, fence, installed, parse_grant, Daemon, Deadline, PATIENCE};
 
 /// Programs that end their half of the connection when their stdin ends, as a pipe into them
@@ -23,6 +24,7 @@ const PIPED: [(&[&str], &str); 5] = [
 
 #[test]
 fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
+    needs!("nc.openbsd", "busybox", "ncat");
     let daemon = Daemon::start(&[]);
     for (program, package) in PIPED {
         let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
@@ -39,6 +41,7 @@ fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
 
 #[test]
 fn a_pipe_that_would_wait_gets_error_and_no_grant() {
+    needs!("nc.openbsd", "busybox", "ncat");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     for (program, package) in PIPED {
@@ -62,6 +65,7 @@ fn a_pipe_that_would_wait_gets_error_and_no_grant() {
 
 #[test]
 fn a_netcat_that_does_not_half_close_keeps_its_lock() {
+    needs!("nc.openbsd");
     let daemon = Daemon::start(&[]);
     let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
     session.send("l\nk\n10\n");
@@ -75,6 +79,7 @@ fn a_netcat_that_does_not_half_close_keeps_its_lock() {
 
 #[test]
 fn a_person_at_a_netcat_can_acquire_renew_and_release() {
+    needs!("nc.openbsd");
     let daemon = Daemon::start(&[]);
     let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
 
@@ -93,6 +98,7 @@ fn a_person_at_a_netcat_can_acquire_renew_and_release() {
 
 #[test]
 fn a_telnet_session_gets_a_lock_and_loses_it_at_its_end() {
+    needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
     let mut session = telnet(&daemon);
     session.type_slowly("l\nk\n10\n");
@@ -107,6 +113,7 @@ fn a_telnet_session_gets_a_lock_and_loses_it_at_its_end() {
 /// server that does not is silent for the rest of the session.
 #[test]
 fn telnet_shows_replies_after_ctrl_c_within_a_frame() {
+    needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
     let mut session = telnet(&daemon);
     for round in 1..=3 {
@@ -121,6 +128,7 @@ fn telnet_shows_replies_after_ctrl_c_within_a_frame() {
 
 #[test]
 fn the_reply_of_a_wait_still_appears_in_a_telnet_after_ctrl_c() {
+    needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let held = holder.acquire("k", 0);

@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::limited::copy_program;
+use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::{
     children_of, described, eventually, fence, installed, parse_grant, processor_time, stat_of,
@@ -38,6 +39,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 #[test]
 fn inetd_starts_one_server_for_all_clients() {
+    needs!("inetd", "setpriv");
     let inetd = Inetd::start(1, |line| line);
     assert_eq!(inetd.servers(), [], "nobody has connected");
 
@@ -57,6 +59,7 @@ fn inetd_starts_one_server_for_all_clients() {
 /// it: half the distance each time that the other of the two is met.
 #[test]
 fn clients_at_an_idle_exit_are_served_by_the_next_server() {
+    needs!("inetd", "setpriv");
     const SERVICES: usize = 20;
     const MOMENTS: u32 = 6;
     let inetd = Inetd::start(SERVICES, |line| line);
@@ -81,6 +84,7 @@ fn clients_at_an_idle_exit_are_served_by_the_next_server() {
 
 #[test]
 fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
+    needs!("inetd", "setpriv");
     let inetd = Inetd::start(1, |line| line.replace("wait.10000", "nowait"));
     for _ in 0..3 {
         Client::tcp(inetd.addrs[0]).expect_eof();
@@ -257,6 +261,7 @@ fn a_lease_without_connection_keeps_the_server() {
 /// With the very command of the unit, except for its paths and its patience.
 #[test]
 fn the_units_command_serves_a_tcp_socket_of_systemd() {
+    needs!("inetd", "setpriv", "systemd-socket-activate");
     let directory = world_readable_directory();
     let unit = example("latchd.service");
     let command = unit
@@ -278,6 +283,7 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
 
 #[test]
 fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
+    needs!("inetd", "setpriv", "systemd-socket-activate");
     let directory = world_readable_directory();
     let path = directory.path().join("socket");
     let place = path.to_str().expect("UTF-8");
@@ -289,6 +295,7 @@ fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
 
 #[test]
 fn all_sockets_of_systemd_lead_to_the_same_locks() {
+    needs!("inetd", "setpriv", "systemd-socket-activate");
     let directory = world_readable_directory();
     let path = directory.path().join("socket");
     let (first, second) = (free_addr(), free_addr());
@@ -426,6 +433,7 @@ fn a_supervisor_that_is_gone_or_deaf_or_absurd_harms_nothing() {
 
 #[test]
 fn the_units_pass_systemds_own_check_without_a_word() {
+    needs!("systemd-analyze");
     let units = units_of_this_build();
     let mut verify = Command::new(installed("systemd-analyze", "systemd"));
     // Whether its manual pages are installed is not the unit's business.
@@ -445,6 +453,7 @@ fn the_units_pass_systemds_own_check_without_a_word() {
 
 #[test]
 fn the_service_is_exposed_by_no_more_than_2_0() {
+    needs!("systemd-analyze");
     let units = units_of_this_build();
     let mut security = Command::new(installed("systemd-analyze", "systemd"));
     security.args(["security", "--offline=true", "--no-pager"]);
@@ -461,6 +470,7 @@ fn the_service_is_exposed_by_no_more_than_2_0() {
 
 #[test]
 fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
+    needs!("busybox");
     for script in [
         "latchd.init",
         "latchd.openrc",
@@ -484,6 +494,7 @@ fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
 
 #[test]
 fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
+    needs!("start-stop-daemon", "sed", "grep");
     let host = Host::new();
     let mut script = Command::new(examples().join("latchd.init"));
     installed("start-stop-daemon", "dpkg");
@@ -493,6 +504,7 @@ fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
 
 #[test]
 fn the_busybox_script_runs_a_server_from_start_to_stop() {
+    needs!("busybox");
     let host = Host::new();
     // On such a host all of these are busybox.
     let applets = host.directory.path().join("bin");

@@ -72,6 +72,7 @@ transcripts! {
     documented
     draining
     expiry
+    first_words
     framing
     integers
     limits

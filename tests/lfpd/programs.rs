@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::support::needs::{needs, skipped};
 use crate::support::{children_of, eventually, installed, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
 
@@ -36,18 +37,10 @@ fn support_file(name: &str) -> PathBuf {
 /// has the device; two come when it has ended, and two when it was killed.
 #[test]
 fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
-    for (program, package) in [
-        ("minicom", "minicom"),
-        ("cu", "cu"),
-        ("kermit", "ckermit"),
-        ("mgetty", "mgetty"),
-    ] {
-        installed(program, package);
-    }
+    needs!("root", "minicom", "cu", "kermit", "mgetty", "python3", "unshare");
     let namespace = ["--mount", "--propagation", "private"];
-    if !rustix::process::geteuid().is_root() || !can_unshare(&namespace) {
-        eprintln!("NOT TESTED: minicom, cu, kermit and mgetty, for want of a mount namespace");
-        return;
+    if !can_unshare(&namespace) {
+        return skipped(&["mount namespace"]);
     }
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(installed("timeout", "coreutils"))
@@ -217,6 +210,7 @@ fn is_listened_on(addr: SocketAddr) -> bool {
 
 #[test]
 fn under_inetd_rxtx_locks_and_unlocks_with_wait_and_nowait() {
+    needs!("inetd");
     for patience in ["nowait.10000", "wait.10000"] {
         let inetd = Inetd::start(patience);
         let rxtx = Rxtx { server: inetd.addr };
@@ -240,6 +234,7 @@ fn under_inetd_rxtx_locks_and_unlocks_with_wait_and_nowait() {
 
 #[test]
 fn under_inetd_clients_are_served_side_by_side() {
+    needs!("inetd");
     let inetd = Inetd::start("nowait.10000");
     let mut idle = Client::tcp(inetd.addr);
     greeted(&mut idle);
@@ -287,6 +282,7 @@ fn serves(mut program: Command, addr: SocketAddr, dirs: &Path) {
 
 #[test]
 fn behind_socat_and_on_sockets_of_systemd_it_serves() {
+    needs!("socat", "systemd-socket-activate");
     let dirs = lock_dirs();
     let lfpd = [
         env!("CARGO_BIN_EXE_lfpd").to_owned(),
@@ -332,6 +328,7 @@ fn replies_in(text: &str) -> Vec<&str> {
 /// The scenario at the end of the memo, with a number that no process has.
 #[test]
 fn a_person_at_a_telnet_locks_unlocks_and_quits() {
+    needs!("socat", "telnet");
     let server = Lfpd::start(&[]);
     let pid = crate::lfp::dead_pid();
     let port = server.addr().port();
@@ -399,6 +396,7 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
 /// A person with nothing but `nc`, in one go.
 #[test]
 fn a_line_of_shell_with_nc_locks() {
+    needs!("nc.openbsd");
     let server = Lfpd::start(&[]);
     let mut socket = TcpStream::connect(server.addr()).expect("a server");
     drop(socket.set_read_timeout(Some(PATIENCE)));

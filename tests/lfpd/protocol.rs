@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::limited::copy_program;
+use crate::support::needs::{needs, skipped};
 use crate::support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -30,11 +31,6 @@ fn own_pid() -> u32 {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// Says why a test is none.
-fn not_root() {
-    eprintln!("NOT TESTED: only root can act as another user");
 }
 
 /// One test at a time where clients and servers must not keep each other waiting.
@@ -378,6 +374,7 @@ const IDLE: Duration = Duration::from_millis(5500);
 
 #[test]
 fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
+    needs!("nc");
     let server = Lfpd::start(&["--max-connections", "32"]);
     let mut crowd: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     let mut ninth = server.daemon.connect();
@@ -388,7 +385,7 @@ fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
     if is_root() {
         assert_eq!(as_a_stranger(&server, "noop\n"), ["200 Command okay."]);
     } else {
-        not_root();
+        skipped(&["root"]);
     }
     // The one that asks for nothing goes, and not the one that has just asked.
     thread::sleep(IDLE);
@@ -437,6 +434,7 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 
 #[test]
 fn commands_before_the_stop_signal_are_done_even_if_slow() {
+    needs!("strace");
     const COUNT: usize = 50;
     // 20 ms for each lock.
     let server = Traced::start("inject=linkat:delay_enter=20000", None);
@@ -674,6 +672,7 @@ fn as_a_stranger_at(place: &[&str], lines: &str) -> Vec<String> {
 
 #[test]
 fn no_user_may_ask_for_the_process_of_another() {
+    needs!("nc");
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
     let own = own_pid();
@@ -705,10 +704,8 @@ fn no_user_may_ask_for_the_process_of_another() {
 
 #[test]
 fn a_unix_socket_too_refuses_the_process_of_another_user() {
+    needs!("root", "nc");
     use std::os::unix::fs::PermissionsExt;
-    if !is_root() {
-        return not_root();
-    }
     let dirs = lock_dirs();
     let permissions = fs::Permissions::from_mode(0o755);
     fs::set_permissions(dirs.path(), permissions).expect("it is ours");
@@ -746,6 +743,7 @@ fn a_unix_socket_too_refuses_the_process_of_another_user() {
 
 #[test]
 fn the_rule_about_users_can_be_relaxed() {
+    needs!("nc");
     for (rule, is_logged) in [("log", true), ("off", false)] {
         let server = Lfpd::start(&["--peer-uid", rule]);
         let replies = as_a_stranger(&server, "lock /dev/lfpd-a 1\n");
@@ -778,9 +776,7 @@ fn a_lock_for_no_process_is_logged_or_refused() {
 /// In a PID namespace of its own, where the numbers of processes can be chosen.
 #[test]
 fn a_lock_does_not_pass_to_another_users_process() {
-    if !is_root() {
-        return not_root();
-    }
+    needs!("root", "python3", "unshare");
     let dirs = lock_dirs();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lfpd/reused_number.py");
     let mut unshare = Command::new(installed("timeout", "coreutils"));
@@ -793,7 +789,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
     let output = unshare.output().expect("timeout");
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("unshare failed") {
-        return eprintln!("NOT TESTED: no PID namespace to be had here");
+        return skipped(&["PID namespace"]);
     }
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
@@ -808,9 +804,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
 #[test]
 fn with_chown_the_file_belongs_to_the_user_of_the_process() {
     use std::os::unix::fs::MetadataExt;
-    if !is_root() {
-        return not_root();
-    }
+    needs!("root");
     let server = Lfpd::start(&["--chown"]);
     let mut sleeper = Command::new("sleep")
         .arg("600")
@@ -929,9 +923,7 @@ fn listening(mut lfpd: Command) -> (Daemon, Client) {
 
 #[test]
 fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
-    if !is_root() {
-        return not_root();
-    }
+    needs!("root");
     let dirs = lock_dirs();
     let own = dirs.path().join("own");
     let stale = format!("{:10}\n", dead_pid());
@@ -950,6 +942,7 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
 
 #[test]
 fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
+    needs!("strace");
     for error in ["EMFILE", "ENFILE", "ENOMEM", "EIO"] {
         let injection = format!("inject=openat:error={error}:when=1");
         let server = Traced::start(&injection, Some("other"));
@@ -965,6 +958,7 @@ fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
 
 #[test]
 fn if_one_name_cannot_be_made_none_is() {
+    needs!("strace");
     let own = own_pid();
     for (error, reply) in [
         ("EEXIST", BUSY),
@@ -1002,6 +996,7 @@ fn fresh_server(dirs: &Path) -> (Daemon, Client) {
 
 #[test]
 fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
+    needs!("strace");
     let (own, dead) = (own_pid(), dead_pid());
     let rename = "?renameat,?renameat2";
     for (call, nth) in [
@@ -1080,9 +1075,7 @@ fn a_server_killed_amid_traffic_leaves_whole_locks() {
 
 #[test]
 fn a_directory_that_may_not_be_searched_is_ignored() {
-    if !is_root() {
-        return not_root();
-    }
+    needs!("root");
     let dirs = lock_dirs();
     let (_daemon, mut client) = server_of_another_user(dirs.path(), 0o700);
     let lock = format!("lock /dev/lfpd-a {}", own_pid());
@@ -1157,6 +1150,7 @@ fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
 
 #[test]
 fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
+    needs!("prlimit");
     let server = Lfpd::start_behind(&["prlimit", "--nofile=40:40"]);
     let mut client = server.connect();
     let holders: Vec<Alive> = (0..60).map(|_| Alive::new()).collect();
@@ -1172,6 +1166,7 @@ fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
 
 #[test]
 fn without_descriptors_nothing_is_locked_until_some_are_free() {
+    needs!("prlimit");
     let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
     let mut client = server.connect();
     let own = own_pid();
@@ -1234,6 +1229,7 @@ fn rxtx_locks_and_unlocks_five_hundred_times_without_an_error() {
 
 #[test]
 fn the_greeting_and_each_reply_are_single_writes() {
+    needs!("strace");
     let dirs = lock_dirs();
     let trace = dirs.path().join("trace");
     let lfpd = command(dirs.path());

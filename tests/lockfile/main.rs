@@ -26,6 +26,7 @@ use tempfile::TempDir;
 mod support;
 
 use support::limited::copy_program;
+use support::needs::{lacks, needs, skipped};
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
@@ -204,7 +205,7 @@ fn answer(before: &str, role: &str, lock: &Path) -> String {
 /// The answer for a user who owns nothing. `None` if this process cannot become that user.
 fn answer_of_nobody(role: &str, lock: &Path) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can ask as another user");
+        skipped(&["root"]);
         return None;
     }
     // That user may not see our build directory.
@@ -771,6 +772,7 @@ fn guard_timestamp(scratch: &Scratch) -> String {
 /// The holder is of another user, and cannot even be signalled.
 #[test]
 fn a_living_holder_of_another_user_is_not_robbed() {
+    needs!("root", "setpriv");
     let scratch = Scratch::new();
     fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o777)).expect("a directory");
     scratch.lock_with(format!("pid=1\ntimestamp={}\n", now() - 10));
@@ -934,7 +936,7 @@ fn a_taker_in_another_time_namespace_robs_no_living_holder() {
         .output()
         .is_ok_and(|run| run.status.success())
     {
-        eprintln!("SKIPPED: no time namespaces for us");
+        skipped(&["time namespace"]);
         return;
     }
     let scratch = Scratch::new();
@@ -981,14 +983,7 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
 /// Without unnamed files, too, the clock of the file system tells the age.
 #[test]
 fn the_age_of_a_file_is_that_of_its_file_system() {
-    let is_there = |program: &str| {
-        let run = Command::new(program).arg("--version").output();
-        run.is_ok_and(|run| run.status.success())
-    };
-    if !is_there("faketime") {
-        eprintln!("SKIPPED: no faketime");
-        return;
-    }
+    needs!("faketime", "strace");
     let scratch = Scratch::new();
     scratch.lock_with("");
     let ahead = SystemTime::now() + Duration::from_secs(1000);
@@ -1105,10 +1100,7 @@ fn a_link_is_followed_only_if_it_is_not_planted() {
 /// Every user may plant a link there.
 #[test]
 fn a_link_of_another_user_in_a_shared_directory_is_refused() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give files away");
-        return;
-    }
+    needs!("root");
     let scratch = Scratch::new();
     symlink(scratch.0.path().join("target.lock"), scratch.path()).expect("a link");
     lchown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
@@ -1127,10 +1119,7 @@ fn a_link_of_another_user_in_a_shared_directory_is_refused() {
 /// A group may plant a link there.
 #[test]
 fn a_link_counts_only_if_it_is_ours_or_the_directorys_owners() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give files away");
-        return;
-    }
+    needs!("root");
     let stale = format!("pid={DEAD}\ntimestamp=1\n");
     for mode in [0o777, 0o2775, 0o755] {
         let scratch = Scratch::new();
@@ -1188,7 +1177,7 @@ fn a_path_that_is_no_file_is_neither_opened_nor_removed() {
         check("a device");
         fs::remove_file(&path).expect("the device");
     } else {
-        eprintln!("SKIPPED: a device in place of a lock");
+        skipped(&["root that may make a device"]);
     }
     let socket = UnixListener::bind(&path).expect("a socket");
     check("a socket");
@@ -1276,6 +1265,7 @@ fn what_is_no_process_or_has_ended_holds_nothing() {
 
 #[test]
 fn a_stale_lock_that_this_user_cannot_replace_is_held() {
+    needs!("root", "setpriv");
     let scratch = Scratch::new();
     let directory = scratch.0.path();
     let text = format!("pid={DEAD}\ntimestamp=1\n");
@@ -1313,10 +1303,7 @@ fn a_stale_lock_that_this_user_cannot_replace_is_held() {
 /// Its owner may have it open for writing, and may write it again.
 #[test]
 fn a_stale_file_of_another_user_is_replaced() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give files away");
-        return;
-    }
+    needs!("root");
     let scratch = Scratch::new();
     let lock = scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
     chown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
@@ -1389,6 +1376,9 @@ fn traced_words<'a>(
     options: &[&str],
     words: impl IntoIterator<Item = &'a String>,
 ) -> Option<(String, String)> {
+    if lacks(&["strace"]) {
+        return None;
+    }
     let scratch = Scratch::new();
     let trace = scratch.0.path().join("trace");
     let mut command = Command::new("strace");
@@ -1397,16 +1387,8 @@ fn traced_words<'a>(
         .arg(&trace)
         .args(options)
         .args(words);
-    if Command::new("strace")
-        .args(["-o", "/dev/null", "true"])
-        .output()
-        .is_ok_and(|run| run.status.success())
-    {
-        let answer = answer_of(command);
-        return Some((answer, fs::read_to_string(trace).expect("a trace")));
-    }
-    eprintln!("SKIPPED: no strace");
-    None
+    let answer = answer_of(command);
+    Some((answer, fs::read_to_string(trace).expect("a trace")))
 }
 
 #[test]
@@ -1824,7 +1806,7 @@ fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
         .args(["-m", "sh", "-c", &mount])
         .output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        eprintln!("SKIPPED: no file system of our own to be had");
+        skipped(&["mount namespace"]);
         return None;
     }
     let script = format!("{mount} && cd '{directory}' && {prepare} && cd / && exec \"$@\"");

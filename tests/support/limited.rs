@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
 
+use super::needs::lacks;
 use super::{described, Client, Daemon, Event, PATIENCE};
 
 /// A server behind `wrapper`, which is a command and its arguments.
@@ -59,8 +60,7 @@ pub fn is_served(client: &mut Client) -> bool {
 /// none is to be had.
 pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("NOT TESTED: not root, so that there is no user of its own to be had");
+    if lacks(&["root", "setpriv", "prlimit"]) {
         return None;
     }
     let (directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));

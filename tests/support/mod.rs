@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod latch;
 pub mod limited;
+pub mod needs;
 pub mod silent;
 pub mod stalls;
 
@@ -664,12 +665,7 @@ pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool)
 
 /// The path of `program`; panics with the name of its package if it is missing.
 pub fn installed(program: &str, package: &str) -> String {
-    let path = std::env::var("PATH").unwrap_or_default();
-    // Where a user's PATH does not lead.
-    let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    let mut paths = places.map(|place| format!("{place}/{program}"));
-    paths
-        .find(|path| Path::new(path).is_file())
+    needs::find(program)
         .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
 }
 

@@ -1,0 +1,19 @@
+# Completion of lfpd for fish. Made from what its --help says; do not edit.
+
+complete -c lfpd -f
+
+complete -c lfpd -l inetd -d 'serve the socket on descriptor 0, be it connected or listening (without other options)'
+complete -c lfpd -l stdio -d 'serve standard input and output, whatever they are'
+complete -c lfpd -l listen -x -d 'listen on an address of the loopback interface (127.0.0.1:50001); repeat for several'
+complete -c lfpd -l unix -r -F -d 'listen on a Unix socket'
+complete -c lfpd -l lock-dir -r -F -d 'where lock files are made (/var/lock)'
+complete -c lfpd -l search-dirs -x -d 'where else lock files are respected, with colons between (the usual places)'
+complete -c lfpd -l peer-uid -x -d 'what to do if a client names another user'\''s process: enforce, log or off (enforce)'
+complete -c lfpd -l require-live-pid -d 'refuse locks for processes that are not there'
+complete -c lfpd -l chown -d 'give lock files to the user whose process holds them'
+complete -c lfpd -l idle-timeout -x -d 'how long a command may take to arrive, in seconds (300)'
+complete -c lfpd -l max-connections -x -d 'the most connections at once (256)'
+complete -c lfpd -l print-port -d 'print the bound port on stdout once listening'
+complete -c lfpd -l debug -d 'log connections, locks and unlocks'
+complete -c lfpd -s h -l help -d 'print this and exit'
+complete -c lfpd -s V -l version -d 'print the version and exit'

@@ -1,0 +1,70 @@
+# Completion of sema for bash. Made from what its --help says; do not edit.
+
+_sema() {
+    local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        # bash makes three words of --name=value, and of host:port.
+        if [[ $word == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+            option=${COMP_WORDS[i - 1]}
+        elif [[ $word == [:=]* ]]; then
+            ((++i < COMP_CWORD)) || return
+        elif [[ $word == -- ]]; then
+            [[ $command == @(run) ]] || return
+            if declare -F _command_offset >/dev/null; then
+                _command_offset $((i + 1)) # of the package bash-completion
+            elif ((i + 1 == COMP_CWORD)); then
+                mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+            else
+                _sema_files
+            fi
+            return
+        elif [[ -n $option ]]; then
+            option=
+        else
+            case $word in
+                --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --timeout | -w | --busy-status | -E | --on-lost | --kill-after) option=$word ;;
+                -*) ;;
+                *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
+            esac
+        fi
+    done
+    if [[ $cur == = && ${COMP_WORDS[i - 1]} == --* ]]; then
+        option=${COMP_WORDS[i - 1]} cur=
+    fi
+    case $option in
+        '') ;;
+        *) return ;;
+    esac
+    case $command in
+        '') words='--help --version' ;;
+        'try') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
+        'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
+        'release') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --force --help --version' ;;
+        'status') words='--stale --stale-rule --tag --json --quiet --slots --help --version' ;;
+        'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
+        'clean') words='--stale --stale-rule --tag --json --quiet --force --help --version' ;;
+        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --slots --token --mode --no-sync --settle --busy-status --on-lost --kill-after --help --version --' ;;
+    esac
+    if [[ $cur != -* ]]; then
+        case "$command $operand" in
+            'try 0') _sema_files; return ;;
+            'acquire 0') _sema_files; return ;;
+            'release 0') _sema_files; return ;;
+            'status 0') _sema_files; return ;;
+            'wait 0') _sema_files; return ;;
+            'clean 0') _sema_files; return ;;
+            'run 0') _sema_files; return ;;
+            ' 0') words='try acquire release status wait clean run' ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+
+_sema_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+}
+
+complete -F _sema sema

@@ -1,0 +1,95 @@
+//! `make install` puts everything where shells and man(1) look for it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::support::needs::needs;
+
+const FILES: [&str; 23] = [
+    "bin/latch",
+    "bin/sema",
+    "sbin/latchd",
+    "sbin/lfpd",
+    "share/bash-completion/completions/latch",
+    "share/bash-completion/completions/latchd",
+    "share/bash-completion/completions/lfpd",
+    "share/bash-completion/completions/sema",
+    "share/fish/vendor_completions.d/latch.fish",
+    "share/fish/vendor_completions.d/latchd.fish",
+    "share/fish/vendor_completions.d/lfpd.fish",
+    "share/fish/vendor_completions.d/sema.fish",
+    "share/man/man1/latch.1",
+    "share/man/man1/sema.1",
+    "share/man/man5/sema-lockfile.5",
+    "share/man/man7/latch-protocol.7",
+    "share/man/man7/lfp-protocol.7",
+    "share/man/man8/latchd.8",
+    "share/man/man8/lfpd.8",
+    "share/zsh/site-functions/_latch",
+    "share/zsh/site-functions/_latchd",
+    "share/zsh/site-functions/_lfpd",
+    "share/zsh/site-functions/_sema",
+];
+
+#[test]
+fn make_install_honours_prefix_and_destdir() {
+    needs!("make");
+    let root = tempfile::tempdir().expect("there is room");
+    let destdir = format!("DESTDIR={}", root.path().display());
+    let output = install(&["PREFIX=/opt/a", &destdir]);
+    assert!(output.status.success(), "{output:?}");
+    let expected: BTreeSet<PathBuf> = FILES.iter().map(PathBuf::from).collect();
+    let mut installed = BTreeSet::new();
+    let prefix = root.path().join("opt/a");
+    collect(&prefix, &prefix, &mut installed);
+    assert_eq!(installed, expected);
+    for file in FILES {
+        let metadata = fs::metadata(prefix.join(file)).expect("it is there");
+        let mode = if file.contains("bin/") { 0o755 } else { 0o644 };
+        assert_eq!(metadata.permissions().mode() & 0o777, mode, "{file}");
+    }
+    let others = fs::read_dir(root.path()).expect("a directory").count();
+    assert_eq!(others, 1, "something is outside of the prefix");
+    let version = Command::new(prefix.join("bin/latch"))
+        .arg("--version")
+        .output();
+    assert!(version.is_ok_and(|output| output.status.success()));
+}
+
+#[test]
+fn make_install_fails_if_nothing_was_built() {
+    needs!("make");
+    let root = tempfile::tempdir().expect("there is room");
+    let prefix = format!("PREFIX={}", root.path().display());
+    let output = install(&[&prefix, "BUILT=no-such-directory"]);
+    assert!(!output.status.success(), "{output:?}");
+}
+
+/// Runs `make install` for the programs of this build, unless `variables` name others.
+fn install(variables: &[&str]) -> Output {
+    let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
+    let built = built.expect("a program is in a directory").display();
+    Command::new("make")
+        .args(["install", &format!("BUILT={built}")])
+        .args(variables)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make is installed")
+}
+
+/// The files below `directory`, by their path from `prefix`.
+fn collect(prefix: &Path, directory: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("the directory stays").path();
+        if path.is_dir() {
+            collect(prefix, &path, files);
+        } else {
+            let name = path.strip_prefix(prefix).expect("it is below the prefix");
+            files.insert(name.to_owned());
+        }
+    }
+}
