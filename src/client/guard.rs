@@ -11,9 +11,10 @@ use std::time::Duration;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::{Connection, Slot};
+use super::connection::Connection;
 use super::error::Error;
 use super::moment::{Alarm, Moment};
+use super::slot::Slot;
 use crate::token::{Grant, Token};
 
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.

@@ -42,6 +42,7 @@ pub(crate) mod environment;
 mod error;
 mod guard;
 mod moment;
+mod slot;
 
 use std::time::{Duration, Instant};
 
@@ -49,11 +50,12 @@ pub use crate::protocol::reply::Grant;
 pub use crate::token::{InvalidToken, Token};
 pub use address::Address;
 pub use cancel::CancelHandle;
-pub(crate) use connection::check_key;
-pub use connection::{Connection, Enqueued, Settings, Slot, Wait};
+pub use connection::{Connection, Enqueued, Settings};
 pub use error::Error;
 pub use guard::{Guard, Loss};
 use moment::Moment;
+pub(crate) use slot::check_key;
+pub use slot::{Slot, Wait};
 
 /// One server, or several among which the keys are divided.
 ///
