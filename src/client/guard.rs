@@ -2,19 +2,19 @@
 //! before the server can grant it to another holder.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
 use super::connection::Connection;
 use super::error::Error;
-use super::moment::{Alarm, Moment};
 use super::slot::Slot;
+use crate::sys::event::Event;
+use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
 
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
@@ -87,7 +87,7 @@ pub struct Guard {
     server: Address,
     shared: Arc<Shared>,
     orders: Sender<Order>,
-    bell: Arc<OwnedFd>,
+    bell: Event,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
 }
@@ -148,10 +148,7 @@ impl Guard {
                 on_silence: None,
             }),
         });
-        // Each ring is heard once, so that orders that come together are all carried out.
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let bell = eventfd(0, flags).map_err(|error| Error::System(error.into()))?;
-        let bell = Arc::new(bell);
+        let bell = Event::new().map_err(Error::System)?;
         let server = connection.server().clone();
         let (orders, inbox) = channel();
         let keeper = Keeper {
@@ -167,7 +164,7 @@ impl Guard {
             releasing: None,
             shared: Arc::clone(&shared),
             inbox,
-            bell: Arc::clone(&bell),
+            bell: bell.clone(),
             alarm: Alarm::new().map_err(Error::System)?,
         };
         let keeper = thread::Builder::new()
@@ -243,7 +240,7 @@ impl Guard {
         let earlier = std::mem::replace(&mut self.shared.hold().on_silence, silence);
         // What it holds may ask this guard when it is dropped.
         drop(earlier);
-        self.ring();
+        self.bell.set();
         is_fit
     }
 
@@ -285,12 +282,7 @@ impl Guard {
     fn give(&self, order: Order) {
         // A keeper that is gone has dropped its inbox; the order's sender goes with it.
         let _ = self.orders.send(order);
-        self.ring();
-    }
-
-    /// Wakes the keeper.
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.bell.set();
     }
 
     fn join(&mut self) {
@@ -343,7 +335,7 @@ struct Keeper {
     releasing: Option<Sender<Result<(), Error>>>,
     shared: Arc<Shared>,
     inbox: Receiver<Order>,
-    bell: Arc<OwnedFd>,
+    bell: Event,
     alarm: Alarm,
 }
 
@@ -380,10 +372,11 @@ impl Keeper {
         if self.sleep()? {
             self.hear()?;
         }
-        match self.inbox.try_recv() {
-            Ok(Order::Release(answer)) => self.releasing = Some(answer),
-            Ok(Order::Renew(answer)) => self.asking.push(answer),
-            Err(_) => {}
+        for order in self.inbox.try_iter() {
+            match order {
+                Order::Release(answer) => self.releasing = Some(answer),
+                Order::Renew(answer) => self.asking.push(answer),
+            }
         }
         if self.sent_at.is_none() {
             if let Some(answer) = self.releasing.take() {
@@ -427,11 +420,10 @@ impl Keeper {
         ];
         // An interrupted or failed poll is an early wake-up, which does no harm.
         let _ = poll(&mut watched, None);
-        let [server, bell, _] = watched.map(|watched| watched.revents());
-        if !bell.is_empty() {
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        }
-        Ok(!server.is_empty())
+        let has_spoken = !watched[0].revents().is_empty();
+        // Before the orders are read: one that comes later sets the bell again.
+        self.bell.take();
+        Ok(has_spoken)
     }
 
     fn deadline(&self) -> Moment {
@@ -547,7 +539,7 @@ mod tests {
                 }),
             }),
             orders: channel().0,
-            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")),
+            bell: Event::new().expect("a descriptor"),
             keeper: None,
             grant: Grant { token, lease },
         };

@@ -41,19 +41,18 @@ mod connection;
 pub(crate) mod environment;
 mod error;
 mod guard;
-mod moment;
 mod slot;
 
 use std::time::{Duration, Instant};
 
 pub use crate::protocol::reply::Grant;
+use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
 pub use address::Address;
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued, Settings};
 pub use error::Error;
 pub use guard::{Guard, Loss};
-use moment::Moment;
 pub(crate) use slot::check_key;
 pub use slot::{Slot, Wait};
 

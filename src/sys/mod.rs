@@ -1,7 +1,10 @@
-//! What the programs need of the system: directories, processes, threads, systemd's notifications.
+//! What the programs need of the system: directories, processes, threads, time, and systemd's
+//! notifications.
 
 pub mod directory;
+pub mod event;
 pub mod memory;
+pub mod moment;
 pub mod notify;
 pub mod process;
 pub mod thread;
