@@ -15,6 +15,7 @@ use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::limits;
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
+use crate::sys::secret;
 use crate::token::Token;
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it.
@@ -50,7 +51,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
     pub reply_timeout: Duration,
-    /// The secret that the server asks for, if any: one line, without its end (none).
+    /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
+    /// space around it does not count.
     pub auth_token: Option<String>,
 }
 
@@ -117,6 +119,8 @@ impl Connection {
     ///
     /// [`Error::Unreachable`], [`Error::AuthFailed`], or what can go wrong with a reply.
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
+        let auth_token = settings.auth_token.as_deref().map(secret::check);
+        let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
         let longest = Duration::from_secs(limits::MAX_SECONDS);
         let unreachable = |error| Error::unreachable(server, error);
         let connected = server.connect(settings.connect_timeout.min(longest));
@@ -129,11 +133,7 @@ impl Connection {
             reply_timeout: settings.reply_timeout,
             cancelled_by: None,
         };
-        if let Some(token) = &settings.auth_token {
-            if token.contains(['\r', '\n']) {
-                let why = "an auth token has no line end in it";
-                return Err(Error::InvalidArgument(why));
-            }
+        if let Some(token) = auth_token {
             let left = deadline.saturating_duration_since(Instant::now());
             connection.expect_ok(&Request::Auth(token), left)?;
         }

@@ -120,8 +120,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Environment`] for an address that is none, for a list without any, and for a value
-    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, is longer than
-    /// 128 KiB, or is not UTF-8.
+    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, or does not
+    /// have an auth token in it.
     ///
     /// ```
     /// use latchd::client::Client;

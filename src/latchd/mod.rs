@@ -18,7 +18,6 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
-use crate::cli::secret;
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -27,8 +26,9 @@ use crate::net::inherited;
 use crate::net::listener::Listener;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
+use crate::sys::secret;
 use crate::table::{Caps, Holdings};
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 use options::{Auth, Options, Sockets};
 use session::SessionRules;
@@ -162,8 +162,8 @@ fn start_arbiter(
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
     let secret = match auth {
         Auth::Argument(secret) | Auth::Variable(secret) => secret.clone(),
-        Auth::File(path) => secret::read(path).map_err(|reason| {
-            let path = Escaped::path(path);
+        Auth::File(path) => secret::read(path).map_err(|error| {
+            let (path, reason) = (Escaped::path(path), reason(&error));
             format!("cannot use the auth token file {path}: {reason}")
         })?,
     };

@@ -1,5 +1,5 @@
-//! What the programs need of the system: directories, processes, threads, time, and systemd's
-//! notifications.
+//! What the programs need of the system: directories, secrets, processes, threads, time, and
+//! systemd's notifications.
 
 pub mod directory;
 pub mod event;
@@ -7,4 +7,5 @@ pub mod memory;
 pub mod moment;
 pub mod notify;
 pub mod process;
+pub mod secret;
 pub mod thread;
