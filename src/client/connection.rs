@@ -5,14 +5,11 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
-
 use super::address::Address;
 use super::cancel::CancelHandle;
 use super::error::Error;
 use super::slot::{check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
-use crate::protocol::limits;
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
@@ -121,11 +118,9 @@ impl Connection {
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
-        let longest = Duration::from_secs(limits::MAX_SECONDS);
-        let unreachable = |error| Error::unreachable(server, error);
-        let connected = server.connect(settings.connect_timeout.min(longest));
-        let (stream, deadline) = connected.map_err(unreachable)?;
-        notice_vanished_server(&stream).map_err(unreachable)?;
+        let (stream, deadline) = server
+            .connect(settings.connect_timeout)
+            .map_err(|error| Error::unreachable(server, error))?;
         let mut connection = Connection {
             server: server.clone(),
             stream: Some(stream),
@@ -134,8 +129,7 @@ impl Connection {
             cancelled_by: None,
         };
         if let Some(token) = auth_token {
-            let left = deadline.saturating_duration_since(Instant::now());
-            connection.expect_ok(&Request::Auth(token), left)?;
+            connection.expect_ok(&Request::Auth(token), Some(deadline))?;
         }
         Ok(connection)
     }
@@ -151,17 +145,13 @@ impl Connection {
     }
 
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.reply_timeout);
         self.acquire_by(key, slot, wait, deadline)
     }
 
     /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
-    pub(crate) fn acquire_by(
+    pub(super) fn acquire_by(
         &mut self,
         key: &str,
         slot: Slot,
@@ -176,16 +166,11 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        self.granted(&request, left)
+        self.granted(&request, deadline)
     }
 
     /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
     /// timeout.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn enqueue(&mut self, key: &str, slot: Slot) -> Result<Enqueued, Error> {
         check_key(key)?;
         let request = Request::Enqueue {
@@ -194,7 +179,7 @@ impl Connection {
             limit: slot.checked_limit()?,
             lease: slot.checked_lease()?,
         };
-        match self.exchange(&request, Some(self.reply_timeout))? {
+        match self.exchange(&request, self.reply_due())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
             other => Err(self.refusal(&other)),
@@ -204,10 +189,6 @@ impl Connection {
     /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took, until the grant or the
     /// end of the wait; `None` then, and the place is given up. The lease begins anew with the
     /// reply.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn wait(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Wait {
@@ -215,7 +196,8 @@ impl Connection {
             kind: slot.kind(),
             wait_timeout: wait.timeout(),
         };
-        self.granted(&request, wait.reply_within(self.reply_timeout))
+        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        self.granted(&request, deadline)
     }
 
     /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
@@ -227,7 +209,7 @@ impl Connection {
     pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
         check_key(key)?;
         let kind = slot.kind();
-        self.expect_ok(&Request::Release { key, kind, token }, self.reply_timeout)
+        self.expect_ok(&Request::Release { key, kind, token }, self.reply_due())
     }
 
     /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
@@ -238,9 +220,8 @@ impl Connection {
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        self.send_renewal(key, slot, token, self.reply_timeout)?;
-        let reply = self.receive(Some(self.reply_timeout));
-        let reply = self.unless_closed(reply)?;
+        let request = renewal(key, slot, token)?;
+        let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
     }
 
@@ -252,14 +233,7 @@ impl Connection {
         token: Token,
         within: Duration,
     ) -> Result<(), Error> {
-        check_key(key)?;
-        let request = Request::Renew {
-            key,
-            kind: slot.kind(),
-            token,
-            lease: slot.checked_lease()?,
-        };
-        let sent = self.send(&request, Some(within));
+        let sent = self.send(&renewal(key, slot, token)?, within);
         self.unless_closed(sent)
     }
 
@@ -268,10 +242,8 @@ impl Connection {
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));
-        match self.unless_closed(reply)? {
-            Some(reply) => self.renewed(&reply).map(Some),
-            None => Ok(None),
-        }
+        let reply = self.unless_closed(reply)?;
+        reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
@@ -282,29 +254,21 @@ impl Connection {
     }
 
     /// Asks whether the server answers (`ping`). Blocks for at most the reply timeout.
-    ///
-    /// # Errors
-    ///
-    /// What can go wrong with a reply.
     pub fn ping(&mut self) -> Result<(), Error> {
-        self.expect_ok(&Request::Ping, self.reply_timeout)
+        self.expect_ok(&Request::Ping, self.reply_due())
     }
 
     /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
     /// long, so the reply timeout counts from the last part of it that has arrived.
-    ///
-    /// # Errors
-    ///
-    /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        match self.exchange_long(&Request::Stats)? {
+        match self.exchange(&Request::Stats, self.reply_due())? {
             Reply::Stats(json) => Ok(json),
             other => Err(self.refusal(&other)),
         }
     }
 
-    fn expect_ok(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
-        match self.exchange(request, Some(within))? {
+    fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
+        match self.exchange(request, due)? {
             Reply::Ok => Ok(()),
             other => Err(self.refusal(&other)),
         }
@@ -313,31 +277,26 @@ impl Connection {
     fn granted(
         &mut self,
         request: &Request<'_>,
-        within: Option<Duration>,
+        due: Option<Instant>,
     ) -> Result<Option<Grant>, Error> {
-        match self.exchange(request, within)? {
+        match self.exchange(request, due)? {
             Reply::Granted(grant) => Ok(Some(grant)),
             Reply::Timeout => Ok(None),
             other => Err(self.refusal(&other)),
         }
     }
 
-    /// Sends one request and reads its reply, for at most `within`; closes the connection if that
-    /// fails.
-    fn exchange(
-        &mut self,
-        request: &Request<'_>,
-        within: Option<Duration>,
-    ) -> Result<Reply, Error> {
-        let sent = self.send(request, within);
-        let reply = sent.and_then(|()| self.receive(within));
-        self.unless_closed(reply)
+    /// When the reply to a request that does not wait is due.
+    fn reply_due(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.reply_timeout)
     }
 
-    /// As [`Connection::exchange`], for a reply that may be long.
-    fn exchange_long(&mut self, request: &Request<'_>) -> Result<Reply, Error> {
-        let sent = self.send(request, Some(self.reply_timeout));
-        let reply = sent.and_then(|()| self.receive_long());
+    /// Sends one request and reads its reply, which is due at this instant; closes the connection
+    /// if that fails.
+    fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+        let within = time_left(due).unwrap_or(self.reply_timeout);
+        let sent = self.send(request, within.min(self.reply_timeout));
+        let reply = sent.and_then(|()| self.receive(request, due));
         self.unless_closed(reply)
     }
 
@@ -349,54 +308,36 @@ impl Connection {
         result
     }
 
-    fn send(&mut self, request: &Request<'_>, within: Option<Duration>) -> Result<(), Error> {
+    fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
             // A reply without a request: the two sides are out of step.
             let unasked = String::from_utf8_lossy(&self.buffer);
             return Err(Error::bad_reply(&self.server, &unasked));
         }
-        let write_timeout = Some(within.unwrap_or(self.reply_timeout).min(self.reply_timeout));
         let mut text = Vec::new();
         request.write(&mut text);
-        match stream.write_within(&text, write_timeout) {
+        match stream.write_within(&text, Some(within)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
             _ => Ok(()),
         }
     }
 
-    fn receive(&mut self, within: Option<Duration>) -> Result<Reply, Error> {
-        let deadline = within.and_then(|within| Instant::now().checked_add(within));
+    fn receive(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+        let mut due = due;
         // What has been looked at is not looked at again: a reply can be long.
         let mut seen = 0;
         loop {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            seen = self.buffer.len();
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Err(self.no_reply());
+            if matches!(request, Request::Stats) && self.buffer.len() > seen {
+                due = self.reply_due();
             }
+            seen = self.buffer.len();
             // Without a deadline the keepalive is what notices that the server has vanished.
-            self.read_within(left.unwrap_or(LONGEST_READ))?;
-        }
-    }
-
-    /// Reads a reply for as long as parts of it arrive within the reply timeout.
-    fn receive_long(&mut self) -> Result<Reply, Error> {
-        let mut progressed_at = Instant::now();
-        let mut seen = 0;
-        loop {
-            if let Some(reply) = self.take_reply(seen)? {
-                return Ok(reply);
-            }
-            if self.buffer.len() > seen {
-                progressed_at = Instant::now();
-            }
-            seen = self.buffer.len();
-            let left = self.reply_timeout.saturating_sub(progressed_at.elapsed());
+            let left = time_left(due).unwrap_or(LONGEST_READ);
             if left.is_zero() {
                 return Err(self.no_reply());
             }
@@ -437,7 +378,12 @@ impl Connection {
             Ok(0) => return Err(self.closed()),
             Ok(len) => self.buffer.extend(&chunk[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
-            Err(error) => return Err(self.broken(error)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                    return Err(self.closed());
+                }
+                _ => return Err(Error::unreachable(&self.server, error)),
+            },
         }
         Ok(())
     }
@@ -487,13 +433,6 @@ impl Connection {
         Error::NoReply { server }
     }
 
-    fn broken(&self, error: io::Error) -> Error {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.closed(),
-            _ => Error::unreachable(&self.server, error),
-        }
-    }
-
     /// Closes the connection; the server releases what it holds.
     pub(super) fn close(&mut self) {
         self.stream = None;
@@ -515,17 +454,17 @@ impl Connection {
     }
 }
 
-/// Sets a TCP socket so that a server which has vanished from the network is noticed within a
-/// minute: a reply may be hours away.
-fn notice_vanished_server(stream: &Stream) -> io::Result<()> {
-    let Stream::Tcp(tcp) = stream else {
-        return Ok(());
-    };
-    tcp.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(tcp, true)?;
-    sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15))?;
-    sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(tcp, 3)?;
-    // While a request of ours is not acknowledged, no keepalive is sent.
-    Ok(sockopt::set_tcp_user_timeout(tcp, 30_000)?)
+fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
+    check_key(key)?;
+    Ok(Request::Renew {
+        key,
+        kind: slot.kind(),
+        token,
+        lease: slot.checked_lease()?,
+    })
+}
+
+/// The time until then; `None` if it never comes.
+fn time_left(then: Option<Instant>) -> Option<Duration> {
+    then.map(|then| then.saturating_duration_since(Instant::now()))
 }

@@ -10,9 +10,8 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::Connection;
 use super::error::Error;
-use super::slot::Slot;
+use super::granted::Granted;
 use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
@@ -128,36 +127,23 @@ enum Order {
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
-    /// Takes charge of a grant whose lease began at `sent_at` or later. `slot` names the lease that
-    /// renewals ask for.
-    ///
-    /// Fails with [`Error::System`] if this host has no thread or descriptor left, and closes the
-    /// connection.
-    pub(super) fn new(
-        connection: Connection,
-        key: &str,
-        slot: Slot,
-        grant: Grant,
-        sent_at: Moment,
-    ) -> Result<Guard, Error> {
+    /// Starts the keeper of a grant. Fails with [`Error::System`] if this host has no thread or
+    /// descriptor left, and closes the connection.
+    pub(super) fn new(held: Granted) -> Result<Guard, Error> {
+        let grant = held.grant;
         let shared = Arc::new(Shared {
             hold: Mutex::new(Hold {
-                deadline: deadline_of(sent_at, grant.lease),
+                deadline: deadline_of(held.asked_at, grant.lease),
                 loss: None,
                 on_lost: None,
                 on_silence: None,
             }),
         });
         let bell = Event::new().map_err(Error::System)?;
-        let server = connection.server().clone();
+        let server = held.connection.server().clone();
         let (orders, inbox) = channel();
         let keeper = Keeper {
-            connection,
-            key: key.to_owned(),
-            slot,
-            token: grant.token,
-            lease: grant.lease,
-            counted_from: sent_at,
+            held,
             sent_at: None,
             asking: Vec::new(),
             answering: Vec::new(),
@@ -318,13 +304,7 @@ impl fmt::Debug for Guard {
 
 /// The thread that keeps a lock: the only one that uses its connection.
 struct Keeper {
-    connection: Connection,
-    key: String,
-    slot: Slot,
-    token: Token,
-    lease: Duration,
-    /// When the renewal was sent from which the lease is counted.
-    counted_from: Moment,
+    held: Granted,
     /// When the renewal was sent that is not answered yet.
     sent_at: Option<Moment>,
     /// Called with the outcome of the next renewal.
@@ -354,7 +334,7 @@ impl Keeper {
                 Err(loss) => break loss,
             }
         };
-        self.connection.close();
+        self.held.connection.close();
         // Orders are answered no more; a callback that gives one would wait for ever.
         drop(self.inbox);
         drop((self.asking, self.answering, self.releasing));
@@ -380,8 +360,7 @@ impl Keeper {
         }
         if self.sent_at.is_none() {
             if let Some(answer) = self.releasing.take() {
-                let released = self.connection.release(&self.key, self.slot, self.token);
-                let _ = answer.send(released);
+                let _ = answer.send(self.held.release());
                 return Ok(Step::Released);
             }
         }
@@ -404,7 +383,7 @@ impl Keeper {
 
     /// Sleeps until there is something to do, and tells whether the server has spoken.
     fn sleep(&self) -> Result<bool, Loss> {
-        let socket = self.connection.socket().ok_or(Loss::Closed)?;
+        let socket = self.held.connection.socket().ok_or(Loss::Closed)?;
         let mut wake_at = self.deadline();
         if self.sent_at.is_none() {
             wake_at = wake_at.min(self.renew_at());
@@ -427,12 +406,13 @@ impl Keeper {
     }
 
     fn deadline(&self) -> Moment {
-        deadline_of(self.counted_from, self.lease)
+        deadline_of(self.held.asked_at, self.held.grant.lease)
     }
 
     fn renew_at(&self) -> Moment {
         let lead = self.lead().unwrap_or_default();
-        self.counted_from + renewal_interval(self.token, self.lease, lead)
+        let Grant { token, lease } = self.held.grant;
+        self.held.asked_at + renewal_interval(token, lease, lead)
     }
 
     /// When the callback for a silent server is due.
@@ -447,28 +427,25 @@ impl Keeper {
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
-        lead.filter(|lead| fits(*lead, self.lease))
+        lead.filter(|lead| fits(*lead, self.held.grant.lease))
     }
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.asking);
         self.sent_at = Some(now);
-        let (slot, token) = (self.slot, self.token);
-        self.connection
-            .send_renewal(&self.key, slot, token, left)
-            .map_err(loss_of)
+        self.held.send_renewal(left).map_err(loss_of)
     }
 
     fn hear(&mut self) -> Result<(), Loss> {
         // No reply is due: it is the end of the stream, or an error on the way to it.
         let sent_at = self.sent_at.ok_or(Loss::Closed)?;
-        let Some(lease) = self.connection.renewal_reply().map_err(loss_of)? else {
+        let Some(lease) = self.held.connection.renewal_reply().map_err(loss_of)? else {
             return Ok(());
         };
         self.sent_at = None;
-        self.lease = lease;
-        self.counted_from = sent_at;
+        self.held.grant.lease = lease;
+        self.held.asked_at = sent_at;
         let deadline = self.deadline();
         self.shared.hold().deadline = deadline;
         for answer in self.answering.drain(..) {

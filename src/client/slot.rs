@@ -50,7 +50,7 @@ impl Slot {
     }
 
     /// Whether the slot can be asked for.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         self.checked_lease()?;
         self.checked_limit().map(drop)
     }
@@ -93,7 +93,7 @@ pub enum Wait {
 impl Wait {
     /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
     /// has half of one for its answer.
-    pub(crate) fn after(self, elapsed: Duration) -> Wait {
+    pub(super) fn after(self, elapsed: Duration) -> Wait {
         let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
             Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(Duration::from_secs(elapsed))),
@@ -101,10 +101,12 @@ impl Wait {
         }
     }
 
-    /// When the reply to a request is overdue that began at `began`.
+    /// When the reply to a request that began at `began` is due; `None` if the wait has no end.
     pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
-        let within = self.reply_within(reply_timeout)?;
-        began.checked_add(within)
+        match self {
+            Wait::Forever => None,
+            wait => began.checked_add(wait.timeout().saturating_add(reply_timeout)),
+        }
     }
 
     /// The wait timeout that is sent: the protocol's longest if the wait is longer.
@@ -115,14 +117,6 @@ impl Wait {
             Wait::Forever => limits::MAX_SECONDS,
         })
     }
-
-    /// How long the reply may take, given how long one takes without any waiting.
-    pub(super) fn reply_within(self, reply_timeout: Duration) -> Option<Duration> {
-        match self {
-            Wait::Forever => None,
-            wait => Some(wait.timeout().saturating_add(reply_timeout)),
-        }
-    }
 }
 
 /// Whole seconds, rounded up.
@@ -132,6 +126,6 @@ fn whole_seconds(time: Duration) -> u64 {
 }
 
 /// Whether a key can be sent.
-pub(crate) fn check_key(key: &str) -> Result<(), Error> {
+pub(super) fn check_key(key: &str) -> Result<(), Error> {
     limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
 }
