@@ -2,7 +2,8 @@
 //! before the server can grant it to another holder.
 
 use std::fmt;
-use std::sync::mpsc::{channel, Receiver, Sender};
+use std::mem;
+use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -85,14 +86,14 @@ impl fmt::Display for Loss {
 pub struct Guard {
     server: Address,
     shared: Arc<Shared>,
-    orders: Sender<Order>,
-    bell: Event,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
 }
 
 struct Shared {
     hold: Mutex<Hold>,
+    /// Wakes the keeper.
+    bell: Event,
 }
 
 impl Shared {
@@ -108,6 +109,10 @@ struct Hold {
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
+    /// Called with the outcome of the next renewal, which is due at once if there are any.
+    asking: Vec<Answer>,
+    /// Gets the outcome of the release, once the guard has ordered it.
+    releasing: Option<Sender<Result<(), Error>>>,
 }
 
 /// The callback for a silent server.
@@ -115,12 +120,6 @@ struct OnSilence {
     /// How long before the deadline.
     lead: Duration,
     callback: Box<dyn FnOnce() + Send>,
-}
-
-/// What the guard orders its keeper to do.
-enum Order {
-    Release(Sender<Result<(), Error>>),
-    Renew(Answer),
 }
 
 /// What is called with the outcome of a renewal; dropped if the lock is lost.
@@ -137,20 +136,17 @@ impl Guard {
                 loss: None,
                 on_lost: None,
                 on_silence: None,
+                asking: Vec::new(),
+                releasing: None,
             }),
+            bell: Event::new().map_err(Error::System)?,
         });
-        let bell = Event::new().map_err(Error::System)?;
         let server = held.connection.server().clone();
-        let (orders, inbox) = channel();
         let keeper = Keeper {
             held,
             sent_at: None,
-            asking: Vec::new(),
             answering: Vec::new(),
-            releasing: None,
             shared: Arc::clone(&shared),
-            inbox,
-            bell: bell.clone(),
             alarm: Alarm::new().map_err(Error::System)?,
         };
         let keeper = thread::Builder::new()
@@ -161,8 +157,6 @@ impl Guard {
         Ok(Guard {
             server,
             shared,
-            orders,
-            bell,
             keeper: Some(keeper),
             grant,
         })
@@ -223,10 +217,10 @@ impl Guard {
             callback: Box::new(callback),
         });
         let is_fit = silence.is_some();
-        let earlier = std::mem::replace(&mut self.shared.hold().on_silence, silence);
+        let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         // What it holds may ask this guard when it is dropped.
         drop(earlier);
-        self.bell.set();
+        self.shared.bell.set();
         is_fit
     }
 
@@ -243,7 +237,12 @@ impl Guard {
     /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
     /// held; it is dropped uncalled if the lock is lost. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
-        self.give(Order::Renew(Box::new(answer)));
+        let mut hold = self.shared.hold();
+        if hold.loss.is_none() {
+            hold.asking.push(Box::new(answer));
+        }
+        drop(hold);
+        self.shared.bell.set();
     }
 
     /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply
@@ -256,43 +255,35 @@ impl Guard {
     /// before, or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
         let (answer, answered) = channel();
-        self.give(Order::Release(answer));
-        let released = answered.recv();
-        self.join();
-        released.unwrap_or_else(|_| {
+        self.order_release(answer);
+        answered.recv().unwrap_or_else(|_| {
             let server = self.server.clone();
             Err(Error::Closed { server })
         })
     }
 
-    fn give(&self, order: Order) {
-        // A keeper that is gone has dropped its inbox; the order's sender goes with it.
-        let _ = self.orders.send(order);
-        self.bell.set();
-    }
-
-    fn join(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
-            // A callback that ends its own guard need not wait for itself.
-            if keeper.thread().id() != thread::current().id() {
-                let _ = keeper.join();
-            }
+    /// Has the keeper release, and waits for its end.
+    fn order_release(&mut self, answer: Sender<Result<(), Error>>) {
+        let Some(keeper) = self.keeper.take() else {
+            return;
+        };
+        let mut hold = self.shared.hold();
+        // No callback hears of a loss that the release has made pointless.
+        let callbacks = (hold.on_lost.take(), hold.on_silence.take());
+        hold.releasing = Some(answer).filter(|_| hold.loss.is_none());
+        drop(hold);
+        drop(callbacks);
+        self.shared.bell.set();
+        // A callback that ends its own guard need not wait for itself.
+        if keeper.thread().id() != thread::current().id() {
+            let _ = keeper.join();
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.keeper.is_some() {
-            // No callback hears of a loss that the release has made pointless.
-            let mut hold = self.shared.hold();
-            let callbacks = (hold.on_lost.take(), hold.on_silence.take());
-            drop(hold);
-            drop(callbacks);
-            let (answer, _) = channel();
-            self.give(Order::Release(answer));
-            self.join();
-        }
+        self.order_release(channel().0);
     }
 }
 
@@ -307,15 +298,9 @@ struct Keeper {
     held: Granted,
     /// When the renewal was sent that is not answered yet.
     sent_at: Option<Moment>,
-    /// Called with the outcome of the next renewal.
-    asking: Vec<Answer>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
-    /// Gets the outcome of the release that was ordered.
-    releasing: Option<Sender<Result<(), Error>>>,
     shared: Arc<Shared>,
-    inbox: Receiver<Order>,
-    bell: Event,
     alarm: Alarm,
 }
 
@@ -335,13 +320,12 @@ impl Keeper {
             }
         };
         self.held.connection.close();
-        // Orders are answered no more; a callback that gives one would wait for ever.
-        drop(self.inbox);
-        drop((self.asking, self.answering, self.releasing));
         let mut hold = self.shared.hold();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
+        let unanswered = (mem::take(&mut hold.asking), hold.releasing.take());
         drop(hold);
+        drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
         }
@@ -352,14 +336,9 @@ impl Keeper {
         if self.sleep()? {
             self.hear()?;
         }
-        for order in self.inbox.try_iter() {
-            match order {
-                Order::Release(answer) => self.releasing = Some(answer),
-                Order::Renew(answer) => self.asking.push(answer),
-            }
-        }
         if self.sent_at.is_none() {
-            if let Some(answer) = self.releasing.take() {
+            let releasing = self.shared.hold().releasing.take();
+            if let Some(answer) = releasing {
                 let _ = answer.send(self.held.release());
                 return Ok(Step::Released);
             }
@@ -368,7 +347,8 @@ impl Keeper {
         if now >= self.deadline() {
             return Err(Loss::Deadline);
         }
-        let is_due = !self.asking.is_empty() || now >= self.renew_at();
+        let is_asked = !self.shared.hold().asking.is_empty();
+        let is_due = is_asked || now >= self.renew_at();
         if self.sent_at.is_none() && is_due {
             self.send(now)?;
         }
@@ -394,14 +374,14 @@ impl Keeper {
         self.alarm.set(wake_at);
         let mut watched = [
             PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP),
-            PollFd::new(&self.bell, PollFlags::IN),
+            PollFd::new(&self.shared.bell, PollFlags::IN),
             PollFd::new(&self.alarm, PollFlags::IN),
         ];
         // An interrupted or failed poll is an early wake-up, which does no harm.
         let _ = poll(&mut watched, None);
         let has_spoken = !watched[0].revents().is_empty();
-        // Before the orders are read: one that comes later sets the bell again.
-        self.bell.take();
+        // Before the look at what it announces: what comes later sets the bell again.
+        self.shared.bell.take();
         Ok(has_spoken)
     }
 
@@ -432,7 +412,7 @@ impl Keeper {
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
-        self.answering.append(&mut self.asking);
+        self.answering.append(&mut self.shared.hold().asking);
         self.sent_at = Some(now);
         self.held.send_renewal(left).map_err(loss_of)
     }
@@ -513,10 +493,11 @@ mod tests {
                     loss: None,
                     on_lost: None,
                     on_silence: None,
+                    asking: Vec::new(),
+                    releasing: None,
                 }),
+                bell: Event::new().expect("a descriptor"),
             }),
-            orders: channel().0,
-            bell: Event::new().expect("a descriptor"),
             keeper: None,
             grant: Grant { token, lease },
         };
