@@ -100,12 +100,13 @@ impl Default for Settings {
 /// ```
 #[derive(Debug)]
 pub struct Connection {
-    server: Address,
+    pub(super) server: Address,
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
     reply_timeout: Duration,
-    cancelled_by: Option<CancelHandle>,
+    /// Ends requests that block for a reply.
+    pub(super) cancelled_by: Option<CancelHandle>,
 }
 
 impl Connection {
@@ -132,16 +133,6 @@ impl Connection {
             connection.expect_ok(&Request::Auth(token), Some(deadline))?;
         }
         Ok(connection)
-    }
-
-    /// Lets `handle` end requests of this connection that block for a reply.
-    pub(super) fn set_cancelled_by(&mut self, handle: Option<CancelHandle>) {
-        self.cancelled_by = handle;
-    }
-
-    /// The server that the connection was made to.
-    pub(super) fn server(&self) -> &Address {
-        &self.server
     }
 
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
@@ -300,7 +291,6 @@ impl Connection {
         self.unless_closed(reply)
     }
 
-    /// Closes the connection if an exchange has failed.
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if result.is_err() {
             self.close();
@@ -362,7 +352,6 @@ impl Connection {
         Ok(Some(reply))
     }
 
-    /// Reads what comes next, for at most about `time`.
     fn read_within(&mut self, time: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         if let Some(handle) = &self.cancelled_by {

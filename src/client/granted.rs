@@ -27,7 +27,7 @@ impl Granted {
     /// long the reply has been lying here (this process may have been stopped meanwhile): then a
     /// renewal tells.
     pub(super) fn keep(mut self) -> Result<Guard, Error> {
-        self.connection.set_cancelled_by(None);
+        self.connection.cancelled_by = None;
         // Renewals ask for the lease that was granted, not for the server's default.
         self.slot = self.slot.with_lease(self.grant.lease);
         if self.asked_at.elapsed() >= self.grant.lease / 4 {

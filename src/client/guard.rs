@@ -115,7 +115,6 @@ struct Hold {
     releasing: Option<Sender<Result<(), Error>>>,
 }
 
-/// The callback for a silent server.
 struct OnSilence {
     /// How long before the deadline.
     lead: Duration,
@@ -141,7 +140,7 @@ impl Guard {
             }),
             bell: Event::new().map_err(Error::System)?,
         });
-        let server = held.connection.server().clone();
+        let server = held.connection.server.clone();
         let keeper = Keeper {
             held,
             sent_at: None,
@@ -304,7 +303,6 @@ struct Keeper {
     alarm: Alarm,
 }
 
-/// Whether a keeper goes on.
 enum Step {
     On,
     Released,
@@ -331,7 +329,6 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until there is work, and does it.
     fn step(&mut self) -> Result<Step, Loss> {
         if self.sleep()? {
             self.hear()?;

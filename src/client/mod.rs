@@ -277,7 +277,7 @@ impl<'a> Lock<'a> {
             settings.connect_timeout = settings.connect_timeout.min(left);
         }
         let mut connection = Connection::open(self.client.server_of(self.key), &settings)?;
-        connection.set_cancelled_by(self.cancelled_by.cloned());
+        connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }
 

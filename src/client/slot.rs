@@ -49,7 +49,6 @@ impl Slot {
         }
     }
 
-    /// Whether the slot can be asked for.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.checked_lease()?;
         self.checked_limit().map(drop)
@@ -119,7 +118,6 @@ impl Wait {
     }
 }
 
-/// Whole seconds, rounded up.
 fn whole_seconds(time: Duration) -> u64 {
     let begun = u64::from(time.subsec_nanos() > 0);
     time.as_secs().saturating_add(begun)

@@ -65,7 +65,6 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
     Ok(0)
 }
 
-/// The failure of a request with a token.
 fn not_held(target: &Target, error: &Error) -> Failure {
     match error {
         Error::Refused => Failure::new(

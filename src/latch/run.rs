@@ -14,7 +14,7 @@ use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
 use super::servers::{wait_of, Target};
-use super::{boolean, busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
+use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
 
 /// How long the release may take when the command has ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -25,7 +25,6 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     supervise::check_proc().map_err(cannot_start)?;
@@ -40,7 +39,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     match waiting.join().expect("the thread does not panic") {
         Ok(Some(guard)) => run_under(guard, &place, options, command, &mut signals),
-        Ok(None) if busy_ok => Ok(0),
+        Ok(None) if options.busy_ok => Ok(0),
         Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
         Err(failure) => Err(failure),
     }
@@ -62,7 +61,6 @@ fn wait_on_thread(
         })
 }
 
-/// Runs the command while the guard holds the lock, and releases the lock.
 fn run_under(
     guard: Guard,
     place: &str,

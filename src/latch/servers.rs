@@ -94,7 +94,6 @@ impl Target {
         }
     }
 
-    /// Names the key and its server in a message.
     pub(super) fn place(&self) -> String {
         let server = self.client.server_of(&self.key).to_string();
         format!("{} at {}", shown(&self.key), shown(&server))

@@ -220,55 +220,41 @@ impl Request<'_> {
     /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if
     /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {
-        let seconds = |time: Duration| time.as_secs().to_string();
-        let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
-        let (kind, command, key, words) = match *self {
-            Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            } => {
-                let limit = slots(kind, limit);
-                let words = [Some(seconds(wait_timeout)), limit, lease.map(seconds)];
-                (kind, "l", key, words)
+        let (kind, command, key) = match *self {
+            Request::Acquire { kind, key, .. } => (kind, "l", key),
+            Request::Enqueue { kind, key, .. } => (kind, "e", key),
+            Request::Wait { kind, key, .. } => (kind, "w", key),
+            Request::Release { kind, key, .. } => (kind, "r", key),
+            Request::Renew { kind, key, .. } => (kind, "n", key),
+            Request::Ping => (Kind::Lock, "ping", "_"),
+            Request::Stats => (Kind::Lock, "stats", "_"),
+            Request::Auth(_) => (Kind::Lock, "auth", "_"),
+        };
+        let seconds = |time: Duration| Some(time.as_secs().to_string());
+        let slots = |limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let first = match *self {
+            Request::Acquire { wait_timeout, .. } | Request::Wait { wait_timeout, .. } => {
+                seconds(wait_timeout)
             }
-            Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            } => {
-                let words = [slots(kind, limit), lease.map(seconds), None];
-                (kind, "e", key, words)
+            Request::Release { token, .. } | Request::Renew { token, .. } => {
+                Some(token.to_string())
             }
-            Request::Wait {
-                key,
-                kind,
-                wait_timeout,
-            } => (kind, "w", key, [Some(seconds(wait_timeout)), None, None]),
-            Request::Release { key, kind, token } => {
-                (kind, "r", key, [Some(token.to_string()), None, None])
+            Request::Enqueue { .. } => None,
+            Request::Ping | Request::Stats => Some("_".to_owned()),
+            Request::Auth(secret) => Some(secret.to_owned()),
+        };
+        let [limit, lease] = match *self {
+            Request::Acquire { limit, lease, .. } | Request::Enqueue { limit, lease, .. } => {
+                [slots(limit), lease.and_then(seconds)]
             }
-            Request::Renew {
-                key,
-                kind,
-                token,
-                lease,
-            } => {
-                let words = [Some(token.to_string()), lease.map(seconds), None];
-                (kind, "n", key, words)
-            }
-            Request::Ping => (Kind::Lock, "ping", "_", [Some("_".into()), None, None]),
-            Request::Stats => (Kind::Lock, "stats", "_", [Some("_".into()), None, None]),
-            Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
+            Request::Renew { lease, .. } => [None, lease.and_then(seconds)],
+            _ => [None, None],
         };
         let prefix = match kind {
             Kind::Lock => "",
             Kind::Semaphore => "s",
         };
-        let words: Vec<String> = words.into_iter().flatten().collect();
+        let words: Vec<String> = [first, limit, lease].into_iter().flatten().collect();
         let argument = words.join(" ");
         writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
     }

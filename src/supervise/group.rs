@@ -69,12 +69,10 @@ pub(super) struct Group<'a> {
     passed_on: Option<i32>,
     pause: Pause,
     ending: Ending,
-    /// Whether the lock is lost.
     is_lost: bool,
 }
 
 impl<'a> Group<'a> {
-    /// The group of a command that has just started.
     pub(super) fn new(
         leader: Pid,
         terminal: Terminal,
@@ -174,7 +172,6 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Handles a signal to this program.
     pub(super) fn handle(&mut self, signal: i32) {
         match signal {
             SIGCONT => self.go_on(),
@@ -296,7 +293,6 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Sends the group a signal.
     fn signal(&self, signal: Signal) {
         // This fails if the group has ended, and then it needs no signal.
         let _ = kill_process_group(self.leader, signal);

@@ -8,7 +8,6 @@ use crate::sys::event::Event;
 
 use super::Killed;
 
-/// What to run, and how.
 #[derive(Debug)]
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.

@@ -25,11 +25,8 @@ pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
 use terminal::Terminal;
 
-/// Runs the job until the last process of its group has ended. Call it on the main thread.
-///
-/// # Errors
-///
-/// If the job cannot be started.
+/// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
+/// the job cannot be started.
 pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<JobEnd> {
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
@@ -45,7 +42,6 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     Ok(end)
 }
 
-/// Attends to the group until its last process has ended.
 fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> JobEnd {
     loop {
         group.reap();
