@@ -12,8 +12,8 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::signals::our_group;
 
-/// The controlling terminal, if there is one. `fg` can give it to our process group at any time, and
-/// `bg` take it.
+/// The controlling terminal, if there is one. `fg` can give it to our process group at any time,
+/// and `bg` take it.
 pub(super) struct Terminal {
     file: Option<File>,
     lending: Lending,
