@@ -267,11 +267,8 @@ impl Guard {
             return;
         };
         let mut hold = self.shared.hold();
-        // No callback hears of a loss that the release has made pointless.
-        let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         hold.releasing = Some(answer).filter(|_| hold.loss.is_none());
         drop(hold);
-        drop(callbacks);
         self.shared.bell.set();
         // A callback that ends its own guard need not wait for itself.
         if keeper.thread().id() != thread::current().id() {
@@ -282,6 +279,11 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        // No callback hears of a loss that the release has made pointless.
+        let mut hold = self.shared.hold();
+        let callbacks = (hold.on_lost.take(), hold.on_silence.take());
+        drop(hold);
+        drop(callbacks);
         self.order_release(channel().0);
     }
 }
