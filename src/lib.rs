@@ -53,7 +53,7 @@
 //!
 //! # For contributors
 //!
-//! What follows is about the inside.
+//! The rest is about the source of the package.
 //!
 //! # Map
 //!
@@ -67,7 +67,7 @@
 //!   ground      net/   sys/   text   log
 //! ```
 //!
-//! Arrows point down only; `tests/house/layering.rs` keeps it so.
+//! A module uses those below it, never one above; `tests/house/layering.rs` keeps it so.
 //!
 //! # The route of an `l`
 //!

@@ -202,11 +202,7 @@ impl Variables<'_> {
     }
 }
 
-/// Splits the command line into options and words.
-///
-/// # Errors
-///
-/// What to do instead of running.
+/// Splits the command line into options and words, or says what to do instead of running.
 fn read<T: FromArgs>(
     program: &str,
     booleans: &[&str],

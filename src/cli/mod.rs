@@ -3,5 +3,4 @@
 pub mod arguments;
 pub mod failure;
 pub mod output;
-pub mod secret;
 pub mod values;

@@ -11,22 +11,14 @@ pub fn invalid(value: &str, name: &str, reason: &str) -> String {
     )
 }
 
-/// A number in decimal digits.
-///
-/// # Errors
-///
-/// The expected range.
+/// A number in decimal digits, or the range that is expected.
 pub fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, String> {
     digits(text)
         .filter(|number| range.contains(number))
         .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
 }
 
-/// A number of things in memory.
-///
-/// # Errors
-///
-/// The expected range.
+/// A number of things in memory, or the range that is expected.
 pub fn count(text: &str, range: RangeInclusive<u64>) -> Result<usize, String> {
     number(text, range).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
 }
@@ -38,10 +30,6 @@ pub fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
 }
 
 /// A switch: `yes`, `true` or `1`, or their contraries, in any case.
-///
-/// # Errors
-///
-/// What is expected.
 pub fn yes_or_no(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "yes" | "true" => Ok(true),
@@ -51,10 +39,6 @@ pub fn yes_or_no(text: &str) -> Result<bool, String> {
 }
 
 /// A path that is not empty.
-///
-/// # Errors
-///
-/// What is expected.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {
         "" => Err("expected a path".into()),

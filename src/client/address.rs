@@ -9,14 +9,18 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_timeout, Timeout};
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::net::stream::Stream;
+use crate::protocol::limits;
 
 /// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
 /// no limit.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
+
+/// The longest time, so that no clock overflows.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
 /// Where a server listens: `HOST:PORT`, or the path of a Unix socket, which has a `/` in it.
 ///
@@ -41,6 +45,7 @@ impl Address {
     /// Connects within `timeout`, and also returns the instant at which that is over. Looking up a
     /// name comes before, and is not limited.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant)> {
+        let timeout = timeout.min(LONGEST_ATTEMPT);
         match self {
             Address::Unix(path) => {
                 let deadline = Instant::now() + timeout;
@@ -51,6 +56,7 @@ impl Address {
                 let addrs: Vec<SocketAddr> = host.to_socket_addrs()?.collect();
                 let deadline = Instant::now() + timeout;
                 let stream = connect_tcp(&addrs, deadline)?;
+                notice_vanished_server(&stream)?;
                 Ok((Stream::Tcp(stream), deadline))
             }
         }
@@ -72,6 +78,18 @@ fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream>
     Err(last)
 }
 
+/// Has the kernel notice within a minute that the server has vanished from the network: a reply may
+/// be hours away.
+fn notice_vanished_server(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    // While a request of ours is not acknowledged, no keepalive is sent.
+    Ok(sockopt::set_tcp_user_timeout(stream, 30_000)?)
+}
+
 /// Waits for room in the backlog, which the kernel limits by the time for sending.
 fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let addr = SocketAddrUnix::new(path)?;
@@ -79,7 +97,7 @@ fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
         match connect(&socket, &addr) {
             Ok(()) => return Ok(UnixStream::from(socket)),
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {}

@@ -1,14 +1,13 @@
 //! Ending a wait from another thread.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::error::Error;
 use crate::net::stream::Stream;
+use crate::sys::event::Event;
 
 /// Ends blocking acquires from another thread: those of a [`Lock`](super::Lock) that was given the
 /// handle with [`Lock::cancelled_by`](super::Lock::cancelled_by).
@@ -43,7 +42,7 @@ use crate::net::stream::Stream;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct CancelHandle(Arc<OwnedFd>);
+pub struct CancelHandle(Event);
 
 impl CancelHandle {
     /// A handle that nothing has cancelled. It takes one descriptor.
@@ -52,22 +51,18 @@ impl CancelHandle {
     ///
     /// The system has no descriptor left.
     pub fn new() -> io::Result<CancelHandle> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(CancelHandle(Arc::new(event)))
+        Event::new().map(CancelHandle)
     }
 
     /// Ends the acquires that wait with this handle, and all that come. To do so twice is to do so
     /// once.
     pub fn cancel(&self) {
-        // Nothing reads the event, so it stays readable.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        self.0.set();
     }
 
     /// Whether [`CancelHandle::cancel`] was called.
     pub fn is_cancelled(&self) -> bool {
-        let mut watched = [PollFd::new(&self.0, PollFlags::IN)];
-        let _ = poll(&mut watched, Some(&Timespec::default()));
-        !watched[0].revents().is_empty()
+        self.0.is_set()
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {

@@ -5,15 +5,14 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
-
 use super::address::Address;
 use super::cancel::CancelHandle;
 use super::error::Error;
+use super::slot::{check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
-use crate::protocol::limits;
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
-use crate::protocol::request::{Kind, Limit, Request};
+use crate::protocol::request::Request;
+use crate::sys::secret;
 use crate::token::Token;
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it.
@@ -21,36 +20,6 @@ const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
-
-/// What a client asks for: a lock, or a slot of a semaphore.
-///
-/// ```
-/// use latchd::client::Slot;
-/// use std::time::Duration;
-///
-/// let slot = Slot::semaphore(3).with_lease(Duration::from_secs(10));
-/// assert_eq!((slot.limit, slot.lease), (Some(3), Some(Duration::from_secs(10))));
-/// assert_eq!((Slot::LOCK.limit, Slot::LOCK.lease), (None, None));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Slot {
-    /// How many may hold the key at once, 1 to 1048576; `None` for a lock.
-    pub limit: Option<u32>,
-    /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
-    pub lease: Option<Duration>,
-}
-
-/// How long a claim may wait for its grant: the wait timeout of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all: the key is tried once.
-    No,
-    /// At most this long, in whole seconds (rounded up).
-    UpTo(Duration),
-    /// Until the grant.
-    Forever,
-}
 
 /// The answer to enqueueing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +48,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
     pub reply_timeout: Duration,
-    /// The secret that the server asks for, if any: one line, without its end (none).
+    /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
+    /// space around it does not count.
     pub auth_token: Option<String>,
 }
 
@@ -130,12 +100,13 @@ impl Default for Settings {
 /// ```
 #[derive(Debug)]
 pub struct Connection {
-    server: Address,
+    pub(super) server: Address,
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
     reply_timeout: Duration,
-    cancelled_by: Option<CancelHandle>,
+    /// Ends requests that block for a reply.
+    pub(super) cancelled_by: Option<CancelHandle>,
 }
 
 impl Connection {
@@ -146,11 +117,11 @@ impl Connection {
     ///
     /// [`Error::Unreachable`], [`Error::AuthFailed`], or what can go wrong with a reply.
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
-        let longest = Duration::from_secs(limits::MAX_SECONDS);
-        let unreachable = |error| Error::unreachable(server, error);
-        let connected = server.connect(settings.connect_timeout.min(longest));
-        let (stream, deadline) = connected.map_err(unreachable)?;
-        notice_vanished_server(&stream).map_err(unreachable)?;
+        let auth_token = settings.auth_token.as_deref().map(secret::check);
+        let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
+        let (stream, deadline) = server
+            .connect(settings.connect_timeout)
+            .map_err(|error| Error::unreachable(server, error))?;
         let mut connection = Connection {
             server: server.clone(),
             stream: Some(stream),
@@ -158,39 +129,20 @@ impl Connection {
             reply_timeout: settings.reply_timeout,
             cancelled_by: None,
         };
-        if let Some(token) = &settings.auth_token {
-            if token.contains(['\r', '\n']) {
-                let why = "an auth token has no line end in it";
-                return Err(Error::InvalidArgument(why));
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            connection.expect_ok(&Request::Auth(token), left)?;
+        if let Some(token) = auth_token {
+            connection.expect_ok(&Request::Auth(token), Some(deadline))?;
         }
         Ok(connection)
     }
 
-    /// Lets `handle` end requests of this connection that block for a reply.
-    pub(super) fn set_cancelled_by(&mut self, handle: Option<CancelHandle>) {
-        self.cancelled_by = handle;
-    }
-
-    /// The server that the connection was made to.
-    pub(super) fn server(&self) -> &Address {
-        &self.server
-    }
-
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.reply_timeout);
         self.acquire_by(key, slot, wait, deadline)
     }
 
     /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
-    pub(crate) fn acquire_by(
+    pub(super) fn acquire_by(
         &mut self,
         key: &str,
         slot: Slot,
@@ -205,16 +157,11 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        self.granted(&request, left)
+        self.granted(&request, deadline)
     }
 
     /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
     /// timeout.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn enqueue(&mut self, key: &str, slot: Slot) -> Result<Enqueued, Error> {
         check_key(key)?;
         let request = Request::Enqueue {
@@ -223,7 +170,7 @@ impl Connection {
             limit: slot.checked_limit()?,
             lease: slot.checked_lease()?,
         };
-        match self.exchange(&request, Some(self.reply_timeout))? {
+        match self.exchange(&request, self.reply_due())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
             other => Err(self.refusal(&other)),
@@ -233,10 +180,6 @@ impl Connection {
     /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took, until the grant or the
     /// end of the wait; `None` then, and the place is given up. The lease begins anew with the
     /// reply.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or what can go wrong with a reply.
     pub fn wait(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Wait {
@@ -244,7 +187,8 @@ impl Connection {
             kind: slot.kind(),
             wait_timeout: wait.timeout(),
         };
-        self.granted(&request, wait.reply_within(self.reply_timeout))
+        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        self.granted(&request, deadline)
     }
 
     /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
@@ -256,7 +200,7 @@ impl Connection {
     pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
         check_key(key)?;
         let kind = slot.kind();
-        self.expect_ok(&Request::Release { key, kind, token }, self.reply_timeout)
+        self.expect_ok(&Request::Release { key, kind, token }, self.reply_due())
     }
 
     /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
@@ -267,9 +211,8 @@ impl Connection {
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        self.send_renewal(key, slot, token, self.reply_timeout)?;
-        let reply = self.receive(Some(self.reply_timeout));
-        let reply = self.unless_closed(reply)?;
+        let request = renewal(key, slot, token)?;
+        let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
     }
 
@@ -281,14 +224,7 @@ impl Connection {
         token: Token,
         within: Duration,
     ) -> Result<(), Error> {
-        check_key(key)?;
-        let request = Request::Renew {
-            key,
-            kind: slot.kind(),
-            token,
-            lease: slot.checked_lease()?,
-        };
-        let sent = self.send(&request, Some(within));
+        let sent = self.send(&renewal(key, slot, token)?, within);
         self.unless_closed(sent)
     }
 
@@ -297,10 +233,8 @@ impl Connection {
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));
-        match self.unless_closed(reply)? {
-            Some(reply) => self.renewed(&reply).map(Some),
-            None => Ok(None),
-        }
+        let reply = self.unless_closed(reply)?;
+        reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
@@ -311,29 +245,21 @@ impl Connection {
     }
 
     /// Asks whether the server answers (`ping`). Blocks for at most the reply timeout.
-    ///
-    /// # Errors
-    ///
-    /// What can go wrong with a reply.
     pub fn ping(&mut self) -> Result<(), Error> {
-        self.expect_ok(&Request::Ping, self.reply_timeout)
+        self.expect_ok(&Request::Ping, self.reply_due())
     }
 
     /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
     /// long, so the reply timeout counts from the last part of it that has arrived.
-    ///
-    /// # Errors
-    ///
-    /// What can go wrong with a reply.
     pub fn stats(&mut self) -> Result<String, Error> {
-        match self.exchange_long(&Request::Stats)? {
+        match self.exchange(&Request::Stats, self.reply_due())? {
             Reply::Stats(json) => Ok(json),
             other => Err(self.refusal(&other)),
         }
     }
 
-    fn expect_ok(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
-        match self.exchange(request, Some(within))? {
+    fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
+        match self.exchange(request, due)? {
             Reply::Ok => Ok(()),
             other => Err(self.refusal(&other)),
         }
@@ -342,35 +268,29 @@ impl Connection {
     fn granted(
         &mut self,
         request: &Request<'_>,
-        within: Option<Duration>,
+        due: Option<Instant>,
     ) -> Result<Option<Grant>, Error> {
-        match self.exchange(request, within)? {
+        match self.exchange(request, due)? {
             Reply::Granted(grant) => Ok(Some(grant)),
             Reply::Timeout => Ok(None),
             other => Err(self.refusal(&other)),
         }
     }
 
-    /// Sends one request and reads its reply, for at most `within`; closes the connection if that
-    /// fails.
-    fn exchange(
-        &mut self,
-        request: &Request<'_>,
-        within: Option<Duration>,
-    ) -> Result<Reply, Error> {
-        let sent = self.send(request, within);
-        let reply = sent.and_then(|()| self.receive(within));
+    /// When the reply to a request that does not wait is due.
+    fn reply_due(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.reply_timeout)
+    }
+
+    /// Sends one request and reads its reply, which is due at this instant; closes the connection
+    /// if that fails.
+    fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+        let within = time_left(due).unwrap_or(self.reply_timeout);
+        let sent = self.send(request, within.min(self.reply_timeout));
+        let reply = sent.and_then(|()| self.receive(request, due));
         self.unless_closed(reply)
     }
 
-    /// As [`Connection::exchange`], for a reply that may be long.
-    fn exchange_long(&mut self, request: &Request<'_>) -> Result<Reply, Error> {
-        let sent = self.send(request, Some(self.reply_timeout));
-        let reply = sent.and_then(|()| self.receive_long());
-        self.unless_closed(reply)
-    }
-
-    /// Closes the connection if an exchange has failed.
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if result.is_err() {
             self.close();
@@ -378,54 +298,36 @@ impl Connection {
         result
     }
 
-    fn send(&mut self, request: &Request<'_>, within: Option<Duration>) -> Result<(), Error> {
+    fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
             // A reply without a request: the two sides are out of step.
             let unasked = String::from_utf8_lossy(&self.buffer);
             return Err(Error::bad_reply(&self.server, &unasked));
         }
-        let write_timeout = Some(within.unwrap_or(self.reply_timeout).min(self.reply_timeout));
         let mut text = Vec::new();
         request.write(&mut text);
-        match stream.write_within(&text, write_timeout) {
+        match stream.write_within(&text, Some(within)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
             _ => Ok(()),
         }
     }
 
-    fn receive(&mut self, within: Option<Duration>) -> Result<Reply, Error> {
-        let deadline = within.and_then(|within| Instant::now().checked_add(within));
+    fn receive(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+        let mut due = due;
         // What has been looked at is not looked at again: a reply can be long.
         let mut seen = 0;
         loop {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            seen = self.buffer.len();
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Err(self.no_reply());
+            if matches!(request, Request::Stats) && self.buffer.len() > seen {
+                due = self.reply_due();
             }
+            seen = self.buffer.len();
             // Without a deadline the keepalive is what notices that the server has vanished.
-            self.read_within(left.unwrap_or(LONGEST_READ))?;
-        }
-    }
-
-    /// Reads a reply for as long as parts of it arrive within the reply timeout.
-    fn receive_long(&mut self) -> Result<Reply, Error> {
-        let mut progressed_at = Instant::now();
-        let mut seen = 0;
-        loop {
-            if let Some(reply) = self.take_reply(seen)? {
-                return Ok(reply);
-            }
-            if self.buffer.len() > seen {
-                progressed_at = Instant::now();
-            }
-            seen = self.buffer.len();
-            let left = self.reply_timeout.saturating_sub(progressed_at.elapsed());
+            let left = time_left(due).unwrap_or(LONGEST_READ);
             if left.is_zero() {
                 return Err(self.no_reply());
             }
@@ -450,7 +352,6 @@ impl Connection {
         Ok(Some(reply))
     }
 
-    /// Reads what comes next, for at most about `time`.
     fn read_within(&mut self, time: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         if let Some(handle) = &self.cancelled_by {
@@ -466,7 +367,12 @@ impl Connection {
             Ok(0) => return Err(self.closed()),
             Ok(len) => self.buffer.extend(&chunk[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
-            Err(error) => return Err(self.broken(error)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                    return Err(self.closed());
+                }
+                _ => return Err(Error::unreachable(&self.server, error)),
+            },
         }
         Ok(())
     }
@@ -516,13 +422,6 @@ impl Connection {
         Error::NoReply { server }
     }
 
-    fn broken(&self, error: io::Error) -> Error {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.closed(),
-            _ => Error::unreachable(&self.server, error),
-        }
-    }
-
     /// Closes the connection; the server releases what it holds.
     pub(super) fn close(&mut self) {
         self.stream = None;
@@ -544,117 +443,17 @@ impl Connection {
     }
 }
 
-/// Sets a TCP socket so that a server which has vanished from the network is noticed within a
-/// minute: a reply may be hours away.
-fn notice_vanished_server(stream: &Stream) -> io::Result<()> {
-    let Stream::Tcp(tcp) = stream else {
-        return Ok(());
-    };
-    tcp.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(tcp, true)?;
-    sockopt::set_tcp_keepidle(tcp, Duration::from_secs(15))?;
-    sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(tcp, 3)?;
-    // While a request of ours is not acknowledged, no keepalive is sent.
-    Ok(sockopt::set_tcp_user_timeout(tcp, 30_000)?)
+fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
+    check_key(key)?;
+    Ok(Request::Renew {
+        key,
+        kind: slot.kind(),
+        token,
+        lease: slot.checked_lease()?,
+    })
 }
 
-impl Slot {
-    /// A lock with the server's default lease.
-    pub const LOCK: Slot = Slot {
-        limit: None,
-        lease: None,
-    };
-
-    /// A slot of a semaphore with `limit` slots, with the server's default lease.
-    pub const fn semaphore(limit: u32) -> Slot {
-        Slot {
-            limit: Some(limit),
-            lease: None,
-        }
-    }
-
-    /// The same, with a lease of this length, in whole seconds (rounded up).
-    #[must_use]
-    pub const fn with_lease(self, lease: Duration) -> Slot {
-        Slot {
-            limit: self.limit,
-            lease: Some(lease),
-        }
-    }
-
-    /// Whether the slot can be asked for.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.checked_lease()?;
-        self.checked_limit().map(drop)
-    }
-
-    fn kind(&self) -> Kind {
-        match self.limit {
-            None => Kind::Lock,
-            Some(_) => Kind::Semaphore,
-        }
-    }
-
-    fn checked_limit(&self) -> Result<Limit, Error> {
-        let limit = self.limit.map(|limit| limits::limit(limit.into()));
-        limit
-            .unwrap_or(Some(Limit::ONE))
-            .ok_or(Error::InvalidArgument("a limit is 1 to 1048576"))
-    }
-
-    fn checked_lease(&self) -> Result<Option<Duration>, Error> {
-        let Some(lease) = self.lease else {
-            return Ok(None);
-        };
-        let checked = limits::lease(whole_seconds(lease));
-        let why = "a lease is 1 to 9223372036 seconds";
-        checked.map(Some).ok_or(Error::InvalidArgument(why))
-    }
-}
-
-impl Wait {
-    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
-    /// has half of one for its answer.
-    pub(crate) fn after(self, elapsed: Duration) -> Wait {
-        let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
-        match self {
-            Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(Duration::from_secs(elapsed))),
-            other => other,
-        }
-    }
-
-    /// When the reply to a request is overdue that began at `began`.
-    pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
-        let within = self.reply_within(reply_timeout)?;
-        began.checked_add(within)
-    }
-
-    /// The wait timeout that is sent: the protocol's longest if the wait is longer.
-    fn timeout(self) -> Duration {
-        Duration::from_secs(match self {
-            Wait::No => 0,
-            Wait::UpTo(time) => whole_seconds(time).min(limits::MAX_SECONDS),
-            Wait::Forever => limits::MAX_SECONDS,
-        })
-    }
-
-    /// How long the reply may take, given how long one takes without any waiting.
-    fn reply_within(self, reply_timeout: Duration) -> Option<Duration> {
-        match self {
-            Wait::Forever => None,
-            wait => Some(wait.timeout().saturating_add(reply_timeout)),
-        }
-    }
-}
-
-/// Whole seconds, rounded up.
-fn whole_seconds(time: Duration) -> u64 {
-    let begun = u64::from(time.subsec_nanos() > 0);
-    time.as_secs().saturating_add(begun)
-}
-
-/// Whether a key can be sent.
-pub(crate) fn check_key(key: &str) -> Result<(), Error> {
-    limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
+/// The time until then; `None` if it never comes.
+fn time_left(then: Option<Instant>) -> Option<Duration> {
+    then.map(|then| then.saturating_duration_since(Instant::now()))
 }

@@ -1,19 +1,16 @@
 //! The servers and the auth token that the environment names, for programs that a user starts.
 
 use std::env::{self, VarError};
-use std::fs::File;
-use std::io::{self, Read};
+use std::path::Path;
 
 use super::address::Address;
 use super::error::Error;
+use crate::sys::secret;
 use crate::text::Escaped;
 
 const SERVERS: &str = "LATCH_SERVER";
 const AUTH_TOKEN_FILE: &str = "LATCH_AUTH_TOKEN_FILE";
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
-
-/// The longest file with an auth token, in bytes: more than any token with white space around it.
-const MAX_TOKEN_FILE_LEN: u64 = 128 * 1024;
 
 /// The servers that `LATCH_SERVER` lists, or the default one.
 pub(crate) fn servers() -> Result<Vec<Address>, Error> {
@@ -43,17 +40,9 @@ pub(crate) fn auth_token() -> Result<Option<String>, Error> {
     file.map(|file| read_auth_token(&file)).transpose()
 }
 
-/// The content of a file, without the white space around it.
+/// The auth token in a file. An error names the file.
 pub(crate) fn read_auth_token(file: &str) -> Result<String, Error> {
-    let read_limited = || {
-        let mut content = String::new();
-        let mut limited = File::open(file)?.take(MAX_TOKEN_FILE_LEN + 1);
-        if limited.read_to_string(&mut content)? as u64 > MAX_TOKEN_FILE_LEN {
-            return Err(io::Error::other("it is too long for a token"));
-        }
-        Ok(content.trim().to_owned())
-    };
-    read_limited().map_err(|error| Error::AuthTokenFile(file.into(), error))
+    secret::read(Path::new(file)).map_err(|error| Error::AuthTokenFile(file.into(), error))
 }
 
 /// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of

@@ -2,18 +2,19 @@
 //! before the server can grant it to another holder.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
-use std::sync::mpsc::{channel, Receiver, Sender};
+use std::mem;
+use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::{Connection, Slot};
 use super::error::Error;
-use super::moment::{Alarm, Moment};
+use super::granted::Granted;
+use crate::sys::event::Event;
+use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
 
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
@@ -85,14 +86,14 @@ impl fmt::Display for Loss {
 pub struct Guard {
     server: Address,
     shared: Arc<Shared>,
-    orders: Sender<Order>,
-    bell: Arc<OwnedFd>,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
 }
 
 struct Shared {
     hold: Mutex<Hold>,
+    /// Wakes the keeper.
+    bell: Event,
 }
 
 impl Shared {
@@ -108,65 +109,43 @@ struct Hold {
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
+    /// Called with the outcome of the next renewal, which is due at once if there are any.
+    asking: Vec<Answer>,
+    /// Gets the outcome of the release, once the guard has ordered it.
+    releasing: Option<Sender<Result<(), Error>>>,
 }
 
-/// The callback for a silent server.
 struct OnSilence {
     /// How long before the deadline.
     lead: Duration,
     callback: Box<dyn FnOnce() + Send>,
 }
 
-/// What the guard orders its keeper to do.
-enum Order {
-    Release(Sender<Result<(), Error>>),
-    Renew(Answer),
-}
-
 /// What is called with the outcome of a renewal; dropped if the lock is lost.
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
-    /// Takes charge of a grant whose lease began at `sent_at` or later. `slot` names the lease that
-    /// renewals ask for.
-    ///
-    /// Fails with [`Error::System`] if this host has no thread or descriptor left, and closes the
-    /// connection.
-    pub(super) fn new(
-        connection: Connection,
-        key: &str,
-        slot: Slot,
-        grant: Grant,
-        sent_at: Moment,
-    ) -> Result<Guard, Error> {
+    /// Starts the keeper of a grant. Fails with [`Error::System`] if this host has no thread or
+    /// descriptor left, and closes the connection.
+    pub(super) fn new(held: Granted) -> Result<Guard, Error> {
+        let grant = held.grant;
         let shared = Arc::new(Shared {
             hold: Mutex::new(Hold {
-                deadline: deadline_of(sent_at, grant.lease),
+                deadline: deadline_of(held.asked_at, grant.lease),
                 loss: None,
                 on_lost: None,
                 on_silence: None,
+                asking: Vec::new(),
+                releasing: None,
             }),
+            bell: Event::new().map_err(Error::System)?,
         });
-        // Each ring is heard once, so that orders that come together are all carried out.
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let bell = eventfd(0, flags).map_err(|error| Error::System(error.into()))?;
-        let bell = Arc::new(bell);
-        let server = connection.server().clone();
-        let (orders, inbox) = channel();
+        let server = held.connection.server.clone();
         let keeper = Keeper {
-            connection,
-            key: key.to_owned(),
-            slot,
-            token: grant.token,
-            lease: grant.lease,
-            counted_from: sent_at,
+            held,
             sent_at: None,
-            asking: Vec::new(),
             answering: Vec::new(),
-            releasing: None,
             shared: Arc::clone(&shared),
-            inbox,
-            bell: Arc::clone(&bell),
             alarm: Alarm::new().map_err(Error::System)?,
         };
         let keeper = thread::Builder::new()
@@ -177,8 +156,6 @@ impl Guard {
         Ok(Guard {
             server,
             shared,
-            orders,
-            bell,
             keeper: Some(keeper),
             grant,
         })
@@ -239,10 +216,10 @@ impl Guard {
             callback: Box::new(callback),
         });
         let is_fit = silence.is_some();
-        let earlier = std::mem::replace(&mut self.shared.hold().on_silence, silence);
+        let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         // What it holds may ask this guard when it is dropped.
         drop(earlier);
-        self.ring();
+        self.shared.bell.set();
         is_fit
     }
 
@@ -259,7 +236,12 @@ impl Guard {
     /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
     /// held; it is dropped uncalled if the lock is lost. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
-        self.give(Order::Renew(Box::new(answer)));
+        let mut hold = self.shared.hold();
+        if hold.loss.is_none() {
+            hold.asking.push(Box::new(answer));
+        }
+        drop(hold);
+        self.shared.bell.set();
     }
 
     /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply
@@ -272,48 +254,37 @@ impl Guard {
     /// before, or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
         let (answer, answered) = channel();
-        self.give(Order::Release(answer));
-        let released = answered.recv();
-        self.join();
-        released.unwrap_or_else(|_| {
+        self.order_release(answer);
+        answered.recv().unwrap_or_else(|_| {
             let server = self.server.clone();
             Err(Error::Closed { server })
         })
     }
 
-    fn give(&self, order: Order) {
-        // A keeper that is gone has dropped its inbox; the order's sender goes with it.
-        let _ = self.orders.send(order);
-        self.ring();
-    }
-
-    /// Wakes the keeper.
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    fn join(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
-            // A callback that ends its own guard need not wait for itself.
-            if keeper.thread().id() != thread::current().id() {
-                let _ = keeper.join();
-            }
+    /// Has the keeper release, and waits for its end.
+    fn order_release(&mut self, answer: Sender<Result<(), Error>>) {
+        let Some(keeper) = self.keeper.take() else {
+            return;
+        };
+        let mut hold = self.shared.hold();
+        hold.releasing = Some(answer).filter(|_| hold.loss.is_none());
+        drop(hold);
+        self.shared.bell.set();
+        // A callback that ends its own guard need not wait for itself.
+        if keeper.thread().id() != thread::current().id() {
+            let _ = keeper.join();
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.keeper.is_some() {
-            // No callback hears of a loss that the release has made pointless.
-            let mut hold = self.shared.hold();
-            let callbacks = (hold.on_lost.take(), hold.on_silence.take());
-            drop(hold);
-            drop(callbacks);
-            let (answer, _) = channel();
-            self.give(Order::Release(answer));
-            self.join();
-        }
+        // No callback hears of a loss that the release has made pointless.
+        let mut hold = self.shared.hold();
+        let callbacks = (hold.on_lost.take(), hold.on_silence.take());
+        drop(hold);
+        drop(callbacks);
+        self.order_release(channel().0);
     }
 }
 
@@ -325,28 +296,15 @@ impl fmt::Debug for Guard {
 
 /// The thread that keeps a lock: the only one that uses its connection.
 struct Keeper {
-    connection: Connection,
-    key: String,
-    slot: Slot,
-    token: Token,
-    lease: Duration,
-    /// When the renewal was sent from which the lease is counted.
-    counted_from: Moment,
+    held: Granted,
     /// When the renewal was sent that is not answered yet.
     sent_at: Option<Moment>,
-    /// Called with the outcome of the next renewal.
-    asking: Vec<Answer>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
-    /// Gets the outcome of the release that was ordered.
-    releasing: Option<Sender<Result<(), Error>>>,
     shared: Arc<Shared>,
-    inbox: Receiver<Order>,
-    bell: Arc<OwnedFd>,
     alarm: Alarm,
 }
 
-/// Whether a keeper goes on.
 enum Step {
     On,
     Released,
@@ -361,33 +319,26 @@ impl Keeper {
                 Err(loss) => break loss,
             }
         };
-        self.connection.close();
-        // Orders are answered no more; a callback that gives one would wait for ever.
-        drop(self.inbox);
-        drop((self.asking, self.answering, self.releasing));
+        self.held.connection.close();
         let mut hold = self.shared.hold();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
+        let unanswered = (mem::take(&mut hold.asking), hold.releasing.take());
         drop(hold);
+        drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
         }
     }
 
-    /// Sleeps until there is work, and does it.
     fn step(&mut self) -> Result<Step, Loss> {
         if self.sleep()? {
             self.hear()?;
         }
-        match self.inbox.try_recv() {
-            Ok(Order::Release(answer)) => self.releasing = Some(answer),
-            Ok(Order::Renew(answer)) => self.asking.push(answer),
-            Err(_) => {}
-        }
         if self.sent_at.is_none() {
-            if let Some(answer) = self.releasing.take() {
-                let released = self.connection.release(&self.key, self.slot, self.token);
-                let _ = answer.send(released);
+            let releasing = self.shared.hold().releasing.take();
+            if let Some(answer) = releasing {
+                let _ = answer.send(self.held.release());
                 return Ok(Step::Released);
             }
         }
@@ -395,7 +346,8 @@ impl Keeper {
         if now >= self.deadline() {
             return Err(Loss::Deadline);
         }
-        let is_due = !self.asking.is_empty() || now >= self.renew_at();
+        let is_asked = !self.shared.hold().asking.is_empty();
+        let is_due = is_asked || now >= self.renew_at();
         if self.sent_at.is_none() && is_due {
             self.send(now)?;
         }
@@ -410,7 +362,7 @@ impl Keeper {
 
     /// Sleeps until there is something to do, and tells whether the server has spoken.
     fn sleep(&self) -> Result<bool, Loss> {
-        let socket = self.connection.socket().ok_or(Loss::Closed)?;
+        let socket = self.held.connection.socket().ok_or(Loss::Closed)?;
         let mut wake_at = self.deadline();
         if self.sent_at.is_none() {
             wake_at = wake_at.min(self.renew_at());
@@ -421,25 +373,25 @@ impl Keeper {
         self.alarm.set(wake_at);
         let mut watched = [
             PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP),
-            PollFd::new(&self.bell, PollFlags::IN),
+            PollFd::new(&self.shared.bell, PollFlags::IN),
             PollFd::new(&self.alarm, PollFlags::IN),
         ];
         // An interrupted or failed poll is an early wake-up, which does no harm.
         let _ = poll(&mut watched, None);
-        let [server, bell, _] = watched.map(|watched| watched.revents());
-        if !bell.is_empty() {
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        }
-        Ok(!server.is_empty())
+        let has_spoken = !watched[0].revents().is_empty();
+        // Before the look at what it announces: what comes later sets the bell again.
+        self.shared.bell.take();
+        Ok(has_spoken)
     }
 
     fn deadline(&self) -> Moment {
-        deadline_of(self.counted_from, self.lease)
+        deadline_of(self.held.asked_at, self.held.grant.lease)
     }
 
     fn renew_at(&self) -> Moment {
         let lead = self.lead().unwrap_or_default();
-        self.counted_from + renewal_interval(self.token, self.lease, lead)
+        let Grant { token, lease } = self.held.grant;
+        self.held.asked_at + renewal_interval(token, lease, lead)
     }
 
     /// When the callback for a silent server is due.
@@ -454,28 +406,25 @@ impl Keeper {
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
-        lead.filter(|lead| fits(*lead, self.lease))
+        lead.filter(|lead| fits(*lead, self.held.grant.lease))
     }
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
-        self.answering.append(&mut self.asking);
+        self.answering.append(&mut self.shared.hold().asking);
         self.sent_at = Some(now);
-        let (slot, token) = (self.slot, self.token);
-        self.connection
-            .send_renewal(&self.key, slot, token, left)
-            .map_err(loss_of)
+        self.held.send_renewal(left).map_err(loss_of)
     }
 
     fn hear(&mut self) -> Result<(), Loss> {
         // No reply is due: it is the end of the stream, or an error on the way to it.
         let sent_at = self.sent_at.ok_or(Loss::Closed)?;
-        let Some(lease) = self.connection.renewal_reply().map_err(loss_of)? else {
+        let Some(lease) = self.held.connection.renewal_reply().map_err(loss_of)? else {
             return Ok(());
         };
         self.sent_at = None;
-        self.lease = lease;
-        self.counted_from = sent_at;
+        self.held.grant.lease = lease;
+        self.held.asked_at = sent_at;
         let deadline = self.deadline();
         self.shared.hold().deadline = deadline;
         for answer in self.answering.drain(..) {
@@ -543,10 +492,11 @@ mod tests {
                     loss: None,
                     on_lost: None,
                     on_silence: None,
+                    asking: Vec::new(),
+                    releasing: None,
                 }),
+                bell: Event::new().expect("a descriptor"),
             }),
-            orders: channel().0,
-            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")),
             keeper: None,
             grant: Grant { token, lease },
         };

@@ -40,20 +40,23 @@ mod cancel;
 mod connection;
 pub(crate) mod environment;
 mod error;
+mod granted;
 mod guard;
-mod moment;
+mod slot;
 
 use std::time::{Duration, Instant};
 
 pub use crate::protocol::reply::Grant;
+use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
 pub use address::Address;
 pub use cancel::CancelHandle;
-pub(crate) use connection::check_key;
-pub use connection::{Connection, Enqueued, Settings, Slot, Wait};
+pub use connection::{Connection, Enqueued, Settings};
 pub use error::Error;
+pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
-use moment::Moment;
+use slot::check_key;
+pub use slot::{Slot, Wait};
 
 /// One server, or several among which the keys are divided.
 ///
@@ -119,8 +122,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Environment`] for an address that is none, for a list without any, and for a value
-    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, is longer than
-    /// 128 KiB, or is not UTF-8.
+    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, or does not
+    /// have an auth token in it.
     ///
     /// ```
     /// use latchd::client::Client;
@@ -161,26 +164,7 @@ impl Client {
     ///
     /// As [`Connection::open`].
     pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
-        self.connect_by(server, None)
-    }
-
-    /// Connects as [`Client::connect`] does, and gives up at `deadline` if that is sooner.
-    pub(crate) fn connect_by(
-        &self,
-        server: &Address,
-        deadline: Option<Instant>,
-    ) -> Result<Connection, Error> {
-        let mut settings = self.settings.clone();
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            settings.connect_timeout = settings.connect_timeout.min(left);
-        }
-        Connection::open(server, &settings)
-    }
-
-    /// When an answer to `wait` is overdue that was asked for at `began`, connecting included.
-    pub(crate) fn deadline_of(&self, wait: Wait, began: Instant) -> Option<Instant> {
-        wait.deadline(began, self.settings.reply_timeout)
+        Connection::open(server, &self.settings)
     }
 
     /// A lock: one holder at a time. Does not connect; `key` is checked when the lock is asked for.
@@ -194,7 +178,7 @@ impl Client {
         self.slot(key, Slot::semaphore(limit))
     }
 
-    fn slot<'a>(&'a self, key: &'a str, slot: Slot) -> Lock<'a> {
+    pub(crate) fn slot<'a>(&'a self, key: &'a str, slot: Slot) -> Lock<'a> {
         Lock {
             client: self,
             key,
@@ -246,10 +230,6 @@ impl<'a> Lock<'a> {
 
     /// Blocks until the grant. It notices a server that has vanished from the network within a
     /// minute.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn acquire(&self) -> Result<Guard, Error> {
         loop {
             // The longest wait that the protocol knows is three hundred years.
@@ -261,30 +241,18 @@ impl<'a> Lock<'a> {
 
     /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
     /// included; `None` if no slot was free all that time.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
     /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included;
     /// `None` if no slot is free.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Wait::No)
     }
 
     /// Takes a place in the queue without waiting, to wait for it later. Blocks for no longer than
     /// connecting and a reply take.
-    ///
-    /// # Errors
-    ///
-    /// The server's refusal, or why it could not be asked: see [`Lock`].
     pub fn enqueue(&self) -> Result<QueuePlace, Error> {
         let mut connection = self.connect(None)?;
         let enqueued = connection.enqueue(self.key, self.slot)?;
@@ -296,29 +264,44 @@ impl<'a> Lock<'a> {
         })
     }
 
-    fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
+    /// Connects to the server of the key, until `deadline` or for the client's connect timeout.
+    pub(crate) fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
         check_key(self.key)?;
         self.slot.check()?;
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }
-        let mut connection = self
-            .client
-            .connect_by(self.client.server_of(self.key), deadline)?;
-        connection.set_cancelled_by(self.cancelled_by.cloned());
+        let mut settings = self.client.settings.clone();
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            settings.connect_timeout = settings.connect_timeout.min(left);
+        }
+        let mut connection = Connection::open(self.client.server_of(self.key), &settings)?;
+        connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }
 
-    fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
+    /// Asks, and waits as long as `wait` says.
+    pub(crate) fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
+        let granted = self.claim(wait)?;
+        granted.map(Granted::keep).transpose()
+    }
+
+    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it.
+    pub(crate) fn claim(&self, wait: Wait) -> Result<Option<Granted>, Error> {
         let began = Instant::now();
-        let deadline = self.client.deadline_of(wait, began);
+        let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let mut connection = self.connect(deadline)?;
         let wait = wait.after(began.elapsed());
         let asked_at = Moment::now();
-        let Some(grant) = connection.acquire_by(self.key, self.slot, wait, deadline)? else {
-            return Ok(None);
-        };
-        take_charge(connection, self.key, self.slot, grant, asked_at).map(Some)
+        let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;
+        Ok(grant.map(|grant| Granted {
+            connection,
+            key: self.key.to_owned(),
+            slot: self.slot,
+            grant,
+            asked_at,
+        }))
     }
 }
 
@@ -373,38 +356,16 @@ impl QueuePlace {
     pub fn wait(mut self, wait: Wait) -> Result<Option<Guard>, Error> {
         // The server starts the lease anew at the wait, also if the grant came before.
         let asked_at = Moment::now();
-        match self.connection.wait(&self.key, self.slot, wait)? {
-            None => Ok(None),
-            Some(grant) => {
-                take_charge(self.connection, &self.key, self.slot, grant, asked_at).map(Some)
-            }
-        }
+        let Some(grant) = self.connection.wait(&self.key, self.slot, wait)? else {
+            return Ok(None);
+        };
+        let granted = Granted {
+            connection: self.connection,
+            key: self.key,
+            slot: self.slot,
+            grant,
+            asked_at,
+        };
+        granted.keep().map(Some)
     }
-}
-
-/// Makes a guard of a grant that was asked for at `asked_at`.
-///
-/// The lease began at the grant, and that was not before the request. So a quick reply is counted
-/// from its request. After a long wait, the client cannot know how long the reply has been lying
-/// here (this process may have been stopped meanwhile): then a renewal tells.
-fn take_charge(
-    mut connection: Connection,
-    key: &str,
-    slot: Slot,
-    mut grant: Grant,
-    asked_at: Moment,
-) -> Result<Guard, Error> {
-    connection.set_cancelled_by(None);
-    // Renewals ask for the lease that was granted, not for the server's default.
-    let slot = slot.with_lease(grant.lease);
-    let mut counted_from = asked_at;
-    if asked_at.elapsed() >= grant.lease / 4 {
-        counted_from = Moment::now();
-        match connection.renew(key, slot, grant.token) {
-            Ok(lease) => grant.lease = lease,
-            Err(Error::Refused) => return Err(Error::LeaseExpired),
-            Err(error) => return Err(error),
-        }
-    }
-    Guard::new(connection, key, slot, grant, counted_from)
 }

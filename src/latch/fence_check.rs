@@ -45,12 +45,8 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
 }
 
 /// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is
-/// higher. Blocks while another caller does the same, for at most five seconds.
-///
-/// # Errors
-///
-/// If the file cannot be read or written, holds something else, or stays locked. The verdict is
-/// unknown then.
+/// higher. Blocks while another caller does the same, for at most five seconds. After an error the
+/// verdict is unknown.
 fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     // A device would forget the fence, and a pipe would block: both are refused.
     let opened = open_exclusive(file, OFlags::empty(), 0o666, LOCK_PATIENCE)?

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::{output, values};
+use crate::cli::output;
 use crate::client::{Error, InvalidToken, Token};
 use crate::supervise;
 use crate::text::{reason, Escaped};
@@ -126,11 +126,6 @@ fn report(failures: Vec<Failure>) -> u8 {
 
 fn token(text: &str) -> Result<Token, Failure> {
     text.parse().map_err(|error: InvalidToken| usage(error))
-}
-
-fn boolean(option: &str, given: Option<&str>) -> Result<bool, Failure> {
-    let Some(given) = given else { return Ok(false) };
-    values::yes_or_no(given).map_err(|reason| usage(values::invalid(given, option, &reason)))
 }
 
 fn busy(place: &str) -> String {

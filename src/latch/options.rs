@@ -2,6 +2,8 @@
 
 use argh::FromArgs;
 
+use crate::cli::values::yes_or_no;
+
 /// The options that need no value.
 pub(super) const BOOLEANS: [&str; 3] = ["--busy-ok", "--json", "--watch"];
 
@@ -86,8 +88,8 @@ command! {
         #[argh(option, short = 'E', arg_name = "status", default = "75")]
         pub(super) busy_status: u8,
         /// exit with 0 if another client holds the lock
-        #[argh(option, arg_name = "bool")]
-        pub(super) busy_ok: Option<String>,
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        pub(super) busy_ok: bool,
     }
 }
 
@@ -166,11 +168,11 @@ command! {
     #[argh(subcommand, name = "stats")]
     Stats {
         /// print the server's JSON unchanged
-        #[argh(option, arg_name = "bool")]
-        pub(super) json: Option<String>,
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        pub(super) json: bool,
         /// print again every two seconds
-        #[argh(option, arg_name = "bool")]
-        pub(super) watch: Option<String>,
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        pub(super) watch: bool,
     }
 }
 

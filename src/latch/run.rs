@@ -9,14 +9,12 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Client, Error, Guard, Lock, Loss};
+use crate::client::{Error, Guard, Loss};
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::servers::{client_within, place_of};
-use super::{
-    boolean, busy, complain, failure, options, shown, system_error, usage, LOST, SYSTEM_ERROR,
-};
+use super::servers::{wait_of, Target};
+use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
 
 /// How long the release may take when the command has ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,14 +25,13 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let busy_ok = boolean("--busy-ok", options.busy_ok.as_deref())?;
-    let client = client_within(options.reach(), options.timeout)?;
+    let (reach, timeout) = (options.reach(), options.timeout);
+    let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     supervise::check_proc().map_err(cannot_start)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
-    let server = client.server_of(&options.key).to_string();
-    let place = place_of(&client, &options.key);
+    let place = target.place();
     let granted = Event::new().map_err(cannot_catch)?;
-    let waiting = wait_on_thread(client, options, granted.clone())
+    let waiting = wait_on_thread(target, timeout, granted.clone())
         .map_err(|error| system_error("cannot start a thread", &error))?;
     if let Err(killed) = signals.wait_for(&granted) {
         // The end of this process ends its connection, and so gives up its place in the queue.
@@ -42,40 +39,28 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     match waiting.join().expect("the thread does not panic") {
         Ok(Some(guard)) => run_under(guard, &place, options, command, &mut signals),
-        Ok(None) if busy_ok => Ok(0),
+        Ok(None) if options.busy_ok => Ok(0),
         Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
-        Err(error) => Err(match error {
-            Error::Unreachable { .. } | Error::AuthFailed { .. } => failure(shown(&server), &error),
-            Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&options.key), &error),
-            _ => failure(place, &error),
-        }),
+        Err(failure) => Err(failure),
     }
 }
 
 /// Waits for the lock on a thread of its own, so that the main thread can handle signals meanwhile.
 /// Sets `granted` when the wait is over, however it ended.
 fn wait_on_thread(
-    client: Client,
-    options: &options::Run,
+    target: Target,
+    timeout: Option<u64>,
     granted: Event,
-) -> io::Result<JoinHandle<Result<Option<Guard>, Error>>> {
-    let (key, timeout) = (options.key.clone(), options.timeout);
-    let (lease, limit) = (options.lease, options.limit);
+) -> io::Result<JoinHandle<Result<Option<Guard>, Failure>>> {
     thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
-            let lock = lock_of(&client, &key, lease, limit);
-            let guard = match timeout {
-                None => lock.acquire().map(Some),
-                Some(0) => lock.try_acquire(),
-                Some(seconds) => lock.acquire_within(Duration::from_secs(seconds)),
-            };
+            let guard = target.lock().ask(wait_of(timeout));
             granted.set();
-            guard
+            guard.map_err(|error| target.failure(&error))
         })
 }
 
-/// Runs the command while the guard holds the lock, and releases the lock.
 fn run_under(
     guard: Guard,
     place: &str,
@@ -174,20 +159,4 @@ fn cannot_start(why: impl Display) -> Failure {
 
 fn lost_lock(place: &str, why: &str) -> Failure {
     Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
-}
-
-fn lock_of<'a>(
-    client: &'a Client,
-    key: &'a str,
-    lease: Option<u64>,
-    limit: Option<u32>,
-) -> Lock<'a> {
-    let lock = match limit {
-        None => client.lock(key),
-        Some(limit) => client.semaphore(key, limit),
-    };
-    match lease {
-        None => lock,
-        Some(seconds) => lock.lease(Duration::from_secs(seconds)),
-    }
 }

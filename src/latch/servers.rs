@@ -1,14 +1,12 @@
-//! The servers that a command asks: their addresses, their token, and a connection to one of them.
+//! The servers that a command asks, and what it asks them for.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cli::failure::Failure;
-use crate::client::{
-    check_key, environment, Client, Connection, Error, Grant, Settings, Slot, Wait,
-};
+use crate::client::{environment, Client, Connection, Error, Granted, Lock, Settings, Slot, Wait};
 
 use super::options::Reach;
-use super::{failure, shown, usage, FILE_ERROR};
+use super::{busy, failure, shown, usage, BUSY, FILE_ERROR};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -19,7 +17,7 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
 }
 
 /// A client as [`client`] makes it, for a command with the option `--timeout`.
-pub(super) fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
+fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
     let named = reach.servers.iter().map(String::as_str);
     let servers = if reach.servers.is_empty() {
         environment::servers()
@@ -53,59 +51,69 @@ fn unusable(error: Error) -> Failure {
     }
 }
 
-/// Connects to the server of the key, and asks for the key. Both together take no longer than
-/// `wait` and one round trip.
-pub(super) fn ask(
-    client: &Client,
-    key: &str,
-    slot: Slot,
-    wait: Wait,
-) -> Result<(Connection, Option<Grant>), Failure> {
-    let began = Instant::now();
-    let deadline = client.deadline_of(wait, began);
-    let mut connection = connect_by(client, key, slot, deadline)?;
-    let wait = wait.after(began.elapsed());
-    let granted = connection.acquire_by(key, slot, wait, deadline);
-    let granted = granted.map_err(|error| failure(place_of(client, key), &error))?;
-    Ok((connection, granted))
+/// What a command asks for: a key, as a lock or a semaphore, and the client of its server.
+pub(super) struct Target {
+    client: Client,
+    pub(super) key: String,
+    pub(super) slot: Slot,
 }
 
-/// Connects to the server of the key.
-pub(super) fn connect(
-    client: &Client,
-    key: &str,
-    lease: Option<u64>,
-    limit: Option<u32>,
-) -> Result<(Connection, Slot), Failure> {
-    let slot = slot_of(lease, limit);
-    Ok((connect_by(client, key, slot, None)?, slot))
-}
+impl Target {
+    /// Does not connect. `wait` is the value of `--timeout`.
+    pub(super) fn new(
+        reach: Reach<'_>,
+        wait: Option<u64>,
+        key: &str,
+        lease: Option<u64>,
+        limit: Option<u32>,
+    ) -> Result<Target, Failure> {
+        let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
+        let lease = lease.map(Duration::from_secs);
+        Ok(Target {
+            client: client_within(reach, wait)?,
+            key: key.to_owned(),
+            slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
+        })
+    }
 
-pub(super) fn slot_of(lease: Option<u64>, limit: Option<u32>) -> Slot {
-    let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
-    match lease {
-        None => slot,
-        Some(seconds) => slot.with_lease(Duration::from_secs(seconds)),
+    pub(super) fn lock(&self) -> Lock<'_> {
+        self.client.slot(&self.key, self.slot)
+    }
+
+    pub(super) fn connect(&self) -> Result<Connection, Failure> {
+        let connected = self.lock().connect(None);
+        connected.map_err(|error| self.failure(&error))
+    }
+
+    /// Asks for the key. It is a failure if another client holds it all that time.
+    pub(super) fn claim(&self, timeout: Option<u64>) -> Result<Granted, Failure> {
+        match self.lock().claim(wait_of(timeout)) {
+            Ok(Some(granted)) => Ok(granted),
+            Ok(None) => Err(Failure::new(BUSY, busy(&self.place()))),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    pub(super) fn place(&self) -> String {
+        let server = self.client.server_of(&self.key).to_string();
+        format!("{} at {}", shown(&self.key), shown(&server))
+    }
+
+    pub(super) fn failure(&self, error: &Error) -> Failure {
+        let server = self.client.server_of(&self.key).to_string();
+        match error {
+            Error::Unreachable { .. } | Error::AuthFailed { .. } => failure(shown(&server), error),
+            Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&self.key), error),
+            _ => failure(self.place(), error),
+        }
     }
 }
 
-fn connect_by(
-    client: &Client,
-    key: &str,
-    slot: Slot,
-    deadline: Option<Instant>,
-) -> Result<Connection, Failure> {
-    check_key(key)
-        .and_then(|()| slot.check())
-        .map_err(|error| failure(shown(key), &error))?;
-    let server = client.server_of(key);
-    client
-        .connect_by(server, deadline)
-        .map_err(|error| failure(shown(&server.to_string()), &error))
-}
-
-/// Names the key and its server in a message.
-pub(super) fn place_of(client: &Client, key: &str) -> String {
-    let server = client.server_of(key).to_string();
-    format!("{} at {}", shown(key), shown(&server))
+/// How long to wait, by the value of `--timeout`.
+pub(super) fn wait_of(timeout: Option<u64>) -> Wait {
+    match timeout {
+        None => Wait::Forever,
+        Some(0) => Wait::No,
+        Some(seconds) => Wait::UpTo(Duration::from_secs(seconds)),
+    }
 }

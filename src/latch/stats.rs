@@ -13,7 +13,7 @@ use crate::client::{Client, Error};
 use crate::text::{escaped_json, Escaped};
 
 use super::servers::client;
-use super::{boolean, failure, options, report, shown, unprintable};
+use super::{failure, options, report, shown, unprintable};
 
 /// How often `stats --watch` asks the servers.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
@@ -29,8 +29,7 @@ enum Form {
 }
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
-    let as_json = boolean("--json", options.json.as_deref())?;
-    let watch = boolean("--watch", options.watch.as_deref())?;
+    let (as_json, watch) = (options.json, options.watch);
     let client = client(options.reach())?;
     let on_terminal = io::stdout().is_terminal();
     let form = match (as_json, on_terminal) {

@@ -18,7 +18,6 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
-use crate::cli::secret;
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -27,8 +26,9 @@ use crate::net::inherited;
 use crate::net::listener::Listener;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
+use crate::sys::secret;
 use crate::table::{Caps, Holdings};
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 use options::{Auth, Options, Sockets};
 use session::SessionRules;
@@ -171,8 +171,8 @@ fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
 }
 
 fn read_token_file(purpose: &str, path: &Path) -> Result<Box<[u8]>, String> {
-    let secret = secret::read(path).map_err(|reason| {
-        let path = Escaped::path(path);
+    let secret = secret::read(path).map_err(|error| {
+        let (path, reason) = (Escaped::path(path), reason(&error));
         format!("cannot use the {purpose} token file {path}: {reason}")
     })?;
     Ok(secret.into_bytes().into())

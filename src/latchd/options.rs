@@ -11,9 +11,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
-use crate::cli::{secret, values};
+use crate::cli::values;
 use crate::log::{LogRules, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
+use crate::sys::secret;
 
 const MAX_COUNT: u64 = u32::MAX as u64;
 
@@ -255,7 +256,7 @@ impl Options {
         let secret = match (&self.auth_token, &self.auth_token_file) {
             (Some(_), Some(_)) => return Err(exclusive(token_origin, file_origin)),
             (None, file) => return Ok(file.clone().map(Auth::File)),
-            (Some(token), None) => secret::check(token),
+            (Some(token), None) => secret::check(token).map(str::to_owned),
         };
         let secret = secret.map_err(|reason| format!("{token_origin}: {reason}"))?;
         Ok(Some(match token_origin {

@@ -18,7 +18,8 @@ pub struct SemaphoreConfig {
     pub stale_timeout: Option<Duration>,
     /// The time between two looks where the system reports no changes. 100 ms by default.
     pub retry_interval: Duration,
-    /// How long [`Semaphore::acquire`] waits; `None`, the default, for ever.
+    /// How long [`Semaphore::acquire`](super::Semaphore::acquire) waits; `None`, the default, for
+    /// ever.
     pub acquire_timeout: Option<Duration>,
 }
 
@@ -121,8 +122,8 @@ impl SemaphoreOptions {
         self
     }
 
-    /// A token for the lock file. [`ReleaseTerms::token`] can require it at the release. It guards
-    /// against mistakes and is no secret.
+    /// A token for the lock file. [`ReleaseTerms::token`](super::ReleaseTerms::token) can require
+    /// it at the release. It guards against mistakes and is no secret.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
         self.token = Some(token.into());

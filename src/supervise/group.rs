@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{
     getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
@@ -10,12 +10,11 @@ use rustix::process::{
 };
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
 
-use super::signals::{has_job_control, our_group, Foreground, ENDING};
-use super::terminal::{Lending, Terminal};
-use super::{has_living, Finish, HeldLock, JobEnd, Killed};
+use crate::sys::moment::Moment;
 
-/// The longest wait for a command to end. Much more would overflow an `Instant`.
-const MAX_KILL_AFTER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+use super::signals::{has_job_control, our_group, ENDING};
+use super::terminal::{Foreground, Terminal};
+use super::{has_living, Finish, HeldLock, JobEnd, Killed};
 
 /// How often to check whether the group is empty. Members that are not our children send no
 /// SIGCHLD.
@@ -33,12 +32,33 @@ enum Stop {
     Alone,
 }
 
+/// What a command that has stopped waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// Nothing: it runs.
+    Over,
+    /// SIGCONT: this program stops with it.
+    UntilContinued,
+    /// A look at the lock, which has to find it still held.
+    UntilConfirmed,
+}
+
+/// How far the group has been told to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    NotAsked,
+    /// Another signal has asked for it. SIGTERM comes at this moment.
+    TermAt(Moment),
+    /// The group has had SIGTERM. SIGKILL comes at this moment.
+    KillAt(Moment),
+    Killed,
+}
+
 /// The command's process group, until its last process ends.
 pub(super) struct Group<'a> {
     /// The command, whose process number is that of the group.
     leader: Pid,
-    terminal: Option<Terminal>,
-    lending: Lending,
+    terminal: Terminal,
     lock: &'a HeldLock<'a>,
     kill_after: Duration,
     /// How the command ended.
@@ -47,44 +67,29 @@ pub(super) struct Group<'a> {
     foreground: Foreground,
     /// The signal that was passed on last.
     passed_on: Option<i32>,
-    /// This program is to stop with its command, and SIGCONT has not come yet.
-    is_stopping: bool,
-    /// Whether the command stays stopped until a look has found the lock still held.
-    is_resuming: bool,
-    /// Whether the lock is lost.
+    pause: Pause,
+    ending: Ending,
     is_lost: bool,
-    /// When to send SIGTERM, once another signal has asked the group to end.
-    terminate_at: Option<Instant>,
-    /// When to send SIGKILL, once the group has had SIGTERM.
-    kill_at: Option<Instant>,
-    /// Whether the group has had SIGKILL.
-    is_killed: bool,
 }
 
 impl<'a> Group<'a> {
-    /// The group of a command that has just started.
     pub(super) fn new(
         leader: Pid,
-        terminal: Option<Terminal>,
-        lending: Lending,
+        terminal: Terminal,
         lock: &'a HeldLock<'a>,
         kill_after: Duration,
     ) -> Group<'a> {
         Group {
             leader,
             terminal,
-            lending,
             lock,
             kill_after,
             status: None,
             foreground: Foreground::Ours,
             passed_on: None,
-            is_stopping: false,
-            is_resuming: false,
+            pause: Pause::Over,
+            ending: Ending::NotAsked,
             is_lost: false,
-            terminate_at: None,
-            kill_at: None,
-            is_killed: false,
         }
     }
 
@@ -99,12 +104,7 @@ impl<'a> Group<'a> {
                 self.follow_stop(stopped_by);
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
-                if let Some(terminal) = &self.terminal {
-                    if terminal.is_of(self.leader) {
-                        self.foreground = Foreground::Command;
-                    }
-                    terminal.take_back_from(self.leader);
-                }
+                self.foreground = self.terminal.take_back_from(self.leader);
             }
         }
     }
@@ -112,13 +112,13 @@ impl<'a> Group<'a> {
     /// Stops this program after the command has stopped. When this program is continued, the
     /// command goes on only if the lock is still held.
     fn follow_stop(&mut self, stopped_by: i32) {
-        if self.kill_at.is_some() || self.terminate_at.is_some() {
+        if self.ending != Ending::NotAsked {
             // The command was told to end, and cannot while it is stopped.
             self.signal(Signal::CONT);
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
-        if wants_terminal && self.lend_terminal() {
+        if wants_terminal && self.terminal.lend_to(self.leader) {
             // `fg` has brought us to the foreground. No signal tells of that.
             self.signal(Signal::CONT);
             return;
@@ -141,8 +141,7 @@ impl<'a> Group<'a> {
 
     /// Stops this program. After it was continued, which may be much later, looks at the lock.
     fn stop_and_look(&mut self, stop: Stop) {
-        self.is_resuming = false;
-        self.is_stopping = true;
+        self.pause = Pause::UntilContinued;
         // This thread may run on for a moment: only SIGCONT tells that the stop is over.
         self.stop_this_program(stop);
         if getpid().is_init() {
@@ -153,9 +152,8 @@ impl<'a> Group<'a> {
 
     /// Looks at the lock after a stop, which may have been longer than the lease.
     fn go_on(&mut self) {
-        if self.is_stopping {
-            self.is_stopping = false;
-            self.is_resuming = true;
+        if self.pause == Pause::UntilContinued {
+            self.pause = Pause::UntilConfirmed;
             // The result of a look before the stop says nothing about the time after it.
             self.lock.confirmed.take();
         }
@@ -164,22 +162,22 @@ impl<'a> Group<'a> {
 
     /// Continues a stopped command: a look has found the lock still held.
     pub(super) fn resume(&mut self) {
-        if self.is_resuming && self.kill_at.is_none() {
-            self.is_resuming = false;
+        let may_go_on = !matches!(self.ending, Ending::KillAt(_) | Ending::Killed);
+        if self.pause == Pause::UntilConfirmed && may_go_on {
+            self.pause = Pause::Over;
             // A command that goes on after the signal may do so: the lock is held.
-            self.terminate_at = None;
-            if self.lending == Lending::AtStart {
-                self.lend_terminal();
-            }
+            self.ending = Ending::NotAsked;
+            self.terminal.lend_again_to(self.leader);
             self.signal(Signal::CONT);
         }
     }
 
-    /// Handles a signal to this program.
     pub(super) fn handle(&mut self, signal: i32) {
         match signal {
             SIGCONT => self.go_on(),
-            SIGTSTP if self.is_resuming && has_job_control() => self.stop_and_look(Stop::Job),
+            SIGTSTP if self.pause == Pause::UntilConfirmed && has_job_control() => {
+                self.stop_and_look(Stop::Job)
+            }
             SIGTTIN | SIGTTOU => self.follow_need(),
             SIGCHLD => {}
             _ => self.pass_on(signal),
@@ -187,17 +185,11 @@ impl<'a> Group<'a> {
     }
 
     fn stop_this_program(&self, stop: Stop) {
-        let had_terminal = self
-            .terminal
-            .as_ref()
-            .is_some_and(|terminal| terminal.is_of(self.leader));
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back_from(self.leader);
-        }
+        let foreground = self.terminal.take_back_from(self.leader);
         let _ = match our_group() {
             // Ctrl-Z stops the whole job: the script that runs us, or the rest of our pipeline. The
             // terminal sent it to the command's group only.
-            Some(group) if stop == Stop::Job && had_terminal => {
+            Some(group) if stop == Stop::Job && foreground == Foreground::Command => {
                 kill_process_group(group, Signal::STOP)
             }
             _ => kill_process(getpid(), Signal::STOP),
@@ -207,22 +199,12 @@ impl<'a> Group<'a> {
     /// Takes the terminal back for another member of our process group, such as a pager, that has
     /// stopped for want of it. The command gets it again when it needs it.
     fn follow_need(&self) {
-        let (Some(terminal), Some(ours)) = (&self.terminal, our_group()) else {
-            return;
-        };
-        terminal.take_back_from(self.leader);
-        let _ = match terminal.is_ours() {
-            true => kill_process_group(ours, Signal::CONT),
+        self.terminal.take_back_from(self.leader);
+        let _ = match our_group().filter(|ours| self.terminal.is_of(*ours)) {
+            Some(ours) => kill_process_group(ours, Signal::CONT),
             // The whole job is in the background, and stops.
-            false => kill_process(getpid(), Signal::STOP),
+            None => kill_process(getpid(), Signal::STOP),
         };
-    }
-
-    /// Gives the terminal to the command if this program has it. Says whether the command got it.
-    fn lend_terminal(&self) -> bool {
-        self.terminal
-            .as_ref()
-            .is_some_and(|terminal| terminal.is_ours() && terminal.give_to(self.leader))
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -230,12 +212,13 @@ impl<'a> Group<'a> {
         if let Some(named) = Signal::from_named_raw(signal) {
             self.signal(named);
         }
-        if self.is_resuming && ENDING.contains(&signal) {
+        if self.pause == Pause::UntilConfirmed && ENDING.contains(&signal) {
             // The command must not go on with its work: it is not known whether the lock is held.
             // SIGTERM comes later, so that the command dies of the signal that was passed on.
             self.signal(Signal::CONT);
-            let terminate_at = Instant::now() + PASSED_ON_TIME;
-            self.terminate_at.get_or_insert(terminate_at);
+            if self.ending == Ending::NotAsked {
+                self.ending = Ending::TermAt(Moment::now() + PASSED_ON_TIME);
+            }
         }
     }
 
@@ -247,32 +230,30 @@ impl<'a> Group<'a> {
 
     /// Sends SIGTERM to the group, and sets the time for SIGKILL.
     fn terminate(&mut self) {
-        if self.kill_at.is_none() {
+        if matches!(self.ending, Ending::NotAsked | Ending::TermAt(_)) {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
-            self.kill_at = Some(Instant::now() + self.kill_after.min(MAX_KILL_AFTER));
+            self.ending = Ending::KillAt(Moment::now() + self.kill_after);
         }
     }
 
     /// Sends SIGTERM or SIGKILL if its time has come.
     pub(super) fn kill_if_due(&mut self) {
-        if self.terminate_at.is_some_and(|time| time <= Instant::now()) {
-            self.terminate_at = None;
-            self.terminate();
-        }
-        let is_due = self
-            .kill_at
-            .is_some_and(|kill_at| kill_at <= Instant::now());
-        if is_due && !self.is_killed {
-            self.signal(Signal::KILL);
-            self.is_killed = true;
+        match self.ending {
+            Ending::TermAt(time) if time <= Moment::now() => self.terminate(),
+            Ending::KillAt(time) if time <= Moment::now() => {
+                self.signal(Signal::KILL);
+                self.ending = Ending::Killed;
+            }
+            _ => {}
         }
     }
 
     /// Whether the group still has a process. After the kill, zombies of other parents do not
     /// count: a parent outside the group may never reap them.
     fn is_alive(&self) -> bool {
-        test_kill_process_group(self.leader).is_ok() && (!self.is_killed || has_living(self.leader))
+        test_kill_process_group(self.leader).is_ok()
+            && (self.ending != Ending::Killed || has_living(self.leader))
     }
 
     /// How the command ended, once its whole group has ended. If the command has ended and others
@@ -301,14 +282,17 @@ impl<'a> Group<'a> {
 
     /// When to look again even without a signal: for the kill, and for processes of the group that
     /// are not our children.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        let kill_at = self.kill_at.filter(|_| !self.is_killed);
-        let soon = self.status.map(|_| Instant::now() + GROUP_POLL);
-        let times = [self.terminate_at, kill_at, soon];
-        times.into_iter().flatten().min()
+    pub(super) fn next_look(&self) -> Moment {
+        let due_at = match self.ending {
+            Ending::TermAt(time) | Ending::KillAt(time) => time,
+            Ending::NotAsked | Ending::Killed => Moment::NEVER,
+        };
+        match self.status {
+            Some(_) => due_at.min(Moment::now() + GROUP_POLL),
+            None => due_at,
+        }
     }
 
-    /// Sends the group a signal.
     fn signal(&self, signal: Signal) {
         // This fails if the group has ended, and then it needs no signal.
         let _ = kill_process_group(self.leader, signal);

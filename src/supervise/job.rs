@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{Event, Killed};
+use crate::sys::event::Event;
 
-/// What to run, and how.
+use super::Killed;
+
 #[derive(Debug)]
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.

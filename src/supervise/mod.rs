@@ -6,7 +6,6 @@
 //! starts it and does what a parent cannot do without unsafe code: it asks the kernel to send the
 //! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
-mod event;
 mod group;
 mod job;
 mod shim;
@@ -19,40 +18,30 @@ use rustix::process::{getpid, set_child_subreaper, Pid};
 
 use crate::sys::process;
 
-pub use event::Event;
+pub use crate::sys::event::Event;
 use group::Group;
 pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};
-use signals::Foreground;
 pub use signals::{Killed, SignalWatch};
-use terminal::{Lending, Terminal};
+use terminal::Terminal;
 
-/// Runs the job until the last process of its group has ended. Call it on the main thread.
-///
-/// # Errors
-///
-/// If the job cannot be started.
+/// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
+/// the job cannot be started.
 pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<JobEnd> {
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
-    let lending = Lending::by_the_streams();
-    let foreground = match &terminal {
-        Some(terminal) if lending == Lending::AtStart && terminal.is_ours() => Foreground::Command,
-        _ => Foreground::Ours,
-    };
-    let leader = shim::spawn(job, foreground)?;
-    if lending == Lending::OnDemand && terminal.is_some() {
+    let leader = shim::spawn(job, terminal.at_start())?;
+    if terminal.is_on_demand() {
         // Without this, the rest of the pipeline stops when it needs the terminal.
         let _ = signals.catch_terminal_needs();
     }
-    let group = Group::new(leader, terminal, lending, lock, job.kill_after);
+    let group = Group::new(leader, terminal, lock, job.kill_after);
     let end = attend(group, signals, lock);
     signals.block_terminal_needs();
     Ok(end)
 }
 
-/// Attends to the group until its last process has ended.
 fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> JobEnd {
     loop {
         group.reap();

@@ -14,7 +14,7 @@ use rustix::process::{getpgrp, getpid, getppid, set_parent_process_death_signal,
 use rustix::termios::tcsetpgrp;
 use signal_hook::consts::signal::SIGTERM;
 
-use super::signals::Foreground;
+use super::terminal::Foreground;
 use super::{Job, Orphan};
 
 /// The argument that makes a program the [`exec_shim`].

@@ -2,11 +2,10 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
 
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::unistd;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{
     getpid, getppid, kill_process, kill_process_group, set_dumpable_behavior, wait,
     DumpableBehavior, Pid, Signal, WaitOptions,
@@ -18,9 +17,11 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::sys::event::Event;
+use crate::sys::moment::{Alarm, Moment};
 use crate::sys::process;
 
-use super::Event;
+use super::terminal::Foreground;
 
 /// The signals that are passed on to the command, and that end a wait for the lock.
 pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
@@ -31,6 +32,7 @@ pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 /// The signals that have arrived. Make it on the main thread, before any other thread starts.
 pub struct SignalWatch {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
+    alarm: Alarm,
 }
 
 impl SignalWatch {
@@ -49,7 +51,8 @@ impl SignalWatch {
         caught.extend([SIGCHLD, SIGCONT]);
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, caught)?;
-        Ok(SignalWatch { delivery })
+        let alarm = Alarm::new()?;
+        Ok(SignalWatch { delivery, alarm })
     }
 
     /// Catches, on this thread, the signals that our process group gets when one of its members
@@ -71,7 +74,7 @@ impl SignalWatch {
     pub fn wait_for(&mut self, event: &Event) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-            for signal in self.next(&[event], None) {
+            for signal in self.next(&[event], Moment::NEVER) {
                 match signal {
                     SIGTSTP if has_job_control() => {
                         let _ = kill_process(getpid(), Signal::STOP);
@@ -91,18 +94,18 @@ impl SignalWatch {
         }
     }
 
-    /// Blocks until an event is set, a signal arrives, or `until` has passed. Returns the signals
+    /// Blocks until an event is set, a signal arrives, or `until` has come. Returns the signals
     /// that have arrived.
-    pub(super) fn next(&mut self, events: &[&Event], until: Option<Instant>) -> Vec<i32> {
-        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let events = events.iter().map(|event| &*event.0);
+    pub(super) fn next(&mut self, events: &[&Event], until: Moment) -> Vec<i32> {
+        self.alarm.set(until);
+        let events = events.iter();
         let mut watched: Vec<PollFd<'_>> = events
-            .map(|event| PollFd::new(event, PollFlags::IN))
+            .map(|event| PollFd::new(*event, PollFlags::IN))
             .collect();
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
+        watched.push(PollFd::new(&self.alarm, PollFlags::IN));
         // A signal interrupts the poll. That is no error: the signal is pending.
-        let _ = poll(&mut watched, timeout.as_ref());
+        let _ = poll(&mut watched, None);
         self.delivery.pending().collect()
     }
 }
@@ -112,15 +115,6 @@ impl SignalWatch {
 pub struct Killed {
     pub(super) signal: i32,
     pub(super) foreground: Foreground,
-}
-
-/// Which process group had the terminal, and so received the signal of a typed key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Foreground {
-    /// Our process group. Its other members received the signal, too.
-    Ours,
-    /// The command's process group. Ours did not receive the signal.
-    Command,
 }
 
 impl Killed {

@@ -12,57 +12,110 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::signals::our_group;
 
-/// The controlling terminal. `fg` can give it to our process group at any time, and `bg` take it.
-pub(super) struct Terminal(File);
+/// The controlling terminal, if there is one. `fg` can give it to our process group at any time,
+/// and `bg` take it.
+pub(super) struct Terminal {
+    file: Option<File>,
+    lending: Lending,
+}
 
-impl Terminal {
-    pub(super) fn open() -> Option<Terminal> {
-        File::open("/dev/tty").ok().map(Terminal)
-    }
-
-    pub(super) fn is_ours(&self) -> bool {
-        our_group().is_some_and(|group| self.is_of(group))
-    }
-
-    pub(super) fn is_of(&self, group: Pid) -> bool {
-        tcgetpgrp(&self.0) == Ok(group)
-    }
-
-    /// Gives the terminal to the group, and says whether that worked.
-    pub(super) fn give_to(&self, group: Pid) -> bool {
-        // Blocked, SIGTTOU does not keep us from doing that in the background.
-        let blocked = SigSet::from(NixSignal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
-        let is_given = tcsetpgrp(&self.0, group).is_ok();
-        let _ = blocked.and_then(|before| before.thread_set_mask());
-        is_given
-    }
-
-    /// Takes the terminal back from the group, or from a group that has ended. In the background
-    /// the terminal is the shell's: a shell that loses it ends.
-    pub(super) fn take_back_from(&self, group: Pid) {
-        let (Ok(foreground), Some(ours)) = (tcgetpgrp(&self.0), our_group()) else {
-            return;
-        };
-        if foreground == group || test_kill_process_group(foreground) == Err(Errno::SRCH) {
-            self.give_to(ours);
-        }
-    }
+/// Which process group had the terminal, and so received the signal of a typed key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Foreground {
+    /// Our process group. Its other members received the signal, too.
+    Ours,
+    /// The command's process group. Ours did not receive the signal.
+    Command,
 }
 
 /// When the command gets the terminal, if this program has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lending {
+enum Lending {
     /// Before it runs.
     AtStart,
     /// When it has stopped because it needs the terminal.
     OnDemand,
 }
 
+impl Terminal {
+    pub(super) fn open() -> Terminal {
+        Terminal {
+            file: File::open("/dev/tty").ok(),
+            lending: Lending::by_the_streams(),
+        }
+    }
+
+    /// Which group is to have the terminal when the command starts.
+    pub(super) fn at_start(&self) -> Foreground {
+        match self.lending {
+            Lending::AtStart if self.is_ours() => Foreground::Command,
+            _ => Foreground::Ours,
+        }
+    }
+
+    /// Whether there is a terminal that the command gets only when it needs it.
+    pub(super) fn is_on_demand(&self) -> bool {
+        self.file.is_some() && self.lending == Lending::OnDemand
+    }
+
+    pub(super) fn is_of(&self, group: Pid) -> bool {
+        self.foreground() == Some(group)
+    }
+
+    fn is_ours(&self) -> bool {
+        our_group().is_some_and(|group| self.is_of(group))
+    }
+
+    fn foreground(&self) -> Option<Pid> {
+        tcgetpgrp(self.file.as_ref()?).ok()
+    }
+
+    /// Gives the terminal to the command's group if this program has it. Says whether the command
+    /// got it.
+    pub(super) fn lend_to(&self, group: Pid) -> bool {
+        self.is_ours() && self.give_to(group)
+    }
+
+    /// Gives the terminal to the command's group after a stop, as at the start.
+    pub(super) fn lend_again_to(&self, group: Pid) {
+        if self.at_start() == Foreground::Command {
+            self.give_to(group);
+        }
+    }
+
+    /// Gives the terminal to the group, and says whether that worked.
+    fn give_to(&self, group: Pid) -> bool {
+        // Blocked, SIGTTOU does not keep us from doing that in the background.
+        let blocked = SigSet::from(NixSignal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        let file = self.file.as_ref();
+        let is_given = file.is_some_and(|file| tcsetpgrp(file, group).is_ok());
+        let _ = blocked.and_then(|before| before.thread_set_mask());
+        is_given
+    }
+
+    /// Takes the terminal back from the command's group, or from a group that has ended, and says
+    /// whether the command had it. In the background the terminal is the shell's: a shell that
+    /// loses it ends.
+    pub(super) fn take_back_from(&self, group: Pid) -> Foreground {
+        let Some(foreground) = self.foreground() else {
+            return Foreground::Ours;
+        };
+        let is_lent = foreground == group;
+        if is_lent || test_kill_process_group(foreground) == Err(Errno::SRCH) {
+            our_group().map(|ours| self.give_to(ours));
+        }
+        match is_lent {
+            true => Foreground::Command,
+            false => Foreground::Ours,
+        }
+    }
+}
+
 impl Lending {
     /// Decides by the standard streams. In a pipeline another program, such as a pager, may read
     /// the terminal. If the command had the terminal, that program would stop, and the whole job
     /// with it.
-    pub(super) fn by_the_streams() -> Lending {
+    fn by_the_streams() -> Lending {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
             .into_iter()

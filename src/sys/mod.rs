@@ -1,10 +1,14 @@
-//! What the programs need of the system: directories, processes, threads, systemd's notifications.
+//! What the programs need of the system: directories, secrets, processes, threads, time, and
+//! systemd's notifications.
 
 pub mod directory;
+pub mod event;
 #[cfg(feature = "programs")]
 pub mod memory;
+pub mod moment;
 #[cfg(feature = "programs")]
 pub mod notify;
 pub mod process;
+pub mod secret;
 #[cfg(feature = "programs")]
 pub mod thread;

@@ -33,7 +33,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // services
     ("arbiter", &["table", "token", "fence", "sys"]),
     ("fence", &["token", "sys", "text"]),
-    ("client", &["client", "protocol", "token", "net", "text"]),
+    (
+        "client",
+        &["client", "protocol", "token", "net", "sys", "text"],
+    ),
     ("lockfile", &["lockfile", "sys", "text"]),
     // codecs
     ("protocol", &["protocol", "table", "token"]),

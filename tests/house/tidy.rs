@@ -176,7 +176,6 @@ fn lines_fit_into_a_hundred_columns() {
 }
 
 #[test]
-#[ignore = "does not hold everywhere yet"]
 fn files_can_be_read_in_one_sitting() {
     let mut found = Vec::new();
     for file in sources(&root().join("src")) {

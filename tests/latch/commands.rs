@@ -406,6 +406,26 @@ fn a_missing_auth_token_is_77_and_an_unreadable_file_74() {
 }
 
 #[test]
+fn a_file_without_a_usable_auth_token_is_74() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("secret");
+    let file = file.to_str().expect("text");
+    for (content, reason) in [
+        ("", "the token is empty"),
+        (" \t\n", "the token is empty"),
+        ("a\nb", "the token has a line end in it"),
+        (&"x".repeat(65_537), "the token is longer than 65536 bytes"),
+    ] {
+        fs::write(file, content).expect("write");
+        let output = output(&mut latch(&daemon, &["ping", "--auth-token-file", file]));
+        let said = text(&output.stderr);
+        assert_eq!(said, format!("latch: {file}: {reason}\n"));
+        assert_eq!(output.status.code(), Some(74));
+    }
+}
+
+#[test]
 fn a_command_that_is_too_long_with_its_environment_is_71() {
     let daemon = Daemon::start(&[]);
     // The longest command line that latch itself can have. What latch adds to it is too much.

@@ -138,13 +138,18 @@ impl Daemon {
         Client::tcp(self.addr())
     }
 
-    /// Sends a signal; nothing happens if the daemon is already gone.
+    /// Sends a signal; nothing happens if the daemon is already gone. SIGSTOP has stopped all its
+    /// threads when this returns: they answer for a while on a busy machine.
     pub fn signal(&self, signal: Signal) {
+        use rustix::process::{kill_process, waitid, WaitId, WaitIdOptions};
         let mut child = self.child.lock().unwrap();
         // Once it is reaped, its pid may belong to a stranger.
         if matches!(child.try_wait(), Ok(None)) {
-            let pid = rustix::process::Pid::from_child(&child);
-            rustix::process::kill_process(pid, signal).expect("a child of ours can be signalled");
+            let pid = Pid::from_child(&child);
+            kill_process(pid, signal).expect("a child of ours can be signalled");
+            if signal == Signal::STOP {
+                waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).expect("it stops");
+            }
         }
     }
 

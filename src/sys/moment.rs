@@ -1,5 +1,5 @@
 //! Points in time by a clock that goes on while this process is stopped and while the host is
-//! suspended, as the lease does on the server.
+//! suspended, as a lease does on the server.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -17,21 +17,24 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A point in time by CLOCK_BOOTTIME.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Moment(Duration);
+pub struct Moment(Duration);
 
 impl Moment {
-    pub(super) fn now() -> Moment {
+    /// Later than any other.
+    pub const NEVER: Moment = Moment(Duration::MAX);
+
+    pub fn now() -> Moment {
         let now = clock_gettime(ClockId::Boottime);
         Moment(Duration::try_from(now).expect("no time is before the boot"))
     }
 
     /// How long ago it was; zero if it is yet to come.
-    pub(super) fn elapsed(self) -> Duration {
+    pub fn elapsed(self) -> Duration {
         Moment::now().saturating_since(self)
     }
 
     /// The time from `earlier` to this; zero if that is later.
-    pub(super) fn saturating_since(self, earlier: Moment) -> Duration {
+    pub fn saturating_since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
@@ -57,17 +60,17 @@ impl Sub<Duration> for Moment {
 /// The timeout of a poll will not do: after this process was stopped, it goes on with the time that
 /// was left before.
 #[derive(Debug)]
-pub(super) struct Alarm(OwnedFd);
+pub struct Alarm(OwnedFd);
 
 impl Alarm {
-    pub(super) fn new() -> io::Result<Alarm> {
+    pub fn new() -> io::Result<Alarm> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Alarm(timerfd_create(TimerfdClockId::Boottime, flags)?))
     }
 
     /// Makes the descriptor readable at `moment`, or within a year if that is later. It is not
     /// readable before, whatever it was set to.
-    pub(super) fn set(&self, moment: Moment) {
+    pub fn set(&self, moment: Moment) {
         let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
         let zero = Timespec {
             tv_sec: 0,
@@ -85,5 +88,25 @@ impl Alarm {
 impl AsFd for Alarm {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{poll, PollFd, PollFlags};
+
+    #[test]
+    fn an_alarm_is_readable_from_its_moment_until_it_is_set_anew() {
+        let alarm = Alarm::new().expect("a descriptor");
+        let wait = |timeout: Option<&Timespec>| {
+            poll(&mut [PollFd::new(&alarm, PollFlags::IN)], timeout).expect("no signal")
+        };
+        let rings_at = Moment::now() + Duration::from_millis(20);
+        alarm.set(rings_at);
+        assert_eq!(wait(None), 1);
+        assert!(Moment::now() >= rings_at);
+        alarm.set(Moment::NEVER);
+        assert_eq!(wait(Some(&Timespec::default())), 0);
     }
 }

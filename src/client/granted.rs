@@ -1,0 +1,55 @@
+//! A grant and the connection that it came over, before and while a guard keeps it.
+
+use std::time::Duration;
+
+use super::connection::Connection;
+use super::error::Error;
+use super::guard::Guard;
+use super::slot::Slot;
+use crate::sys::moment::Moment;
+use crate::token::Grant;
+
+/// A grant and the connection that it came over. Dropping it closes the connection.
+pub(crate) struct Granted {
+    pub(crate) connection: Connection,
+    pub(super) key: String,
+    /// What renewals ask for.
+    pub(super) slot: Slot,
+    pub(crate) grant: Grant,
+    /// When the lease was asked for: it began then or later.
+    pub(super) asked_at: Moment,
+}
+
+impl Granted {
+    /// Makes a guard of it.
+    ///
+    /// A quick reply is counted from its request. After a long wait, the client cannot know how
+    /// long the reply has been lying here (this process may have been stopped meanwhile): then a
+    /// renewal tells.
+    pub(super) fn keep(mut self) -> Result<Guard, Error> {
+        self.connection.cancelled_by = None;
+        // Renewals ask for the lease that was granted, not for the server's default.
+        self.slot = self.slot.with_lease(self.grant.lease);
+        if self.asked_at.elapsed() >= self.grant.lease / 4 {
+            self.asked_at = Moment::now();
+            let token = self.grant.token;
+            let renewed = self.connection.renew(&self.key, self.slot, token);
+            self.grant.lease = renewed.map_err(|error| match error {
+                Error::Refused => Error::LeaseExpired,
+                error => error,
+            })?;
+        }
+        Guard::new(self)
+    }
+
+    pub(crate) fn release(&mut self) -> Result<(), Error> {
+        let token = self.grant.token;
+        self.connection.release(&self.key, self.slot, token)
+    }
+
+    pub(super) fn send_renewal(&mut self, within: Duration) -> Result<(), Error> {
+        let token = self.grant.token;
+        self.connection
+            .send_renewal(&self.key, self.slot, token, within)
+    }
+}

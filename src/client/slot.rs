@@ -1,0 +1,129 @@
+//! What a client asks for: a lock or a slot of a semaphore, and for how long it waits.
+
+use std::time::{Duration, Instant};
+
+use super::error::Error;
+use crate::protocol::limits;
+use crate::protocol::request::{Kind, Limit};
+
+/// What a client asks for: a lock, or a slot of a semaphore.
+///
+/// ```
+/// use latchd::client::Slot;
+/// use std::time::Duration;
+///
+/// let slot = Slot::semaphore(3).with_lease(Duration::from_secs(10));
+/// assert_eq!((slot.limit, slot.lease), (Some(3), Some(Duration::from_secs(10))));
+/// assert_eq!((Slot::LOCK.limit, Slot::LOCK.lease), (None, None));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Slot {
+    /// How many may hold the key at once, 1 to 1048576; `None` for a lock.
+    pub limit: Option<u32>,
+    /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
+    pub lease: Option<Duration>,
+}
+
+impl Slot {
+    /// A lock with the server's default lease.
+    pub const LOCK: Slot = Slot {
+        limit: None,
+        lease: None,
+    };
+
+    /// A slot of a semaphore with `limit` slots, with the server's default lease.
+    pub const fn semaphore(limit: u32) -> Slot {
+        Slot {
+            limit: Some(limit),
+            lease: None,
+        }
+    }
+
+    /// The same, with a lease of this length, in whole seconds (rounded up).
+    #[must_use]
+    pub const fn with_lease(self, lease: Duration) -> Slot {
+        Slot {
+            limit: self.limit,
+            lease: Some(lease),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.checked_lease()?;
+        self.checked_limit().map(drop)
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self.limit {
+            None => Kind::Lock,
+            Some(_) => Kind::Semaphore,
+        }
+    }
+
+    pub(super) fn checked_limit(&self) -> Result<Limit, Error> {
+        let limit = self.limit.map(|limit| limits::limit(limit.into()));
+        limit
+            .unwrap_or(Some(Limit::ONE))
+            .ok_or(Error::InvalidArgument("a limit is 1 to 1048576"))
+    }
+
+    pub(super) fn checked_lease(&self) -> Result<Option<Duration>, Error> {
+        let Some(lease) = self.lease else {
+            return Ok(None);
+        };
+        let checked = limits::lease(whole_seconds(lease));
+        let why = "a lease is 1 to 9223372036 seconds";
+        checked.map(Some).ok_or(Error::InvalidArgument(why))
+    }
+}
+
+/// How long a claim may wait for its grant: the wait timeout of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: the key is tried once.
+    No,
+    /// At most this long, in whole seconds (rounded up).
+    UpTo(Duration),
+    /// Until the grant.
+    Forever,
+}
+
+impl Wait {
+    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
+    /// has half of one for its answer.
+    pub(super) fn after(self, elapsed: Duration) -> Wait {
+        let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
+        match self {
+            Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(Duration::from_secs(elapsed))),
+            other => other,
+        }
+    }
+
+    /// When the reply to a request that began at `began` is due; `None` if the wait has no end.
+    pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
+        match self {
+            Wait::Forever => None,
+            wait => began.checked_add(wait.timeout().saturating_add(reply_timeout)),
+        }
+    }
+
+    /// The wait timeout that is sent: the protocol's longest if the wait is longer.
+    pub(super) fn timeout(self) -> Duration {
+        Duration::from_secs(match self {
+            Wait::No => 0,
+            Wait::UpTo(time) => whole_seconds(time).min(limits::MAX_SECONDS),
+            Wait::Forever => limits::MAX_SECONDS,
+        })
+    }
+}
+
+fn whole_seconds(time: Duration) -> u64 {
+    let begun = u64::from(time.subsec_nanos() > 0);
+    time.as_secs().saturating_add(begun)
+}
+
+/// Whether a key can be sent.
+pub(super) fn check_key(key: &str) -> Result<(), Error> {
+    limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
+}

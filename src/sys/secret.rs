@@ -1,0 +1,38 @@
+//! The secret that client and server share: the token that `auth` presents.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// The longest secret in bytes: a longer one does not fit into a request.
+const MAX_SECRET_LEN: usize = 65_536;
+
+/// The longest file in bytes: more than any secret with white space around it.
+const MAX_FILE_LEN: u64 = 128 * 1024;
+
+/// Reads the secret in a file, without the white space around it. The error, which may be about the
+/// file or about the secret, does not show the secret.
+pub fn read(path: &Path) -> io::Result<String> {
+    let mut content = String::new();
+    let mut limited = File::open(path)?.take(MAX_FILE_LEN + 1);
+    if limited.read_to_string(&mut content)? as u64 > MAX_FILE_LEN {
+        return Err(io::Error::other("it is too long for a token"));
+    }
+    check(&content).map(str::to_owned).map_err(io::Error::other)
+}
+
+/// Removes the white space around a secret. The error, which does not show the secret, says what is
+/// wrong with it: an empty secret would let every client in, and one with a line end could never be
+/// presented.
+pub fn check(secret: &str) -> Result<&str, &'static str> {
+    let secret = secret.trim();
+    if secret.is_empty() {
+        Err("the token is empty")
+    } else if secret.contains(['\r', '\n']) {
+        Err("the token has a line end in it")
+    } else if secret.len() > MAX_SECRET_LEN {
+        Err("the token is longer than 65536 bytes")
+    } else {
+        Ok(secret)
+    }
+}
