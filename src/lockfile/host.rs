@@ -159,5 +159,6 @@ pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Recor
         start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,
+        has_read_lock: false,
     }
 }

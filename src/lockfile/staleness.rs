@@ -62,10 +62,23 @@ pub(super) trait Host {
 pub(super) enum Flock {
     /// No other process has it locked; after an attempt to lock it, this process has.
     Ours,
+    /// Another process has it locked by flock(2), but not by fcntl(2), as a holder and a taker do.
+    /// After an attempt to lock it, this process has it locked by fcntl(2), so that they cannot.
+    Bystanders,
     /// Another process has it locked.
     Theirs,
     /// This process has not tried, or the file system has no such locks.
     Unknown,
+}
+
+impl Flock {
+    /// The same for a file with this record: its holder may have locked it by flock(2) alone.
+    pub(super) fn of_record(self, record: &Record) -> Flock {
+        match self {
+            Flock::Bystanders if record.is_live && !record.has_read_lock => Flock::Theirs,
+            other => other,
+        }
+    }
 }
 
 /// The content of a lock file, and the time of its last change.
@@ -145,7 +158,7 @@ fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
     if promises_flock(record, own) {
         match flock {
             Flock::Theirs => return Alive::Yes,
-            Flock::Ours => return Alive::No,
+            Flock::Ours | Flock::Bystanders => return Alive::No,
             Flock::Unknown => {}
         }
     }

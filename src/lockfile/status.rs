@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::sys::directory::{Directory, Entry};
+use crate::sys::directory::{has_range_lock, Directory, Entry};
 use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
@@ -222,7 +222,7 @@ impl Semaphore {
         let record = Record::parse(&content.bytes);
         // Only where it matters: this shared lock is in the way of a taker for a moment.
         let flock = match promises_flock(&record, host_id()) {
-            true => look_at_flock(&file),
+            true => look_at_flock(&file).of_record(&record),
             false => Flock::Unknown,
         };
         let obstacle = match flock {
@@ -262,7 +262,11 @@ impl Semaphore {
         let directory = self.directory()?;
         let files = self.files(&directory);
         Ok(match files.open()? {
-            Found::File(file) => files.lock(&file)? == Flock::Theirs,
+            Found::File(found) => {
+                let file = files.open_to_write(&found)?.unwrap_or(found);
+                let record = Record::parse(&files.read(&file)?.bytes);
+                files.lock(&file)?.of_record(&record) == Flock::Theirs
+            }
             _ => false,
         })
     }
@@ -310,7 +314,7 @@ impl Semaphore {
                     Flock::Theirs if is_live => Err(Obstacle::NotStale),
                     Flock::Theirs => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
-                    Flock::Ours | Flock::Unknown => Ok(()),
+                    Flock::Ours | Flock::Bystanders | Flock::Unknown => Ok(()),
                 }))
             };
             match takeover::remove(&files, &allows)? {
@@ -377,7 +381,8 @@ impl Semaphore {
 /// Whether another process has the file locked. An error counts as no.
 fn look_at_flock(file: &fs::File) -> Flock {
     match flock(file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Theirs,
+        Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::Theirs,
+        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Bystanders,
         _ => Flock::Ours,
     }
 }

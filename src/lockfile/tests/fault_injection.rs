@@ -85,9 +85,13 @@ impl Files for FaultyFiles<'_> {
         self.files.open()
     }
 
-    fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
+    fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
         self.step();
-        self.files.open_to_rewrite(file)
+        self.files.open_to_write(file)
+    }
+
+    fn may_rewrite(&self, file: &File) -> io::Result<bool> {
+        self.files.may_rewrite(file)
     }
 
     fn lock(&self, file: &File) -> io::Result<Flock> {
