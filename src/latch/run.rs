@@ -10,7 +10,8 @@ use crossbeam_channel::bounded;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Client, Error, Guard, Lock, Loss};
-use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, JobEnd, Orphan, SignalWatch};
+use crate::sys::event::Event;
 use crate::text::reason;
 
 use super::servers::{client_within, place_of};

@@ -15,13 +15,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::sys::directory::Directory;
+use crate::sys::event::Event;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFileOptions, LockFiles};
 use super::host::seconds_since_1970;
 use super::record::{Record, TIMESTAMP};
 use super::takeover;
-use super::watch::{CancelFlag, Watch, Woken};
+use super::watch::{Watch, Woken};
 use super::Semaphore;
 
 /// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
@@ -83,7 +84,7 @@ struct HeldFile {
 
 /// The thread that watches the lock.
 struct WatchThread {
-    stop: Arc<CancelFlag>,
+    stop: Event,
     thread: JoinHandle<()>,
 }
 
@@ -249,8 +250,8 @@ impl HeldFile {
 
 impl WatchThread {
     fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
-        let stop = Arc::new(CancelFlag::new()?);
-        let stopped = Arc::clone(&stop);
+        let stop = Event::new()?;
+        let stopped = stop.clone();
         let watch = Watch::after(WATCH_DELAY, &held.directory);
         let held = Arc::downgrade(held);
         let stack_len = if options.on_lost.is_some() {
@@ -267,7 +268,7 @@ impl WatchThread {
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
-fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &CancelFlag) {
+fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &Event) {
     let mut next_beat = Instant::now() + options.beat;
     let mut is_due = false;
     while let Some(held) = held.upgrade() {
@@ -388,7 +389,7 @@ mod tests {
             has_heartbeat: false,
             on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
         };
-        let stop = CancelFlag::new().expect("a flag");
+        let stop = Event::new().expect("a flag");
         thread::scope(|scope| {
             scope.spawn(|| {
                 watch_over(

@@ -53,7 +53,6 @@ pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
-pub(crate) use watch::CancelFlag;
 
 use files::{LockFileOptions, LockFiles};
 use guard::{beat_for, GuardOptions};

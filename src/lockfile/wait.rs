@@ -4,12 +4,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::sys::event::Event;
+
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
 use super::release::ReleaseTerms;
 use super::status::{Busy, LockDetails};
-use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
+use super::watch::{HolderProcess, Watch, Woken};
 use super::{Attempt, HolderKind, Obstacle, Semaphore};
 
 /// The shortest time between two looks, whatever the retry interval.
@@ -24,12 +26,12 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// When a wait ends without a lock.
 pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
-    cancel: Option<&'a CancelFlag>,
+    cancel: Option<&'a Event>,
 }
 
 impl<'a> WaitLimit<'a> {
     /// After `timeout` from now, or once `cancel` is set.
-    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Event>) -> WaitLimit<'a> {
         // A deadline that the clock cannot represent is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         WaitLimit { deadline, cancel }

@@ -6,10 +6,11 @@ use std::thread;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Busy, CancelFlag, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, WaitLimit, Waited,
+    acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, SemaphoreOptions,
+    WaitLimit, Waited,
 };
-use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
+use crate::sys::event::Event;
 use crate::text::reason;
 
 use super::options::{LossPolicy, SemaOptions, SemaRequest};
@@ -120,7 +121,7 @@ fn wait<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = CancelFlag::new()?;
+    let cancel = Event::new()?;
     let granted = Event::new()?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{Event, Killed};
+use crate::sys::event::Event;
+
+use super::Killed;
 
 /// What to run, and how.
 #[derive(Debug)]

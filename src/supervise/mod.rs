@@ -6,7 +6,6 @@
 //! starts it and does what a parent cannot do without unsafe code: it asks the kernel to send the
 //! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
-mod event;
 mod group;
 mod job;
 mod shim;
@@ -19,7 +18,6 @@ use rustix::process::{getpid, set_child_subreaper, Pid};
 
 use crate::sys::process;
 
-pub use event::Event;
 use group::Group;
 pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};

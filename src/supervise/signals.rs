@@ -18,9 +18,8 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::sys::event::Event;
 use crate::sys::process;
-
-use super::Event;
 
 /// The signals that are passed on to the command, and that end a wait for the lock.
 pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
@@ -96,9 +95,9 @@ impl SignalWatch {
     pub(super) fn next(&mut self, events: &[&Event], until: Option<Instant>) -> Vec<i32> {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let events = events.iter().map(|event| &*event.0);
         let mut watched: Vec<PollFd<'_>> = events
-            .map(|event| PollFd::new(event, PollFlags::IN))
+            .iter()
+            .map(|event| PollFd::new(*event, PollFlags::IN))
             .collect();
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
         // A signal interrupts the poll. That is no error: the signal is pending.

@@ -9,6 +9,7 @@ use std::thread;
 use super::*;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::watch::Watch;
+use crate::sys::event::Event;
 use crate::sys::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -428,7 +429,7 @@ fn a_cancelled_wait_ends() {
     let semaphore =
         Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
     let _guard = semaphore.try_acquire().expect("a free lock");
-    let flag = CancelFlag::new().expect("a flag");
+    let flag = Event::new().expect("a flag");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));

@@ -1,14 +1,14 @@
 //! A flag that one thread sets and another polls for.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{eventfd, EventfdFlags};
 
 /// A flag that one thread sets and another polls for. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Event(pub(super) Arc<OwnedFd>);
+pub struct Event(Arc<OwnedFd>);
 
 impl Event {
     /// Makes an event that is not set.
@@ -26,5 +26,12 @@ impl Event {
     /// Clears the event, and says whether it was set.
     pub fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
+impl AsFd for Event {
+    /// Readable while the event is set.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
