@@ -15,10 +15,7 @@ use crate::sys::directory::{
 
 use super::record::{LIVE_LINE, MAX_LEN, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
-use super::takeover::{After, Files, Found};
-
-/// How long this process waits for a file that another process has locked.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+use super::takeover::{After, Files, Found, LOCK_PATIENCE};
 
 /// What files are called that are to become locks (sema-lockfile(5), FILES).
 pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
@@ -66,6 +63,17 @@ pub(super) struct LockFileOptions {
     pub(super) missing: MissingFeatures,
 }
 
+impl Default for LockFileOptions {
+    fn default() -> LockFileOptions {
+        LockFileOptions {
+            mode: 0o644,
+            is_synced: true,
+            settle: Settle::default(),
+            missing: MissingFeatures::default(),
+        }
+    }
+}
+
 /// The names of one lock, in its directory.
 #[derive(Debug)]
 pub(super) struct LockFiles<'a> {
@@ -92,12 +100,7 @@ impl<'a> LockFiles<'a> {
     ///
     /// If the file has a name already, another process may lock it for a moment to look at it. This
     /// process waits for that: a record that says that its file is locked, when it is not, would
-    /// give the lock away.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or any other error
-    /// of the system.
+    /// give the lock away. Fails with [`io::ErrorKind::WouldBlock`] if that takes too long.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
         let missing = self.options.missing.locks;
         let reading = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
@@ -199,12 +202,16 @@ impl Files for LockFiles<'_> {
         Ok(is_ours && !self.options.missing.rewriting)
     }
 
-    fn lock(&self, file: &File) -> io::Result<Flock> {
-        self.lock_for(file, Duration::ZERO)
-    }
-
-    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
-        self.lock_for(file, LOCK_PATIENCE)
+    fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
+        const POLL: Duration = Duration::from_millis(5);
+        let deadline = Instant::now() + patience;
+        loop {
+            let flock = self.lock_once(file)?;
+            if flock != Flock::Theirs || Instant::now() >= deadline {
+                return Ok(flock);
+            }
+            thread::sleep(POLL);
+        }
     }
 
     fn read(&self, file: &File) -> io::Result<Content> {
@@ -252,19 +259,6 @@ impl Files for LockFiles<'_> {
 }
 
 impl LockFiles<'_> {
-    /// Locks the file. Blocks for `patience` at most.
-    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Flock> {
-        const POLL: Duration = Duration::from_millis(5);
-        let deadline = Instant::now() + patience;
-        loop {
-            let flock = self.lock_once(file)?;
-            if flock != Flock::Theirs || Instant::now() >= deadline {
-                return Ok(flock);
-            }
-            thread::sleep(POLL);
-        }
-    }
-
     /// Locks the file by fcntl(2), and only then by flock(2). If a write lock is granted, no holder
     /// and no taker has it locked by flock(2).
     fn lock_once(&self, file: &File) -> io::Result<Flock> {

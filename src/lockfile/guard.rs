@@ -47,7 +47,14 @@ const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 const TIMESTAMP_LEN: usize = 10;
 
 /// The callback for a lost lock, called once.
-pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
+#[derive(Clone)]
+pub(super) struct OnLost(pub(super) Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for OnLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnLost")
+    }
+}
 
 /// What a guard does while it holds.
 #[derive(Clone)]
@@ -98,7 +105,7 @@ impl<'a> SemaphoreGuard<'a> {
         let held = Arc::new(HeldFile {
             directory,
             name: semaphore.lock_path.name.clone(),
-            options: semaphore.file_options(),
+            options: semaphore.options.files,
             record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
@@ -281,7 +288,7 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
         if !held.is_still_ours() {
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
-            if let Some(on_lost) = &options.on_lost {
+            if let Some(OnLost(on_lost)) = &options.on_lost {
                 on_lost();
             }
             return;
@@ -369,7 +376,9 @@ mod tests {
         let options = GuardOptions {
             beat: LONGEST_BEAT,
             has_heartbeat: false,
-            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+            on_lost: Some(OnLost(Arc::new(move || {
+                sender.send(()).expect("a listener")
+            }))),
         };
         let watcher = WatchThread::start(&guard.held, options).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
@@ -387,7 +396,9 @@ mod tests {
         let options = GuardOptions {
             beat: Duration::from_millis(50),
             has_heartbeat: false,
-            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+            on_lost: Some(OnLost(Arc::new(move || {
+                sender.send(()).expect("a listener")
+            }))),
         };
         let stop = Event::new().expect("a flag");
         thread::scope(|scope| {

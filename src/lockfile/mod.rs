@@ -54,7 +54,7 @@ pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
-use files::{LockFileOptions, LockFiles};
+use files::LockFiles;
 use guard::{beat_for, GuardOptions};
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
@@ -256,17 +256,8 @@ impl Semaphore {
         Ok(Directory::open(&self.lock_path.directory)?)
     }
 
-    fn file_options(&self) -> LockFileOptions {
-        LockFileOptions {
-            mode: self.options.mode,
-            is_synced: self.options.is_synced,
-            settle: self.options.settle,
-            missing: self.options.missing,
-        }
-    }
-
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
-        LockFiles::new(directory, &self.lock_path.name, self.file_options())
+        LockFiles::new(directory, &self.lock_path.name, self.options.files)
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
@@ -349,10 +340,7 @@ impl Semaphore {
         };
         match content {
             Some(content) => self.busy_with(obstacle, &content, flock, directory),
-            None => Busy {
-                obstacle,
-                details: LockDetails::unknown(),
-            },
+            None => Busy::unknown(obstacle),
         }
     }
 

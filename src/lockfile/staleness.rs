@@ -23,13 +23,14 @@ pub enum StaleRule {
 }
 
 /// Whether the holder of a lock is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alive {
     /// It is, provably.
     Yes,
     /// It is not, provably.
     No,
     /// This host cannot tell: the holder is of another host or container, or the file does not say.
+    #[default]
     Unknown,
 }
 

@@ -57,7 +57,7 @@ impl Status {
 }
 
 /// What a lock file says, and what that means here and now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockDetails {
     /// The process that holds the lock.
     pub pid: Option<u32>,
@@ -78,20 +78,6 @@ pub struct LockDetails {
 }
 
 impl LockDetails {
-    /// For something that is no file, or a file that this user may not read.
-    pub(super) fn unknown() -> LockDetails {
-        LockDetails {
-            pid: None,
-            timestamp: None,
-            tag: None,
-            token: None,
-            age: None,
-            alive: Alive::Unknown,
-            is_stale: false,
-            stale_in: None,
-        }
-    }
-
     /// Whether the file names a process and a time.
     pub(crate) fn is_readable(&self) -> bool {
         self.pid.is_some() && self.timestamp.is_some()
@@ -133,11 +119,11 @@ impl Busy {
         }
     }
 
-    /// The obstacle is a file that belongs to another program.
-    pub(super) fn not_a_lock_file() -> Busy {
+    /// Nothing is known of the lock: it has no file that this user may read.
+    pub(super) fn unknown(obstacle: Obstacle) -> Busy {
         Busy {
-            obstacle: Obstacle::NotALockFile,
-            details: LockDetails::unknown(),
+            obstacle,
+            details: LockDetails::default(),
         }
     }
 
@@ -202,18 +188,12 @@ impl Semaphore {
 
     /// The lock and its obstacle, as if it were not stale; `None` if it is free.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
-        let without_content = |obstacle| {
-            Ok(Some(Busy {
-                obstacle,
-                details: LockDetails::unknown(),
-            }))
-        };
         let directory = self.directory()?;
         let file = match directory.open_file(&self.lock_path.name)? {
             Entry::Nothing => return Ok(None),
             Entry::File(file) => file,
-            Entry::Unreadable => return without_content(Obstacle::Unreadable),
-            Entry::Other => return without_content(Obstacle::NotAFile),
+            Entry::Unreadable => return Ok(Some(Busy::unknown(Obstacle::Unreadable))),
+            Entry::Other => return Ok(Some(Busy::unknown(Obstacle::NotAFile))),
         };
         let content = read(&file)?;
         if !is_of_lock_file(&content.bytes) {
@@ -265,7 +245,7 @@ impl Semaphore {
             Found::File(found) => {
                 let file = files.open_to_write(&found)?.unwrap_or(found);
                 let record = Record::parse(&files.read(&file)?.bytes);
-                files.lock(&file)?.of_record(&record) == Flock::Theirs
+                files.lock(&file, Duration::ZERO)?.of_record(&record) == Flock::Theirs
             }
             _ => false,
         })

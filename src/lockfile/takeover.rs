@@ -25,11 +25,15 @@
 //! through every order of the steps of several processes.
 
 use std::io;
+use std::time::Duration;
 
 use crate::sys::directory::FileId;
 
 use super::record::{Record, LIVE_LINE, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
+
+/// How long this process waits for a file that another process has locked.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The file under the lock's name.
 pub(super) enum Found<F> {
@@ -57,10 +61,8 @@ pub(super) trait Files {
     /// Whether a file that is open for writing may be rewritten: it is ours, and has one name. Not
     /// a step, since no other process changes that.
     fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
-    /// Locks an open file, without waiting.
-    fn lock(&self, file: &Self::File) -> io::Result<Flock>;
-    /// Locks an open file, and waits for that for a short time.
-    fn lock_patiently(&self, file: &Self::File) -> io::Result<Flock>;
+    /// Locks an open file. Waits for `patience` at most.
+    fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
     /// Reads an open file.
     fn read(&self, file: &Self::File) -> io::Result<Content>;
     /// The inode of an open file. Not a step, since it cannot change.
@@ -171,7 +173,7 @@ fn take_over<F: Files>(
     let writable = files.open_to_write(&found)?;
     let is_writable = writable.is_some();
     let file = writable.unwrap_or(found);
-    let flock = files.lock(&file)?;
+    let flock = files.lock(&file, Duration::ZERO)?;
     // It may have changed, or lost its name, before this process locked it.
     let judged = files.read(&file)?;
     let can_rewrite = match flock.of_record(&Record::parse(&judged.bytes)) {
@@ -270,7 +272,7 @@ pub(super) fn remove<F: Files>(
             Found::File(found) => found,
         };
         let file = files.open_to_write(&found)?.unwrap_or(found);
-        let flock = files.lock_patiently(&file)?;
+        let flock = files.lock(&file, LOCK_PATIENCE)?;
         let content = files.read(&file)?;
         let flock = flock.of_record(&Record::parse(&content.bytes));
         let verdict = allows(&content, flock)?;

@@ -9,7 +9,6 @@ use crate::sys::event::Event;
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
-use super::release::ReleaseTerms;
 use super::status::{Busy, LockDetails};
 use super::watch::{HolderProcess, Watch, Woken};
 use super::{Attempt, HolderKind, Obstacle, Semaphore};
@@ -83,11 +82,7 @@ pub(crate) fn acquire_any_detached(
     match &waited {
         // The process ended just before the grant; its end may have made room for the grant.
         Waited::Granted(at, ()) if holder.is_over() => {
-            let terms = ReleaseTerms {
-                pid: Some(info.pid),
-                ..ReleaseTerms::default()
-            };
-            let _ = slots[*at].release(&terms);
+            slots[*at].give_back(info.pid);
             Err(has_ended())
         }
         _ => Ok(waited),
@@ -127,7 +122,9 @@ fn until_any<T>(
                 Ok(Attempt::Granted(wanted)) => return Ok(Waited::Granted(at, wanted)),
                 Ok(Attempt::Busy(busy)) => held.push(busy),
                 // Another program's file spoils its own slot only.
-                Err(SemaphoreError::NotALockFile(_)) => held.push(Busy::not_a_lock_file()),
+                Err(SemaphoreError::NotALockFile(_)) => {
+                    held.push(Busy::unknown(Obstacle::NotALockFile))
+                }
                 Err(error) => return Err(error),
             }
         }

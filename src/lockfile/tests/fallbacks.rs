@@ -202,7 +202,7 @@ fn a_takeover_settles_however_it_was_done() {
             ..MissingFeatures::default()
         };
         let mut semaphore = lock_without(&path, missing, HOUR);
-        semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(1));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
             let over = Instant::now() + Duration::from_secs(10);
@@ -457,7 +457,7 @@ fn the_end_of_a_holder_wakes_only_once() {
     let of = |pid| LockDetails {
         pid: Some(pid),
         alive: Alive::Yes,
-        ..LockDetails::unknown()
+        ..LockDetails::default()
     };
     assert!(of(holder.id()).end_of_holder().is_none());
     assert!(of(std::process::id()).end_of_holder().is_some());

@@ -94,20 +94,12 @@ impl Files for FaultyFiles<'_> {
         self.files.may_rewrite(file)
     }
 
-    fn lock(&self, file: &File) -> io::Result<Flock> {
+    fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
             return Ok(Flock::Ours);
         }
-        self.files.lock(file)
-    }
-
-    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
-        self.step();
-        if self.is_unguarded {
-            return Ok(Flock::Ours);
-        }
-        self.files.lock_patiently(file)
+        self.files.lock(file, patience)
     }
 
     fn read(&self, file: &File) -> io::Result<Content> {

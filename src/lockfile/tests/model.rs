@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::io;
+use std::time::Duration;
 
 use crate::sys::directory::{FileId, RangeLock};
 
@@ -459,7 +460,7 @@ impl<'a> Files for &'a Replay<'a> {
         Ok(true)
     }
 
-    fn lock(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
+    fn lock(&self, file: &OpenFile<'a>, _: Duration) -> io::Result<Flock> {
         match self.step(FileStep::Lock(file.handle))? {
             StepResult::Locked(flock) => {
                 let read = match self.progress.take() {
@@ -471,10 +472,6 @@ impl<'a> Files for &'a Replay<'a> {
             }
             other => panic!("{other:?} to a lock"),
         }
-    }
-
-    fn lock_patiently(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
-        self.lock(file)
     }
 
     fn read(&self, file: &OpenFile<'a>) -> io::Result<Content> {
