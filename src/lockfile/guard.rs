@@ -69,6 +69,7 @@ pub(super) struct GuardOptions {
 /// A held lock. Dropping the guard releases it.
 ///
 /// In a forked child, dropping the guard closes the file and nothing else.
+#[derive(Debug)]
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
@@ -78,6 +79,7 @@ pub struct SemaphoreGuard<'a> {
 }
 
 /// The open file that is the lock.
+#[derive(Debug)]
 struct HeldFile {
     directory: Directory,
     name: OsString,
@@ -90,6 +92,7 @@ struct HeldFile {
 }
 
 /// The thread that watches the lock.
+#[derive(Debug)]
 struct WatchThread {
     stop: Event,
     thread: JoinHandle<()>,
@@ -200,14 +203,6 @@ impl AsFd for SemaphoreGuard<'_> {
     /// The lock file. A child process that inherits it keeps the file locked until the release.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.held.file.as_fd()
-    }
-}
-
-impl fmt::Debug for SemaphoreGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SemaphoreGuard")
-            .field("semaphore", &self.semaphore)
-            .finish_non_exhaustive()
     }
 }
 

@@ -101,20 +101,12 @@ impl Semaphore {
         Semaphore::with_options(path, config, SemaphoreOptions::new())
     }
 
-    /// The lock at `path`, with a stale timeout of one hour.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::new`].
+    /// As [`Semaphore::new`], with a stale timeout of one hour.
     pub fn with_defaults(path: impl AsRef<Path>) -> SemaphoreResult<Semaphore> {
         Semaphore::new(path, SemaphoreConfig::default())
     }
 
-    /// The lock at `path`, with all options.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::new`].
+    /// As [`Semaphore::new`], with all options.
     pub fn with_options(
         path: impl AsRef<Path>,
         config: SemaphoreConfig,
@@ -163,10 +155,6 @@ impl Semaphore {
 
     /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
     /// the grant.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::try_acquire`].
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt(&info, HolderKind::Guard)? {
             Attempt::Granted((directory, file)) => self.guard(directory, file),
@@ -186,19 +174,11 @@ impl Semaphore {
     }
 
     /// As [`Semaphore::acquire`], with the pid and the tag of `info`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::acquire`].
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(self.config.acquire_timeout, &info)
     }
 
-    /// Waits for the lock, for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::acquire`].
+    /// As [`Semaphore::acquire`], for `timeout` at most.
     pub fn acquire_timeout(&self, timeout: Duration) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(Some(timeout), &LockInfo::new())
     }
@@ -261,12 +241,8 @@ impl Semaphore {
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        Ok(SemaphoreGuard::new(
-            self,
-            directory,
-            file,
-            self.guard_options(),
-        )?)
+        let options = self.guard_options();
+        Ok(SemaphoreGuard::new(self, directory, file, options)?)
     }
 
     fn guard_options(&self) -> GuardOptions {
@@ -319,14 +295,8 @@ impl Semaphore {
         directory: &Directory,
     ) -> Judgement {
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        judge(
-            content,
-            record,
-            flock,
-            timeout,
-            rule,
-            &LocalHost { directory },
-        )
+        let host = LocalHost { directory };
+        judge(content, record, flock, timeout, rule, &host)
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {

@@ -110,30 +110,24 @@ pub(super) fn judge(
     host: &impl Host,
 ) -> Judgement {
     let alive = liveness(record, flock, host);
-    let Some(timeout) = timeout else {
-        return Judgement {
-            alive,
-            is_stale: false,
-            stale_in: None,
-        };
-    };
     let own = host.id();
     let is_dead_for_sure = is_of_an_earlier_boot(record, host)
         || (promises_flock(record, own) && flock != Flock::Theirs);
-    let age = age(content, record, host);
-    let is_old = Duration::from_secs(age) > timeout;
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
     // A process that has the file locked is in the way of a takeover, however old the lock is.
     let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);
-    let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
+    let stale_in = match timeout {
+        Some(_) if is_dead_for_sure => Some(0),
+        Some(timeout) if counts_as_dead => {
+            let stale_at = timeout.as_secs().saturating_add(1);
+            Some(stale_at.saturating_sub(age(content, record, host)))
+        }
+        _ => None,
+    };
     Judgement {
         alive,
-        is_stale: is_dead_for_sure || (is_old && counts_as_dead),
-        stale_in: if is_dead_for_sure {
-            Some(0)
-        } else {
-            counts_as_dead.then_some(old_in)
-        },
+        is_stale: stale_in == Some(0),
+        stale_in,
     }
 }
 

@@ -243,9 +243,7 @@ impl Semaphore {
         let files = self.files(&directory);
         Ok(match files.open()? {
             Found::File(found) => {
-                let file = files.open_to_write(&found)?.unwrap_or(found);
-                let record = Record::parse(&files.read(&file)?.bytes);
-                files.lock(&file, Duration::ZERO)?.of_record(&record) == Flock::Theirs
+                takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::Theirs
             }
             _ => false,
         })
@@ -336,10 +334,8 @@ impl Semaphore {
         if pid.is_none_or(process::exists) {
             return false;
         }
-        let Ok(Entry::File(file)) = directory.open_file(name) else {
-            return false;
-        };
-        age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE)
+        matches!(directory.open_file(name), Ok(Entry::File(file))
+            if age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE))
     }
 
     /// The process in the name of a temporary file for this lock.

@@ -170,14 +170,11 @@ fn take_over<F: Files>(
     if let Err(why) = (taker.may_take)(&content)? {
         return held(why, content);
     }
-    let writable = files.open_to_write(&found)?;
-    let is_writable = writable.is_some();
-    let file = writable.unwrap_or(found);
-    let flock = files.lock(&file, Duration::ZERO)?;
     // It may have changed, or lost its name, before this process locked it.
-    let judged = files.read(&file)?;
-    let can_rewrite = match flock.of_record(&Record::parse(&judged.bytes)) {
-        Flock::Ours => is_writable && files.may_rewrite(&file)?,
+    let locked = lock(files, found, Duration::ZERO)?;
+    let (file, judged) = (locked.file, locked.content);
+    let can_rewrite = match locked.flock {
+        Flock::Ours => locked.is_writable && files.may_rewrite(&file)?,
         // A guard must have its file locked by flock(2).
         Flock::Bystanders => false,
         Flock::Theirs => return held(Obstacle::Locked, judged),
@@ -212,6 +209,35 @@ fn take_over<F: Files>(
         Err(error) if is_forbidden(&error) => held(Obstacle::NotRemovable, judged),
         Err(error) => Err(error),
     }
+}
+
+/// A file that this process has tried to lock.
+pub(super) struct LockedFile<F> {
+    file: F,
+    is_writable: bool,
+    pub(super) flock: Flock,
+    /// What it says since.
+    content: Content,
+}
+
+/// Locks the file, for writing if this process may write it, and reads it. Waits for `patience` at
+/// most.
+pub(super) fn lock<F: Files>(
+    files: &F,
+    found: F::File,
+    patience: Duration,
+) -> io::Result<LockedFile<F::File>> {
+    let writable = files.open_to_write(&found)?;
+    let is_writable = writable.is_some();
+    let file = writable.unwrap_or(found);
+    let flock = files.lock(&file, patience)?;
+    let content = files.read(&file)?;
+    Ok(LockedFile {
+        file,
+        is_writable,
+        flock: flock.of_record(&Record::parse(&content.bytes)),
+        content,
+    })
 }
 
 /// A grant, unless a process that judged the file earlier has acted on that since.
@@ -271,12 +297,10 @@ pub(super) fn remove<F: Files>(
             Found::NotAFile => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
             Found::File(found) => found,
         };
-        let file = files.open_to_write(&found)?.unwrap_or(found);
-        let flock = files.lock(&file, LOCK_PATIENCE)?;
-        let content = files.read(&file)?;
-        let flock = flock.of_record(&Record::parse(&content.bytes));
-        let verdict = allows(&content, flock)?;
-        if files.identity()? != Some(files.id(&file)?) {
+        let locked = lock(files, found, LOCK_PATIENCE)?;
+        let content = locked.content;
+        let verdict = allows(&content, locked.flock)?;
+        if files.identity()? != Some(files.id(&locked.file)?) {
             continue;
         }
         if let Err(why) = verdict {
