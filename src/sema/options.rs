@@ -370,11 +370,10 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
-    let command = COMMANDS
-        .iter()
-        .find(|(_, known, _)| name == *known)
-        .map(|(command, ..)| *command)
-        .ok_or_else(|| format!("unknown command: {}", shown(&name)))?;
+    let Some((command, ..)) = COMMANDS.iter().find(|(_, known, _)| name == *known) else {
+        return Err(format!("unknown command: {}", shown(&name)));
+    };
+    let command = *command;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
