@@ -1,15 +1,11 @@
 //! The configuration and the options of a lock.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::files::{MissingFeatures, Settle};
+use super::files::{LockFileOptions, Settle};
 use super::guard::OnLost;
 use super::staleness::StaleRule;
-
-/// The permissions of a lock file, before the umask.
-const DEFAULT_MODE: u32 = 0o644;
 
 /// When a lock counts as stale, how long to wait for it, and how often to look.
 #[derive(Clone, Debug)]
@@ -50,16 +46,13 @@ impl Default for SemaphoreConfig {
 /// guard.release()?;
 /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SemaphoreOptions {
     pub(super) stale_rule: StaleRule,
-    pub(super) mode: u32,
-    pub(super) is_synced: bool,
-    pub(super) settle: Settle,
+    pub(super) files: LockFileOptions,
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
     pub(super) token: Option<String>,
-    pub(super) missing: MissingFeatures,
 }
 
 impl SemaphoreOptions {
@@ -68,13 +61,10 @@ impl SemaphoreOptions {
     pub fn new() -> SemaphoreOptions {
         SemaphoreOptions {
             stale_rule: StaleRule::default(),
-            mode: DEFAULT_MODE,
-            is_synced: true,
-            settle: Settle::default(),
+            files: LockFileOptions::default(),
             has_heartbeat: false,
             on_lost: None,
             token: None,
-            missing: MissingFeatures::default(),
         }
     }
 
@@ -88,21 +78,21 @@ impl SemaphoreOptions {
     /// The permissions of the lock file, before the umask.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> SemaphoreOptions {
-        self.mode = mode & 0o7777;
+        self.files.mode = mode & 0o7777;
         self
     }
 
     /// Whether the record is synced to the disk before the lock file appears.
     #[must_use]
     pub fn sync(mut self, is_synced: bool) -> SemaphoreOptions {
-        self.is_synced = is_synced;
+        self.files.is_synced = is_synced;
         self
     }
 
     /// Whether a grant waits for other implementations that may be about to remove the file.
     #[must_use]
     pub fn settle(mut self, settle: Settle) -> SemaphoreOptions {
-        self.settle = settle;
+        self.files.settle = settle;
         self
     }
 
@@ -118,7 +108,7 @@ impl SemaphoreOptions {
     /// lock file. The guard runs a thread for that, and calls back there.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
-        self.on_lost = Some(Arc::new(callback));
+        self.on_lost = Some(OnLost(Arc::new(callback)));
         self
     }
 
@@ -134,18 +124,5 @@ impl SemaphoreOptions {
 impl Default for SemaphoreOptions {
     fn default() -> SemaphoreOptions {
         SemaphoreOptions::new()
-    }
-}
-
-impl fmt::Debug for SemaphoreOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SemaphoreOptions")
-            .field("stale_rule", &self.stale_rule)
-            .field("mode", &self.mode)
-            .field("is_synced", &self.is_synced)
-            .field("settle", &self.settle)
-            .field("has_heartbeat", &self.has_heartbeat)
-            .field("token", &self.token)
-            .finish_non_exhaustive()
     }
 }

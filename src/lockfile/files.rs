@@ -6,16 +6,16 @@ use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::sys::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
+use crate::sys::directory::{
+    lock_range, lock_within, unlock_range, Directory, Entry, FileId, PrivateNames, RangeLock,
+    StagedFile,
+};
 
-use super::record::{LIVE_LINE, MAX_LEN};
+use super::record::{LIVE_LINE, MAX_LEN, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
-use super::takeover::{After, Files, Found};
-
-/// How long this process waits for a file that another process has locked.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+use super::takeover::{After, Files, Found, LOCK_PATIENCE};
 
 /// What files are called that are to become locks (sema-lockfile(5), FILES).
 pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
@@ -63,6 +63,17 @@ pub(super) struct LockFileOptions {
     pub(super) missing: MissingFeatures,
 }
 
+impl Default for LockFileOptions {
+    fn default() -> LockFileOptions {
+        LockFileOptions {
+            mode: 0o644,
+            is_synced: true,
+            settle: Settle::default(),
+            missing: MissingFeatures::default(),
+        }
+    }
+}
+
 /// The names of one lock, in its directory.
 #[derive(Debug)]
 pub(super) struct LockFiles<'a> {
@@ -89,19 +100,21 @@ impl<'a> LockFiles<'a> {
     ///
     /// If the file has a name already, another process may lock it for a moment to look at it. This
     /// process waits for that: a record that says that its file is locked, when it is not, would
-    /// give the lock away.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::WouldBlock`] if another process keeps the file locked, or any other error
-    /// of the system.
+    /// give the lock away. Fails with [`io::ErrorKind::WouldBlock`] if that takes too long.
     fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
-        let record = match self.lock_patiently(file)? {
-            Flock::Ours => record,
-            Flock::Theirs => return Err(io::ErrorKind::WouldBlock.into()),
-            Flock::Unknown => record.strip_suffix(LIVE_LINE.as_bytes()).unwrap_or(record),
+        let missing = self.options.missing.locks;
+        let reading = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
+        let locked = match missing {
+            true => None,
+            false => supported(lock_within(file, LOCK_PATIENCE))?,
         };
-        self.write(file, record)
+        let record = match locked {
+            Some(false) => return Err(io::ErrorKind::WouldBlock.into()),
+            Some(true) if reading => record.to_vec(),
+            Some(true) => without(record, READ_LOCK_LINE),
+            None => without(&without(record, READ_LOCK_LINE), LIVE_LINE),
+        };
+        self.write(file, &record)
     }
 
     fn write(&self, mut file: &File, record: &[u8]) -> io::Result<()> {
@@ -175,12 +188,7 @@ impl Files for LockFiles<'_> {
         })
     }
 
-    fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
-        let found = file.metadata()?;
-        let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-        if self.options.missing.rewriting || !is_ours {
-            return Ok(None);
-        }
+    fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
         // If the name is another file's by now, the file that was found is judged as it is, and
@@ -188,12 +196,22 @@ impl Files for LockFiles<'_> {
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
-    fn lock(&self, file: &File) -> io::Result<Flock> {
-        self.lock_for(file, Duration::ZERO)
+    fn may_rewrite(&self, file: &File) -> io::Result<bool> {
+        let found = file.metadata()?;
+        let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
+        Ok(is_ours && !self.options.missing.rewriting)
     }
 
-    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
-        self.lock_for(file, LOCK_PATIENCE)
+    fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
+        const POLL: Duration = Duration::from_millis(5);
+        let deadline = Instant::now() + patience;
+        loop {
+            let flock = self.lock_once(file)?;
+            if flock != Flock::Theirs || Instant::now() >= deadline {
+                return Ok(flock);
+            }
+            thread::sleep(POLL);
+        }
     }
 
     fn read(&self, file: &File) -> io::Result<Content> {
@@ -241,17 +259,41 @@ impl Files for LockFiles<'_> {
 }
 
 impl LockFiles<'_> {
-    fn lock_for(&self, file: &File, patience: Duration) -> io::Result<Flock> {
+    /// Locks the file by fcntl(2), and only then by flock(2). If a write lock is granted, no holder
+    /// and no taker has it locked by flock(2).
+    fn lock_once(&self, file: &File) -> io::Result<Flock> {
         if self.options.missing.locks {
             return Ok(Flock::Unknown);
         }
-        match lock_within(file, patience) {
-            Ok(true) => Ok(Flock::Ours),
-            Ok(false) => Ok(Flock::Theirs),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Flock::Unknown),
-            Err(error) => Err(error),
+        let reading = supported(lock_range(file, RangeLock::Read))?;
+        if reading == Some(false) {
+            return Ok(Flock::Theirs);
         }
+        match supported(lock_within(file, Duration::ZERO))? {
+            Some(true) => return Ok(Flock::Ours),
+            None => return Ok(Flock::Unknown),
+            Some(false) => {}
+        }
+        if reading.is_some() && supported(lock_range(file, RangeLock::Write))? == Some(true) {
+            return Ok(Flock::Bystanders);
+        }
+        unlock_range(file);
+        Ok(Flock::Theirs)
     }
+}
+
+/// `None` if the file system has no such locks.
+fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
+    match locked {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// A record without one of its lines.
+fn without(record: &[u8], line: &str) -> Vec<u8> {
+    let text = String::from_utf8_lossy(record);
+    text.replacen(&format!("\n{line}"), "\n", 1).into_bytes()
 }
 
 /// Reads a lock file: one byte more than the longest record at most.

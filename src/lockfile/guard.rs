@@ -15,13 +15,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::sys::directory::Directory;
+use crate::sys::event::Event;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFileOptions, LockFiles};
 use super::host::seconds_since_1970;
 use super::record::{Record, TIMESTAMP};
 use super::takeover;
-use super::watch::{CancelFlag, Watch, Woken};
+use super::watch::{Watch, Woken};
 use super::Semaphore;
 
 /// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
@@ -46,7 +47,14 @@ const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 const TIMESTAMP_LEN: usize = 10;
 
 /// The callback for a lost lock, called once.
-pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
+#[derive(Clone)]
+pub(super) struct OnLost(pub(super) Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for OnLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnLost")
+    }
+}
 
 /// What a guard does while it holds.
 #[derive(Clone)]
@@ -61,6 +69,7 @@ pub(super) struct GuardOptions {
 /// A held lock. Dropping the guard releases it.
 ///
 /// In a forked child, dropping the guard closes the file and nothing else.
+#[derive(Debug)]
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
@@ -70,6 +79,7 @@ pub struct SemaphoreGuard<'a> {
 }
 
 /// The open file that is the lock.
+#[derive(Debug)]
 struct HeldFile {
     directory: Directory,
     name: OsString,
@@ -82,8 +92,9 @@ struct HeldFile {
 }
 
 /// The thread that watches the lock.
+#[derive(Debug)]
 struct WatchThread {
-    stop: Arc<CancelFlag>,
+    stop: Event,
     thread: JoinHandle<()>,
 }
 
@@ -97,7 +108,7 @@ impl<'a> SemaphoreGuard<'a> {
         let held = Arc::new(HeldFile {
             directory,
             name: semaphore.lock_path.name.clone(),
-            options: semaphore.file_options(),
+            options: semaphore.options.files,
             record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
@@ -195,14 +206,6 @@ impl AsFd for SemaphoreGuard<'_> {
     }
 }
 
-impl fmt::Debug for SemaphoreGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SemaphoreGuard")
-            .field("semaphore", &self.semaphore)
-            .finish_non_exhaustive()
-    }
-}
-
 impl HeldFile {
     fn files(&self) -> LockFiles<'_> {
         LockFiles::new(&self.directory, &self.name, self.options)
@@ -249,8 +252,8 @@ impl HeldFile {
 
 impl WatchThread {
     fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
-        let stop = Arc::new(CancelFlag::new()?);
-        let stopped = Arc::clone(&stop);
+        let stop = Event::new()?;
+        let stopped = stop.clone();
         let watch = Watch::after(WATCH_DELAY, &held.directory);
         let held = Arc::downgrade(held);
         let stack_len = if options.on_lost.is_some() {
@@ -267,7 +270,7 @@ impl WatchThread {
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
-fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &CancelFlag) {
+fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &Event) {
     let mut next_beat = Instant::now() + options.beat;
     let mut is_due = false;
     while let Some(held) = held.upgrade() {
@@ -280,7 +283,7 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
         if !held.is_still_ours() {
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
-            if let Some(on_lost) = &options.on_lost {
+            if let Some(OnLost(on_lost)) = &options.on_lost {
                 on_lost();
             }
             return;
@@ -368,7 +371,9 @@ mod tests {
         let options = GuardOptions {
             beat: LONGEST_BEAT,
             has_heartbeat: false,
-            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+            on_lost: Some(OnLost(Arc::new(move || {
+                sender.send(()).expect("a listener")
+            }))),
         };
         let watcher = WatchThread::start(&guard.held, options).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
@@ -386,9 +391,11 @@ mod tests {
         let options = GuardOptions {
             beat: Duration::from_millis(50),
             has_heartbeat: false,
-            on_lost: Some(Arc::new(move || sender.send(()).expect("a listener"))),
+            on_lost: Some(OnLost(Arc::new(move || {
+                sender.send(()).expect("a listener")
+            }))),
         };
-        let stop = CancelFlag::new().expect("a flag");
+        let stop = Event::new().expect("a flag");
         thread::scope(|scope| {
             scope.spawn(|| {
                 watch_over(

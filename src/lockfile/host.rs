@@ -65,11 +65,8 @@ pub(super) fn host_id() -> &'static HostId {
     find_host_id().unwrap_or(&UNKNOWN)
 }
 
-/// Reads the identity of this host once. Without it, no lock can be judged.
-///
-/// # Errors
-///
-/// If the process lacks a file descriptor or memory for the moment.
+/// Reads the identity of this host once. Without it, no lock can be judged. Fails if the process
+/// lacks a file descriptor or memory for the moment.
 pub(super) fn find_host_id() -> io::Result<&'static HostId> {
     static HOST_ID: OnceLock<HostId> = OnceLock::new();
     match HOST_ID.get() {
@@ -159,5 +156,6 @@ pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Recor
         start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,
+        has_read_lock: false,
     }
 }

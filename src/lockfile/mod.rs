@@ -53,9 +53,8 @@ pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
-pub(crate) use watch::CancelFlag;
 
-use files::{LockFileOptions, LockFiles};
+use files::LockFiles;
 use guard::{beat_for, GuardOptions};
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
@@ -102,20 +101,12 @@ impl Semaphore {
         Semaphore::with_options(path, config, SemaphoreOptions::new())
     }
 
-    /// The lock at `path`, with a stale timeout of one hour.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::new`].
+    /// As [`Semaphore::new`], with a stale timeout of one hour.
     pub fn with_defaults(path: impl AsRef<Path>) -> SemaphoreResult<Semaphore> {
         Semaphore::new(path, SemaphoreConfig::default())
     }
 
-    /// The lock at `path`, with all options.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::new`].
+    /// As [`Semaphore::new`], with all options.
     pub fn with_options(
         path: impl AsRef<Path>,
         config: SemaphoreConfig,
@@ -164,10 +155,6 @@ impl Semaphore {
 
     /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
     /// the grant.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::try_acquire`].
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt(&info, HolderKind::Guard)? {
             Attempt::Granted((directory, file)) => self.guard(directory, file),
@@ -187,19 +174,11 @@ impl Semaphore {
     }
 
     /// As [`Semaphore::acquire`], with the pid and the tag of `info`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::acquire`].
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(self.config.acquire_timeout, &info)
     }
 
-    /// Waits for the lock, for `timeout` at most.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Semaphore::acquire`].
+    /// As [`Semaphore::acquire`], for `timeout` at most.
     pub fn acquire_timeout(&self, timeout: Duration) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(Some(timeout), &LockInfo::new())
     }
@@ -257,26 +236,13 @@ impl Semaphore {
         Ok(Directory::open(&self.lock_path.directory)?)
     }
 
-    fn file_options(&self) -> LockFileOptions {
-        LockFileOptions {
-            mode: self.options.mode,
-            is_synced: self.options.is_synced,
-            settle: self.options.settle,
-            missing: self.options.missing,
-        }
-    }
-
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
-        LockFiles::new(directory, &self.lock_path.name, self.file_options())
+        LockFiles::new(directory, &self.lock_path.name, self.options.files)
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        Ok(SemaphoreGuard::new(
-            self,
-            directory,
-            file,
-            self.guard_options(),
-        )?)
+        let options = self.guard_options();
+        Ok(SemaphoreGuard::new(self, directory, file, options)?)
     }
 
     fn guard_options(&self) -> GuardOptions {
@@ -329,14 +295,8 @@ impl Semaphore {
         directory: &Directory,
     ) -> Judgement {
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        judge(
-            content,
-            record,
-            flock,
-            timeout,
-            rule,
-            &LocalHost { directory },
-        )
+        let host = LocalHost { directory };
+        judge(content, record, flock, timeout, rule, &host)
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {
@@ -350,10 +310,7 @@ impl Semaphore {
         };
         match content {
             Some(content) => self.busy_with(obstacle, &content, flock, directory),
-            None => Busy {
-                obstacle,
-                details: LockDetails::unknown(),
-            },
+            None => Busy::unknown(obstacle),
         }
     }
 

@@ -24,11 +24,7 @@ pub(super) struct LockPath {
     pub(super) name: OsString,
 }
 
-/// Checks the text of a path, without a look at the file system.
-///
-/// # Errors
-///
-/// [`SemaphoreError::InvalidPath`] if no lock file can have this path.
+/// Checks whether a lock file can have this path, without a look at the file system.
 pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     let invalid = |reason: String| Err(SemaphoreError::InvalidPath(reason));
     let bytes = path.as_os_str().as_bytes();
@@ -51,11 +47,8 @@ pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     Ok(())
 }
 
-/// Finds the directory and the name of the lock file for `path`.
-///
-/// # Errors
-///
-/// [`SemaphoreError::InvalidPath`] if there is none, or if another user could have chosen it.
+/// Finds the directory and the name of the lock file for `path`. Fails if there is none, or if
+/// another user could have chosen it.
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);

@@ -21,6 +21,9 @@ pub(super) const TIMESTAMP: &str = "timestamp=";
 /// The line that says: the holder, and no other process, has this file locked by flock(2).
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
 
+/// The line that says: the holder also has a read lock by fcntl(2) on this file.
+pub(super) const READ_LOCK_LINE: &str = "x-fcntl=read\n";
+
 /// Who holds a lock: the part of a record that all implementations share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockInfo {
@@ -91,6 +94,8 @@ pub(super) struct Record {
     pub(super) token: Option<String>,
     /// The holder keeps the file locked by flock(2) while it is alive.
     pub(super) is_live: bool,
+    /// The holder also keeps it locked by fcntl(2).
+    pub(super) has_read_lock: bool,
 }
 
 impl Record {
@@ -118,6 +123,7 @@ impl Record {
                 "x-pidns" => record.pid_namespace = owned(),
                 "x-start" => record.start = number(value),
                 "x-token" => record.token = owned(),
+                "x-fcntl" => record.has_read_lock = value == "read",
                 "x-live" => record.is_live = value == "flock",
                 _ => {}
             }
@@ -152,6 +158,9 @@ impl Record {
         line("x-pidns", self.pid_namespace.clone());
         line("x-start", self.start.map(|start| start.to_string()));
         line("x-token", self.token.clone());
+        if self.has_read_lock {
+            text.push_str(READ_LOCK_LINE);
+        }
         if self.is_live {
             text.push_str(LIVE_LINE);
         }
@@ -304,6 +313,7 @@ mod tests {
                 start: self.maybe(Dice::number),
                 token: self.maybe(Dice::word),
                 is_live: self.throw(2) == 1,
+                has_read_lock: self.throw(2) == 1,
             }
         }
     }
@@ -598,6 +608,7 @@ mod tests {
             pid_namespace: Some("4026531836".into()),
             start: Some(u64::MAX),
             token: longest(),
+            has_read_lock: true,
             is_live: true,
         };
         let text = record.print();

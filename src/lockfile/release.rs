@@ -79,6 +79,16 @@ impl Semaphore {
         })
     }
 
+    /// Releases a lock that was just taken for this process, and that no process will use.
+    pub(crate) fn give_back(&self, pid: u32) {
+        let terms = ReleaseTerms {
+            pid: Some(pid),
+            ..ReleaseTerms::default()
+        };
+        // Otherwise it becomes stale.
+        let _ = self.release(&terms);
+    }
+
     fn allows(
         &self,
         terms: &ReleaseTerms,

@@ -23,13 +23,14 @@ pub enum StaleRule {
 }
 
 /// Whether the holder of a lock is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alive {
     /// It is, provably.
     Yes,
     /// It is not, provably.
     No,
     /// This host cannot tell: the holder is of another host or container, or the file does not say.
+    #[default]
     Unknown,
 }
 
@@ -62,10 +63,23 @@ pub(super) trait Host {
 pub(super) enum Flock {
     /// No other process has it locked; after an attempt to lock it, this process has.
     Ours,
+    /// Another process has it locked by flock(2), but not by fcntl(2), as a holder and a taker do.
+    /// After an attempt to lock it, this process has it locked by fcntl(2), so that they cannot.
+    Bystanders,
     /// Another process has it locked.
     Theirs,
     /// This process has not tried, or the file system has no such locks.
     Unknown,
+}
+
+impl Flock {
+    /// The same for a file with this record: its holder may have locked it by flock(2) alone.
+    pub(super) fn of_record(self, record: &Record) -> Flock {
+        match self {
+            Flock::Bystanders if record.is_live && !record.has_read_lock => Flock::Theirs,
+            other => other,
+        }
+    }
 }
 
 /// The content of a lock file, and the time of its last change.
@@ -96,30 +110,24 @@ pub(super) fn judge(
     host: &impl Host,
 ) -> Judgement {
     let alive = liveness(record, flock, host);
-    let Some(timeout) = timeout else {
-        return Judgement {
-            alive,
-            is_stale: false,
-            stale_in: None,
-        };
-    };
     let own = host.id();
     let is_dead_for_sure = is_of_an_earlier_boot(record, host)
         || (promises_flock(record, own) && flock != Flock::Theirs);
-    let age = age(content, record, host);
-    let is_old = Duration::from_secs(age) > timeout;
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
     // A process that has the file locked is in the way of a takeover, however old the lock is.
     let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);
-    let old_in = timeout.as_secs().saturating_add(1).saturating_sub(age);
+    let stale_in = match timeout {
+        Some(_) if is_dead_for_sure => Some(0),
+        Some(timeout) if counts_as_dead => {
+            let stale_at = timeout.as_secs().saturating_add(1);
+            Some(stale_at.saturating_sub(age(content, record, host)))
+        }
+        _ => None,
+    };
     Judgement {
         alive,
-        is_stale: is_dead_for_sure || (is_old && counts_as_dead),
-        stale_in: if is_dead_for_sure {
-            Some(0)
-        } else {
-            counts_as_dead.then_some(old_in)
-        },
+        is_stale: stale_in == Some(0),
+        stale_in,
     }
 }
 
@@ -145,7 +153,7 @@ fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
     if promises_flock(record, own) {
         match flock {
             Flock::Theirs => return Alive::Yes,
-            Flock::Ours => return Alive::No,
+            Flock::Ours | Flock::Bystanders => return Alive::No,
             Flock::Unknown => {}
         }
     }

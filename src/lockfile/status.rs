@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::sys::directory::{Directory, Entry};
+use crate::sys::directory::{has_range_lock, Directory, Entry};
 use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
@@ -57,7 +57,7 @@ impl Status {
 }
 
 /// What a lock file says, and what that means here and now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockDetails {
     /// The process that holds the lock.
     pub pid: Option<u32>,
@@ -78,20 +78,6 @@ pub struct LockDetails {
 }
 
 impl LockDetails {
-    /// For something that is no file, or a file that this user may not read.
-    pub(super) fn unknown() -> LockDetails {
-        LockDetails {
-            pid: None,
-            timestamp: None,
-            tag: None,
-            token: None,
-            age: None,
-            alive: Alive::Unknown,
-            is_stale: false,
-            stale_in: None,
-        }
-    }
-
     /// Whether the file names a process and a time.
     pub(crate) fn is_readable(&self) -> bool {
         self.pid.is_some() && self.timestamp.is_some()
@@ -133,11 +119,11 @@ impl Busy {
         }
     }
 
-    /// The obstacle is a file that belongs to another program.
-    pub(super) fn not_a_lock_file() -> Busy {
+    /// Nothing is known of the lock: it has no file that this user may read.
+    pub(super) fn unknown(obstacle: Obstacle) -> Busy {
         Busy {
-            obstacle: Obstacle::NotALockFile,
-            details: LockDetails::unknown(),
+            obstacle,
+            details: LockDetails::default(),
         }
     }
 
@@ -202,18 +188,12 @@ impl Semaphore {
 
     /// The lock and its obstacle, as if it were not stale; `None` if it is free.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
-        let without_content = |obstacle| {
-            Ok(Some(Busy {
-                obstacle,
-                details: LockDetails::unknown(),
-            }))
-        };
         let directory = self.directory()?;
         let file = match directory.open_file(&self.lock_path.name)? {
             Entry::Nothing => return Ok(None),
             Entry::File(file) => file,
-            Entry::Unreadable => return without_content(Obstacle::Unreadable),
-            Entry::Other => return without_content(Obstacle::NotAFile),
+            Entry::Unreadable => return Ok(Some(Busy::unknown(Obstacle::Unreadable))),
+            Entry::Other => return Ok(Some(Busy::unknown(Obstacle::NotAFile))),
         };
         let content = read(&file)?;
         if !is_of_lock_file(&content.bytes) {
@@ -222,7 +202,7 @@ impl Semaphore {
         let record = Record::parse(&content.bytes);
         // Only where it matters: this shared lock is in the way of a taker for a moment.
         let flock = match promises_flock(&record, host_id()) {
-            true => look_at_flock(&file),
+            true => look_at_flock(&file).of_record(&record),
             false => Flock::Unknown,
         };
         let obstacle = match flock {
@@ -262,7 +242,9 @@ impl Semaphore {
         let directory = self.directory()?;
         let files = self.files(&directory);
         Ok(match files.open()? {
-            Found::File(file) => files.lock(&file)? == Flock::Theirs,
+            Found::File(found) => {
+                takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::Theirs
+            }
             _ => false,
         })
     }
@@ -310,7 +292,7 @@ impl Semaphore {
                     Flock::Theirs if is_live => Err(Obstacle::NotStale),
                     Flock::Theirs => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
-                    Flock::Ours | Flock::Unknown => Ok(()),
+                    Flock::Ours | Flock::Bystanders | Flock::Unknown => Ok(()),
                 }))
             };
             match takeover::remove(&files, &allows)? {
@@ -352,10 +334,8 @@ impl Semaphore {
         if pid.is_none_or(process::exists) {
             return false;
         }
-        let Ok(Entry::File(file)) = directory.open_file(name) else {
-            return false;
-        };
-        age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE)
+        matches!(directory.open_file(name), Ok(Entry::File(file))
+            if age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE))
     }
 
     /// The process in the name of a temporary file for this lock.
@@ -377,7 +357,8 @@ impl Semaphore {
 /// Whether another process has the file locked. An error counts as no.
 fn look_at_flock(file: &fs::File) -> Flock {
     match flock(file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Theirs,
+        Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::Theirs,
+        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Bystanders,
         _ => Flock::Ours,
     }
 }

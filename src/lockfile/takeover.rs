@@ -1,13 +1,15 @@
 //! How a lock changes hands (sema-lockfile(5), PROTOCOL). Two processes that run this code never
 //! hold one lock at once, in any order of their steps, and wherever one of them dies. Pure.
 //!
-//! A lock file has a name and an inode. The process that has the inode locked by flock(2) decides
-//! alone what becomes of both:
+//! A lock file has a name and an inode. The process that has the inode locked decides alone what
+//! becomes of both. It is locked by flock(2) and, for reading, by fcntl(2). Any process that may
+//! read the file can keep it locked by flock(2). Then a write lock by fcntl(2), which no holder and
+//! no taker leaves room for, counts as well:
 //!
 //! 1. A link, which replaces nothing, creates the name.
 //! 2. A taker rewrites a stale file in place. It has the file locked, has seen it under the name
 //!    since, and has judged it again after that. If the name still belongs to the file after the
-//!    rewrite, the lock belongs to the taker.
+//!    rewrite, the lock belongs to the taker. With a write lock only, it removes the name instead.
 //! 3. A process removes the name only while it has the inode locked, and has seen it under the name
 //!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
 //!    locked, and that is not stale: no taker has that file locked.
@@ -23,11 +25,15 @@
 //! through every order of the steps of several processes.
 
 use std::io;
+use std::time::Duration;
 
 use crate::sys::directory::FileId;
 
-use super::record::LIVE_LINE;
+use super::record::{Record, LIVE_LINE, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
+
+/// How long this process waits for a file that another process has locked.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The file under the lock's name.
 pub(super) enum Found<F> {
@@ -50,12 +56,13 @@ pub(super) trait Files {
     fn create(&self, record: &[u8]) -> io::Result<Option<Self::File>>;
     /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Found<Self::File>>;
-    /// Opens the same file again for a rewrite; `None` if this process may not rewrite it.
-    fn open_to_rewrite(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
-    /// Locks an open file, without waiting.
-    fn lock(&self, file: &Self::File) -> io::Result<Flock>;
-    /// Locks an open file, and waits for that for a short time.
-    fn lock_patiently(&self, file: &Self::File) -> io::Result<Flock>;
+    /// Opens the same file again for writing; `None` if this process may not write it.
+    fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
+    /// Whether a file that is open for writing may be rewritten: it is ours, and has one name. Not
+    /// a step, since no other process changes that.
+    fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
+    /// Locks an open file. Waits for `patience` at most.
+    fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
     /// Reads an open file.
     fn read(&self, file: &Self::File) -> io::Result<Content>;
     /// The inode of an open file. Not a step, since it cannot change.
@@ -163,21 +170,24 @@ fn take_over<F: Files>(
     if let Err(why) = (taker.may_take)(&content)? {
         return held(why, content);
     }
-    let writable = files.open_to_rewrite(&found)?;
-    let can_rewrite = writable.is_some();
-    let file = writable.unwrap_or(found);
-    match files.lock(&file)? {
-        Flock::Ours => {}
-        Flock::Theirs => return held(Obstacle::Locked, content),
-        Flock::Unknown => return held(Obstacle::NoLocks, content),
-    }
     // It may have changed, or lost its name, before this process locked it.
-    let judged = files.read(&file)?;
+    let locked = lock(files, found, Duration::ZERO)?;
+    let (file, judged) = (locked.file, locked.content);
+    let can_rewrite = match locked.flock {
+        Flock::Ours => locked.is_writable && files.may_rewrite(&file)?,
+        // A guard must have its file locked by flock(2).
+        Flock::Bystanders => false,
+        Flock::Theirs => return held(Obstacle::Locked, judged),
+        Flock::Unknown => return held(Obstacle::NoLocks, judged),
+    };
+    let verdict = (taker.may_take)(&judged)?;
+    // Only after the judgement: a holder may release a lock that another process has locked, but
+    // only while it is alive.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
         return Ok(None);
     }
-    if let Err(why) = (taker.may_take)(&judged)? {
+    if let Err(why) = verdict {
         return held(why, judged);
     }
     let record = record(taker);
@@ -199,6 +209,35 @@ fn take_over<F: Files>(
         Err(error) if is_forbidden(&error) => held(Obstacle::NotRemovable, judged),
         Err(error) => Err(error),
     }
+}
+
+/// A file that this process has tried to lock.
+pub(super) struct LockedFile<F> {
+    file: F,
+    is_writable: bool,
+    pub(super) flock: Flock,
+    /// What it says since.
+    content: Content,
+}
+
+/// Locks the file, for writing if this process may write it, and reads it. Waits for `patience` at
+/// most.
+pub(super) fn lock<F: Files>(
+    files: &F,
+    found: F::File,
+    patience: Duration,
+) -> io::Result<LockedFile<F::File>> {
+    let writable = files.open_to_write(&found)?;
+    let is_writable = writable.is_some();
+    let file = writable.unwrap_or(found);
+    let flock = files.lock(&file, patience)?;
+    let content = files.read(&file)?;
+    Ok(LockedFile {
+        file,
+        is_writable,
+        flock: flock.of_record(&Record::parse(&content.bytes)),
+        content,
+    })
 }
 
 /// A grant, unless a process that judged the file earlier has acted on that since.
@@ -258,12 +297,13 @@ pub(super) fn remove<F: Files>(
             Found::NotAFile => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
             Found::File(found) => found,
         };
-        let flock = files.lock_patiently(&found)?;
-        let content = files.read(&found)?;
-        if files.identity()? != Some(files.id(&found)?) {
+        let locked = lock(files, found, LOCK_PATIENCE)?;
+        let content = locked.content;
+        let verdict = allows(&content, locked.flock)?;
+        if files.identity()? != Some(files.id(&locked.file)?) {
             continue;
         }
-        if let Err(why) = allows(&content, flock)? {
+        if let Err(why) = verdict {
             return Ok(Removal::Kept(why, Some(content)));
         }
         return match files.remove() {
@@ -286,6 +326,7 @@ pub(super) fn is_forbidden(error: &io::Error) -> bool {
 fn record(taker: &Taker<'_>) -> Vec<u8> {
     let mut record = (taker.record)();
     if taker.is_live {
+        record.extend_from_slice(READ_LOCK_LINE.as_bytes());
         record.extend_from_slice(LIVE_LINE.as_bytes());
     }
     record

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::sys::event::Event;
+
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
-use super::release::ReleaseTerms;
 use super::status::{Busy, LockDetails};
-use super::watch::{CancelFlag, HolderProcess, Watch, Woken};
+use super::watch::{HolderProcess, Watch, Woken};
 use super::{Attempt, HolderKind, Obstacle, Semaphore};
 
 /// The shortest time between two looks, whatever the retry interval.
@@ -24,12 +25,12 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// When a wait ends without a lock.
 pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
-    cancel: Option<&'a CancelFlag>,
+    cancel: Option<&'a Event>,
 }
 
 impl<'a> WaitLimit<'a> {
     /// After `timeout` from now, or once `cancel` is set.
-    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a CancelFlag>) -> WaitLimit<'a> {
+    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Event>) -> WaitLimit<'a> {
         // A deadline that the clock cannot represent is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         WaitLimit { deadline, cancel }
@@ -81,11 +82,7 @@ pub(crate) fn acquire_any_detached(
     match &waited {
         // The process ended just before the grant; its end may have made room for the grant.
         Waited::Granted(at, ()) if holder.is_over() => {
-            let terms = ReleaseTerms {
-                pid: Some(info.pid),
-                ..ReleaseTerms::default()
-            };
-            let _ = slots[*at].release(&terms);
+            slots[*at].give_back(info.pid);
             Err(has_ended())
         }
         _ => Ok(waited),
@@ -125,7 +122,9 @@ fn until_any<T>(
                 Ok(Attempt::Granted(wanted)) => return Ok(Waited::Granted(at, wanted)),
                 Ok(Attempt::Busy(busy)) => held.push(busy),
                 // Another program's file spoils its own slot only.
-                Err(SemaphoreError::NotALockFile(_)) => held.push(Busy::not_a_lock_file()),
+                Err(SemaphoreError::NotALockFile(_)) => {
+                    held.push(Busy::unknown(Obstacle::NotALockFile))
+                }
                 Err(error) => return Err(error),
             }
         }

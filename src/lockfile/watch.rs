@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::sys::directory::Directory;
-
+use crate::sys::event::Event;
 use crate::sys::process;
 
 /// Enough to close a descriptor, in bytes.
@@ -26,26 +26,6 @@ pub(super) enum Woken {
     Look,
     /// The caller has cancelled the wait.
     Cancelled,
-}
-
-/// Cancels a wait in another thread.
-#[derive(Debug)]
-pub(crate) struct CancelFlag(OwnedFd);
-
-impl CancelFlag {
-    /// A flag that is not set.
-    pub(crate) fn new() -> io::Result<CancelFlag> {
-        Ok(CancelFlag(eventfd(
-            0,
-            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
-        )?))
-    }
-
-    /// Sets the flag for good.
-    pub(crate) fn set(&self) {
-        // Fails only if the counter is full, and then the flag is set.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
 }
 
 /// A process that is to hold a lock, and may end before that.
@@ -179,7 +159,7 @@ impl Watch {
         &self,
         concerns: impl Fn(&[u8]) -> bool,
         ends: &[BorrowedFd<'_>],
-        cancel: Option<&CancelFlag>,
+        cancel: Option<&Event>,
         until: Instant,
     ) -> io::Result<Woken> {
         loop {
@@ -192,10 +172,10 @@ impl Watch {
             let own = self
                 .inotify
                 .get()
-                .into_iter()
-                .chain(cancel.map(|flag| &flag.0));
-            let mut waited_for: Vec<PollFd<'_>> = own
                 .map(AsFd::as_fd)
+                .into_iter()
+                .chain(cancel.map(AsFd::as_fd));
+            let mut waited_for: Vec<PollFd<'_>> = own
                 .chain(ends.iter().copied())
                 .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
                 .collect();

@@ -130,7 +130,7 @@ fn take(
     timeout: Option<Duration>,
     tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
 ) -> CommandResult {
-    let slots = slots(request, SemaphoreOptions::new())?;
+    let slots = slots(request, &request.options.lock)?;
     let limit = WaitLimit::new(timeout, None);
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
@@ -154,7 +154,8 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
         .with("since", written.timestamp);
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
-        give_back(slot, holder(options));
+        // The caller does not know that it must release it.
+        slot.give_back(holder(options));
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
             "Note: no process is known that {path} is held for; see --pid in sema(1)\n"
@@ -163,21 +164,11 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     printed
 }
 
-/// Releases a lock whose grant could not be printed: the caller does not know that it must release
-/// it.
-fn give_back(slot: &Semaphore, pid: u32) {
-    let terms = ReleaseTerms {
-        pid: Some(pid),
-        ..ReleaseTerms::default()
-    };
-    let _ = slot.release(&terms);
-}
-
 /// Releases the lock. With `--slots`, releases the slot that the caller holds, or, with `--force`,
 /// all of them.
 fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
-    let slots = slots(request, SemaphoreOptions::new())?;
+    let slots = slots(request, &request.options.lock)?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
     let terms = ReleaseTerms {
         force: options.force,
@@ -251,7 +242,7 @@ fn status(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let mut is_any_free = false;
     let mut texts = Vec::new();
-    let slots = slots(request, SemaphoreOptions::new())?;
+    let slots = slots(request, &request.options.lock)?;
     let mut unusable = Unusable::among(slots.len());
     for slot in &slots {
         let path = options.slots.map(|_| slot.path());
@@ -273,7 +264,7 @@ fn status(request: &SemaRequest) -> CommandResult {
 }
 
 fn wait(request: &SemaRequest) -> CommandResult {
-    let slots = slots(request, SemaphoreOptions::new())?;
+    let slots = slots(request, &request.options.lock)?;
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
@@ -291,12 +282,13 @@ fn wait(request: &SemaRequest) -> CommandResult {
 }
 
 fn clean(request: &SemaRequest) -> CommandResult {
-    let semaphore = semaphore(&request.path, request, SemaphoreOptions::new())?;
+    // There is one, since `--slots` is no option of this command.
+    let slots = slots(request, &request.options.lock)?;
     let without_flock = match request.options.force {
         true => WithoutFlock::Remove,
         false => WithoutFlock::Keep,
     };
-    let (cleaned, obstacle) = semaphore
+    let (cleaned, obstacle) = slots[0]
         .clean_with(without_flock)
         .map_err(|error| Failure::about(&request.path, &error))?;
     let failure = obstacle
@@ -382,20 +374,20 @@ fn tell_timeout(
 }
 
 /// The lock at the path, or all of its slots.
-fn slots(request: &SemaRequest, options: SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
-    let Some(count) = request.options.slots else {
-        return Ok(vec![semaphore(&request.path, request, options)?]);
-    };
+fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
     let path_of = |slot: u32| {
         let mut path = request.path.clone().into_os_string();
         path.push(format!(".{slot}.lock"));
-        path
+        PathBuf::from(path)
     };
-    let mut unusable = Unusable::among(count as usize);
+    let paths: Vec<PathBuf> = match request.options.slots {
+        None => vec![request.path.clone()],
+        Some(count) => (0..count).map(path_of).collect(),
+    };
+    let mut unusable = Unusable::among(paths.len());
     let mut slots = Vec::new();
-    for slot in 0..count {
-        let path = PathBuf::from(path_of(slot));
-        match semaphore_at(&path, request, options.clone()) {
+    for path in paths {
+        match semaphore(&path, &request.options, options) {
             Ok(semaphore) => slots.push(semaphore),
             Err(error) => unusable.pass_over(&path, error)?,
         }
@@ -428,30 +420,17 @@ impl Unusable {
 
 fn semaphore(
     path: &Path,
-    request: &SemaRequest,
-    options: SemaphoreOptions,
-) -> Result<Semaphore, Failure> {
-    semaphore_at(path, request, options).map_err(|error| Failure::about(path, &error))
-}
-
-fn semaphore_at(
-    path: &Path,
-    request: &SemaRequest,
-    options: SemaphoreOptions,
+    given: &SemaOptions,
+    options: &SemaphoreOptions,
 ) -> Result<Semaphore, SemaphoreError> {
-    let given = &request.options;
     let config = SemaphoreConfig {
         stale_timeout: given.stale,
         ..SemaphoreConfig::default()
     };
-    let mut options = options
-        .stale_rule(given.stale_rule)
-        .mode(given.mode)
-        .sync(given.is_synced)
-        .settle(given.settle);
-    if let Some(token) = &given.token {
-        options = options.token(token);
-    }
+    let options = match &given.token {
+        Some(token) => options.clone().token(token),
+        None => options.clone(),
+    };
     Semaphore::with_options(path, config, options)
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
 use crate::cli::values::digits;
-use crate::lockfile::{check_path, SemaphoreConfig, Settle, StaleRule};
+use crate::lockfile::{check_path, SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::Plain;
 
 /// The name that an older program of this name prints with its version.
@@ -66,13 +66,28 @@ const TAKING: &[SubCommand] = &[Try, Acquire, Run];
 struct OptionRow {
     name: &'static str,
     short: Option<&'static str>,
-    /// The name of its value in the help, or `None` if it takes no value.
-    value: Option<&'static str>,
     help: &'static str,
     commands: &'static [SubCommand],
-    /// Takes the value. `None` if the value is invalid.
-    set: fn(&mut SemaOptions, &str) -> Option<()>,
+    set: Set,
 }
+
+/// What an option sets.
+enum Set {
+    Flag(fn(&mut SemaOptions)),
+    /// The name of the value in the help, and what takes it: `None` if it is invalid.
+    Value(&'static str, fn(&mut SemaOptions, &str) -> Option<()>),
+}
+
+use Set::{Flag, Value};
+
+/// The most frequent values of a row.
+const ROW: OptionRow = OptionRow {
+    name: "",
+    short: None,
+    help: "",
+    commands: ALL,
+    set: Flag(|_| {}),
+};
 
 impl OptionRow {
     fn has_name(&self, name: &[u8]) -> bool {
@@ -86,213 +101,173 @@ const OPTIONS: [OptionRow; 19] = [
     OptionRow {
         name: "--timeout",
         short: Some("-w"),
-        value: Some("time"),
         help: "how long to wait; 0 tries once (for ever)",
         commands: &[Acquire, Wait, Run],
-        set: |options, value| duration(value).map(|time| options.timeout = Some(time)),
+        set: Value("time", |options, value| {
+            duration(value).map(|time| options.timeout = Some(time))
+        }),
     },
     OptionRow {
         name: "--nonblock",
         short: Some("-n"),
-        value: None,
         help: "do not wait, as with --timeout 0",
         commands: &[Acquire, Run],
-        set: |options, _| {
-            options.timeout = Some(Duration::ZERO);
-            Some(())
-        },
+        set: Flag(|options| options.timeout = Some(Duration::ZERO)),
     },
     OptionRow {
         name: "--stale",
-        short: None,
-        value: Some("time"),
         help: "the age at which a lock may be stale; 0 for never (3600)",
-        commands: ALL,
-        set: |options, value| {
+        set: Value("time", |options, value| {
             duration(value).map(|time| options.stale = (!time.is_zero()).then_some(time))
-        },
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--stale-rule",
-        short: None,
-        value: Some("rule"),
         help:
             "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
-        commands: ALL,
-        set: |options, value| {
-            options.stale_rule = match value {
-                "age" => StaleRule::Age,
-                "age-and-liveness" => StaleRule::AgeAndLiveness,
-                _ => return None,
-            };
-            Some(())
-        },
+        set: Value("rule", |options, value| {
+            let all = [
+                ("age", StaleRule::Age),
+                ("age-and-liveness", StaleRule::AgeAndLiveness),
+            ];
+            choice(value, all).map(|rule| options.set_lock(|lock| lock.stale_rule(rule)))
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--tag",
-        short: None,
-        value: Some("text"),
         help: "what the lock is held for",
-        commands: ALL,
-        set: |options, value| {
+        set: Value("text", |options, value| {
             options.tag = Some(value.to_owned());
             Some(())
-        },
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--json",
-        short: None,
-        value: None,
         help: "print the result, or the holder, as JSON on stdout",
-        commands: ALL,
-        set: |options, _| {
-            options.json = true;
-            Some(())
-        },
+        set: Flag(|options| options.json = true),
+        ..ROW
     },
     OptionRow {
         name: "--quiet",
         short: Some("-q"),
-        value: None,
         help: "print only errors, status and JSON",
-        commands: ALL,
-        set: |options, _| {
-            options.quiet = true;
-            Some(())
-        },
+        set: Flag(|options| options.quiet = true),
+        ..ROW
     },
     OptionRow {
         name: "--slots",
-        short: None,
-        value: Some("count"),
         help: "use one of this many locks, PATH.0.lock and so on",
         commands: &[Try, Acquire, Release, Status, Wait, Run],
-        set: |options, value| {
+        set: Value("count", |options, value| {
             let count = digits(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
             count.map(|count| options.slots = Some(count))
-        },
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--pid",
-        short: None,
-        value: Some("pid"),
         help: "the process that holds the lock (the parent of sema)",
         commands: &[Try, Acquire, Release],
-        set: |options, value| {
+        set: Value("pid", |options, value| {
             let pid = digits(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
             pid.map(|pid| options.pid = Some(pid))
-        },
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--token",
-        short: None,
-        value: Some("word"),
         help: "a word to keep in the lock file; release wants the same",
         commands: &[Try, Acquire, Run, Release],
-        set: |options, value| {
+        set: Value("word", |options, value| {
             let is_word = !value.is_empty()
                 && value.len() <= MAX_TOKEN_LEN
                 && !value.contains(|c: char| c.is_whitespace() || c.is_control());
             is_word.then(|| options.token = Some(value.to_owned()))
-        },
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--force",
-        short: None,
-        value: None,
         help: "release another holder's lock; clean without locks on files",
         commands: &[Release, Clean],
-        set: |options, _| {
-            options.force = true;
-            Some(())
-        },
+        set: Flag(|options| options.force = true),
+        ..ROW
     },
     OptionRow {
         name: "--mode",
-        short: None,
-        value: Some("mode"),
         help: "octal permissions of the lock file, before the umask (0644)",
         commands: TAKING,
-        set: |options, value| {
+        set: Value("mode", |options, value| {
             let is_octal = !value.is_empty() && value.bytes().all(|digit| digit.is_ascii_digit());
             let mode = u32::from_str_radix(value, 8).ok().filter(|_| is_octal);
             mode.filter(|mode| *mode <= MAX_MODE)
-                .map(|mode| options.mode = mode)
-        },
+                .map(|mode| options.set_lock(|lock| lock.mode(mode)))
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--no-sync",
-        short: None,
-        value: None,
         help: "do not wait for the disk",
         commands: TAKING,
-        set: |options, _| {
-            options.is_synced = false;
-            Some(())
-        },
+        set: Flag(|options| options.set_lock(|lock| lock.sync(false))),
+        ..ROW
     },
     OptionRow {
         name: "--settle",
-        short: None,
-        value: Some("when"),
         help: "never, takeover or always: wait 20 ms for careless others (takeover)",
         commands: TAKING,
-        set: |options, value| {
-            options.settle = match value {
-                "never" => Settle::Never,
-                "takeover" => Settle::AfterTakeover(SETTLE),
-                "always" => Settle::Always(SETTLE),
-                _ => return None,
-            };
-            Some(())
-        },
+        set: Value("when", |options, value| {
+            let all = [
+                ("never", Settle::Never),
+                ("takeover", Settle::default()),
+                ("always", Settle::Always(SETTLE)),
+            ];
+            choice(value, all).map(|when| options.set_lock(|lock| lock.settle(when)))
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--busy-status",
         short: Some("-E"),
-        value: Some("status"),
         help: "exit status of run if the lock is not granted in time (1)",
         commands: &[Run],
-        set: |options, value| digits(value).map(|status| options.busy_status = status),
+        set: Value("status", |options, value| {
+            digits(value).map(|status| options.busy_status = status)
+        }),
     },
     OptionRow {
         name: "--on-lost",
-        short: None,
-        value: Some("what"),
         help: "if the lock is lost, end the command: term or ignore (term)",
         commands: &[Run],
-        set: |options, value| {
-            options.on_lost = match value {
-                "term" => LossPolicy::Term,
-                "ignore" => LossPolicy::Ignore,
-                _ => return None,
-            };
-            Some(())
-        },
+        set: Value("what", |options, value| {
+            let all = [("term", LossPolicy::Term), ("ignore", LossPolicy::Ignore)];
+            choice(value, all).map(|what| options.on_lost = what)
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--kill-after",
-        short: None,
-        value: Some("time"),
         help: "how long the command may take to end once the lock is lost (10)",
         commands: &[Run],
-        set: |options, value| duration(value).map(|time| options.kill_after = time),
+        set: Value("time", |options, value| {
+            duration(value).map(|time| options.kill_after = time)
+        }),
+        ..ROW
     },
     OptionRow {
         name: "--help",
         short: Some("-h"),
-        value: None,
         help: "print this and exit",
-        commands: ALL,
-        set: |_, _| None,
+        ..ROW
     },
     OptionRow {
         name: "--version",
         short: Some("-V"),
-        value: None,
         help: "print the version and exit",
-        commands: ALL,
-        set: |_, _| None,
+        ..ROW
     },
 ];
 
@@ -310,7 +285,6 @@ pub(super) enum LossPolicy {
 pub(super) struct SemaOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) stale: Option<Duration>,
-    pub(super) stale_rule: StaleRule,
     pub(super) tag: Option<String>,
     pub(super) json: bool,
     pub(super) quiet: bool,
@@ -318,9 +292,8 @@ pub(super) struct SemaOptions {
     pub(super) pid: Option<u32>,
     pub(super) token: Option<String>,
     pub(super) force: bool,
-    pub(super) mode: u32,
-    pub(super) is_synced: bool,
-    pub(super) settle: Settle,
+    /// The options that the library takes, except for the token.
+    pub(super) lock: SemaphoreOptions,
     pub(super) busy_status: u8,
     pub(super) on_lost: LossPolicy,
     pub(super) kill_after: Duration,
@@ -331,7 +304,6 @@ impl Default for SemaOptions {
         SemaOptions {
             timeout: None,
             stale: SemaphoreConfig::default().stale_timeout,
-            stale_rule: StaleRule::default(),
             tag: None,
             json: false,
             quiet: false,
@@ -339,13 +311,17 @@ impl Default for SemaOptions {
             pid: None,
             token: None,
             force: false,
-            mode: 0o644,
-            is_synced: true,
-            settle: Settle::AfterTakeover(SETTLE),
+            lock: SemaphoreOptions::new(),
             busy_status: 1,
             on_lost: LossPolicy::Term,
             kill_after: Duration::from_secs(10),
         }
+    }
+}
+
+impl SemaOptions {
+    fn set_lock(&mut self, change: impl FnOnce(SemaphoreOptions) -> SemaphoreOptions) {
+        self.lock = change(self.lock.clone());
     }
 }
 
@@ -394,11 +370,10 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
-    let command = COMMANDS
-        .iter()
-        .find(|(_, known, _)| name == *known)
-        .map(|(command, ..)| *command)
-        .ok_or_else(|| format!("unknown command: {}", shown(&name)))?;
+    let Some((command, ..)) = COMMANDS.iter().find(|(_, known, _)| name == *known) else {
+        return Err(format!("unknown command: {}", shown(&name)));
+    };
+    let command = *command;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
@@ -436,20 +411,22 @@ fn set(
     let Some(row) = OPTIONS.iter().find(|row| row.has_name(name)) else {
         return Err(format!("unknown option: {}", Plain(name)));
     };
-    let value = match (row.value, attached) {
-        (None, None) => OsString::new(),
-        (None, Some(_)) => return Err(format!("{} takes no value", row.name)),
-        (Some(_), attached) => attached
-            .or_else(|| rest.next())
-            .ok_or_else(|| format!("{} requires a value", row.name))?,
+    let (value, set) = match (&row.set, attached) {
+        (Flag(set), None) => {
+            set(options);
+            return Ok(row);
+        }
+        (Flag(_), Some(_)) => return Err(format!("{} takes no value", row.name)),
+        (Value(_, set), attached) => (attached.or_else(|| rest.next()), set),
     };
+    let value = value.ok_or_else(|| format!("{} requires a value", row.name))?;
     let what = match row.name {
         "--stale" => "stale timeout",
         name => name.trim_start_matches('-'),
     };
     value
         .to_str()
-        .and_then(|value| (row.set)(options, value))
+        .and_then(|value| set(options, value))
         .ok_or_else(|| format!("invalid {what} value"))?;
     Ok(row)
 }
@@ -464,6 +441,12 @@ pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
         }
         _ => (bytes, None),
     }
+}
+
+/// Reads one of several words.
+fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Option<T> {
+    let mut all = all.into_iter();
+    all.find(|(word, _)| *word == text).map(|(_, value)| value)
 }
 
 /// Reads seconds, or a number with a unit: `90`, `1.5s`, `250ms`, `2m`, `1h`.
@@ -515,7 +498,10 @@ fn help() -> String {
     text.push_str("\nOptions:\n");
     for row in &OPTIONS {
         let short = row.short.map(|short| format!("{short}, "));
-        let value = row.value.map(|value| format!(" {value}"));
+        let value = match row.set {
+            Value(value, _) => Some(format!(" {value}")),
+            Flag(_) => None,
+        };
         let head = [short.as_deref(), Some(row.name), value.as_deref()];
         let head: String = head.into_iter().flatten().collect();
         let _ = writeln!(text, "  {head:<28}{}", row.help);

@@ -51,35 +51,25 @@ impl Object {
 
     /// One line of JSON, without a line feed.
     pub(super) fn compact(&self) -> String {
-        let members: Vec<String> = self
-            .0
-            .iter()
-            .map(|(key, member)| match member {
-                Member::Value(value) => format!("{}:{value}", Value::from(*key)),
-                Member::Object(object) => format!("{}:{}", Value::from(*key), object.compact()),
-            })
-            .collect();
-        format!("{{{}}}", members.join(","))
+        self.json(":", "", "")
     }
 
     /// JSON with one key in each line, indented by two spaces for each level, without a last line
     /// feed.
     pub(super) fn pretty(&self) -> String {
-        self.pretty_at("\n")
+        self.json(": ", "\n", "  ")
     }
 
-    fn pretty_at(&self, line_break: &str) -> String {
-        let inside = format!("{line_break}  ");
-        let members: Vec<String> = self
-            .0
-            .iter()
-            .map(|(key, member)| match member {
-                Member::Value(value) => format!("{}: {value}", Value::from(*key)),
-                Member::Object(object) => {
-                    format!("{}: {}", Value::from(*key), object.pretty_at(&inside))
-                }
-            })
-            .collect();
+    fn json(&self, colon: &str, line_break: &str, indent: &str) -> String {
+        let inside = format!("{line_break}{indent}");
+        let members = self.0.iter().map(|(key, member)| {
+            let value = match member {
+                Member::Value(value) => value.to_string(),
+                Member::Object(object) => object.json(colon, &inside, indent),
+            };
+            format!("{}{colon}{value}", Value::from(*key))
+        });
+        let members: Vec<String> = members.collect();
         let separator = format!(",{inside}");
         format!("{{{inside}{}{line_break}}}", members.join(&separator))
     }
@@ -133,25 +123,20 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
 
 /// A status as lines of `key: value`, with the path of a slot.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
-    let mut text = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
-    text.push_str(&format!("locked: {}\n", status.is_locked()));
-    let Some(details) = status.details() else {
-        return text;
+    let path = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
+    let object = Object::new().with("locked", status.is_locked());
+    let object = match status.details() {
+        None => object,
+        Some(details) => object
+            .with_any("error", unreadable(details))
+            .with_any("pid", details.pid)
+            .with_any("timestamp", details.timestamp)
+            .with_any("tag", details.tag.clone())
+            .with_any("age", details.age.map(|age| format!("{age}s")))
+            .with("alive", alive(details.alive))
+            .with("stale", if details.is_stale { "yes" } else { "no" }),
     };
-    let mut line = |key: &str, value: Option<String>| {
-        if let Some(value) = value {
-            text.push_str(&format!("{key}: {value}\n"));
-        }
-    };
-    line("error", unreadable(details).map(str::to_owned));
-    line("pid", details.pid.map(|pid| pid.to_string()));
-    line("timestamp", details.timestamp.map(|time| time.to_string()));
-    line("tag", details.tag.as_deref().map(shown));
-    line("age", details.age.map(|age| format!("{age}s")));
-    line("alive", Some(alive(details.alive).to_owned()));
-    let stale = if details.is_stale { "yes" } else { "no" };
-    line("stale", Some(stale.to_owned()));
-    text
+    path + &object.lines()
 }
 
 /// The holder of a lock, in indented lines.

@@ -6,10 +6,10 @@ use std::thread;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Busy, CancelFlag, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard,
-    SemaphoreOptions, WaitLimit, Waited,
+    acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
+use crate::sys::event::Event;
 use crate::text::reason;
 
 use super::options::{LossPolicy, SemaOptions, SemaRequest};
@@ -25,10 +25,8 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let lost = Event::new().map_err(cannot_catch)?;
     let lost_setter = lost.clone();
-    let watched = SemaphoreOptions::new()
-        .heartbeat(true)
-        .on_lost(move || lost_setter.set());
-    let slots = slots(request, watched)?;
+    let watched = options.lock.clone().heartbeat(true);
+    let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
     let end = wait(&slots, options, &mut signals)
         .map_err(|error| failure("cannot start a thread", &error))?;
     match end {
@@ -107,10 +105,6 @@ enum WaitEnd<'a> {
 }
 
 /// Waits for the lock on a thread of its own, so that this thread can handle signals meanwhile.
-///
-/// # Errors
-///
-/// If there is no thread or no descriptor for the wait.
 fn wait<'a>(
     slots: &'a [Semaphore],
     options: &SemaOptions,
@@ -120,7 +114,7 @@ fn wait<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = CancelFlag::new()?;
+    let cancel = Event::new()?;
     let granted = Event::new()?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()

@@ -14,7 +14,7 @@ use crate::text::Plain;
 
 use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
-use super::{caller, give_back, impediment, reason, ALREADY_HELD};
+use super::{caller, impediment, reason, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -195,7 +195,7 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
         .undefined_or("tag", written.tag, request);
     let status = print_out(&shown(&object, request), DONE);
     if status != DONE {
-        give_back(semaphore, caller());
+        semaphore.give_back(caller());
     }
     status
 }

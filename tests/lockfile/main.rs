@@ -25,7 +25,9 @@ use tempfile::TempDir;
 #[path = "../support/mod.rs"]
 mod support;
 
+use rustix::fs::FlockOperation;
 use support::limited::copy_program;
+use support::locks::{flocked, locked_in_every_way};
 use support::needs::{lacks, needs, skipped};
 
 /// The number of no process.
@@ -607,8 +609,7 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
 }
 
 #[test]
-fn a_flock_of_a_reader_blocks_no_release_by_the_holder() {
-    use rustix::fs::{flock, FlockOperation};
+fn locks_of_a_reader_block_no_release_by_the_holder() {
     let scratch = Scratch::new();
     let token = ("pid", "1\nx-token=abc");
     let terms = |pid, token: Option<&str>, asking| ReleaseTerms {
@@ -624,7 +625,7 @@ fn a_flock_of_a_reader_blocks_no_release_by_the_holder() {
         (record_with(&[token]), terms(None, Some("abc"), own), true),
         (record_with(&[]), terms(Some(1), None, own), false),
         (record_with(&[token]), terms(None, Some("abd"), own), false),
-        // A taker may have locked this one.
+        // A taker may have locked these, as far as the locks can tell.
         (
             record_with(&[("pid", "999999999")]),
             terms(None, None, own),
@@ -636,15 +637,74 @@ fn a_flock_of_a_reader_blocks_no_release_by_the_holder() {
             false,
         ),
     ] {
+        let lock = scratch.lock_with(&text);
+        let _reader = locked_in_every_way(&scratch.path());
+        let released = release(&lock, &terms);
+        assert_eq!(released.is_ok(), is_released, "{terms:?} {text}");
+        assert_eq!(scratch.path().exists(), !is_released);
+    }
+}
+
+#[test]
+fn a_flock_of_a_reader_keeps_no_lock_from_anyone() {
+    let scratch = Scratch::new();
+    let named = ReleaseTerms {
+        pid: Some(DEAD),
+        ..ReleaseTerms::default()
+    };
+    let dead = DEAD.to_string();
+    let guard = ("pid", format!("{DEAD}\nx-fcntl=read\nx-live=flock"));
+    for (text, is_stale) in [
+        (record_with(&[]), false),
+        (record_with(&[("pid", &dead)]), false),
+        (format!("pid={DEAD}\ntimestamp=1\n"), true),
+        (record_with(&[(guard.0, &guard.1)]), true),
+    ] {
         for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
             let lock = scratch.lock_with(&text);
-            let reader = File::open(scratch.path()).expect("the lock file");
-            flock(&reader, operation).expect("a lock");
-            let released = release(&lock, &terms);
-            assert_eq!(released.is_ok(), is_released, "{terms:?} {text}");
-            assert_eq!(scratch.path().exists(), !is_released);
+            let reader = flocked(&scratch.path(), operation);
+            let Status::Held(details) = lock.status().expect("a status") else {
+                panic!("{text}");
+            };
+            assert_eq!(details.is_stale, is_stale, "{text}");
+            if is_stale {
+                let taken = lock.try_acquire().expect("a stale lock");
+                assert!(taken.is_held() && is_held(&lock.try_acquire()));
+                taken.release().expect("a release");
+                fs::write(scratch.path(), &text).expect("a lock file");
+                drop(reader);
+                let _reader = flocked(&scratch.path(), operation);
+                assert!(lock.clean().expect("cleaning").lock, "{text}");
+                continue;
+            }
+            let terms = match text.contains(&dead) {
+                true => named.clone(),
+                false => ReleaseTerms {
+                    asking: process::id(),
+                    ..ReleaseTerms::default()
+                },
+            };
+            release(&lock, &terms).expect("a release");
+            assert!(!scratch.path().exists());
         }
     }
+}
+
+/// Such a record is of a holder that has the file locked by flock(2) alone.
+#[test]
+fn a_flock_keeps_the_lock_of_a_guard_without_a_read_lock() {
+    let scratch = Scratch::new();
+    let dead = format!("{DEAD}\nx-live=flock");
+    let lock = scratch.lock_with(record_with(&[("pid", &dead)]));
+    let holder = flocked(&scratch.path(), FlockOperation::LockExclusive);
+    assert!(is_held(&lock.try_acquire()));
+    let terms = ReleaseTerms {
+        pid: Some(DEAD),
+        ..ReleaseTerms::default()
+    };
+    assert!(release(&lock, &terms).is_err());
+    drop(holder);
+    assert!(lock.try_acquire().is_ok());
 }
 
 // The weaknesses of lock files.
@@ -1414,12 +1474,14 @@ fn a_step_that_the_kernel_refuses_has_a_fallback() {
     for (fault, is_taken_over, is_live) in [
         ("linkat:error=EPERM", true, true),
         ("linkat:error=EOPNOTSUPP", true, true),
+        ("fcntl:error=EINVAL", true, true),
+        ("fcntl:error=ENOLCK", true, true),
         ("flock:error=ENOLCK", false, false),
         ("flock:error=EOPNOTSUPP", false, false),
         ("flock:error=EBADF", false, false),
     ] {
         let inject = format!("inject={fault}");
-        let options = ["-e", "trace=linkat,flock", "-e", &inject];
+        let options = ["-e", "trace=linkat,flock,fcntl", "-e", &inject];
         let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
             return;
         };

@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
 use support::latch::shell_status;
 use support::limited::copy_program;
+use support::locks::locked_in_every_way;
 use support::needs::{needs, skipped};
 use support::{eventually, installed, stat_of, PATIENCE};
 
@@ -1737,8 +1738,7 @@ fn a_wait_for_a_lock_that_stays_held_does_not_spin() {
     let place = Place::new();
     // The record is stale, but a process has the file locked.
     place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
-    let file = File::open(place.path("f")).expect("a file");
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+    let file = locked_in_every_way(&place.path("f"));
     let mut child = place.waiting(&["acquire", "f"]);
     thread::sleep(Duration::from_millis(1500));
     let switches = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
@@ -1753,11 +1753,10 @@ fn a_wait_for_a_lock_that_stays_held_does_not_spin() {
 }
 
 #[test]
-fn a_flock_that_keeps_a_stale_lock_is_told() {
+fn a_reader_that_keeps_a_stale_lock_is_told() {
     let place = Place::new();
     place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
-    let reader = File::open(place.path("f")).expect("a file");
-    rustix::fs::flock(&reader, rustix::fs::FlockOperation::LockShared).expect("a lock");
+    let reader = locked_in_every_way(&place.path("f"));
     for (arguments, status) in [
         ("try f", 1),
         ("run f -w 0 -- true", 1),
@@ -1774,6 +1773,79 @@ fn a_flock_that_keeps_a_stale_lock_is_told() {
     drop(reader);
     assert_eq!(place.status(&["wait", "f", "--timeout", "0"]), 0);
     assert_eq!(place.status(&["clean", "f"]), 0);
+}
+
+/// A process of another user that has `f` locked by flock(1), until its input ends.
+fn foreign_flock(place: &Place, mode: &str) -> Child {
+    let mut command = Command::new(installed("setpriv", "util-linux"));
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let script = format!("exec 9<f; flock {mode} 9; echo locked; exec cat");
+    command
+        .args(["sh", "-c", &script])
+        .current_dir(place.directory.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().expect("a shell");
+    let mut said = [0; 7];
+    let output = child.stdout.as_mut().expect("a pipe");
+    output.read_exact(&mut said).expect("a line");
+    assert_eq!(&said, b"locked\n");
+    child
+}
+
+#[test]
+fn a_flock_of_another_user_keeps_no_stale_lock() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a process of another user");
+        return;
+    }
+    let place = Place::new();
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(place.path("."), mode).expect("it is ours");
+    let old = format!("pid={NO_PROCESS}\ntimestamp=1\nx-token=t\n");
+    // What `run` leaves behind if it is killed.
+    let (mut child, command) = place.started(&["--token", "t"], "exec sleep 60");
+    let left = place.read("f");
+    signal(&child, Signal::KILL);
+    wait(&mut child);
+    kill_process(command, Signal::KILL).expect("it runs");
+    let pid = child.id().to_string();
+    for (record, pid) in [(&old, NO_PROCESS), (&left, &pid)] {
+        for mode in ["-s", "-x"] {
+            for arguments in [
+                &["release", "f"][..],
+                &["release", "f", "--pid", pid],
+                &["release", "f", "--token", "t"],
+                &["wait", "f", "--timeout", "0"],
+                &["clean", "f"],
+                &[
+                    "run",
+                    "f",
+                    "--timeout",
+                    "0",
+                    "--",
+                    "grep",
+                    "-q",
+                    "x-live=flock",
+                    "f",
+                ],
+                &["try", "f"],
+            ] {
+                place.write("f", record);
+                let mut reader = foreign_flock(&place, mode);
+                let output = place.sema(arguments);
+                assert_eq!(
+                    output.status.code(),
+                    Some(0),
+                    "{mode} {arguments:?} {output:?}"
+                );
+                let is_left = ["wait", "try"].contains(&arguments[0]);
+                assert_eq!(place.path("f").exists(), is_left, "{mode} {arguments:?}");
+                drop(reader.stdin.take());
+                wait(&mut reader);
+            }
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod latch;
 pub mod limited;
+pub mod locks;
 pub mod needs;
 pub mod silent;
 pub mod stalls;

@@ -9,6 +9,7 @@ use std::thread;
 use super::*;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::watch::Watch;
+use crate::sys::event::Event;
 use crate::sys::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -201,7 +202,7 @@ fn a_takeover_settles_however_it_was_done() {
             ..MissingFeatures::default()
         };
         let mut semaphore = lock_without(&path, missing, HOUR);
-        semaphore.options.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(1));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
             let over = Instant::now() + Duration::from_secs(10);
@@ -428,7 +429,7 @@ fn a_cancelled_wait_ends() {
     let semaphore =
         Semaphore::with_defaults(scratch.path().join("cancelled.lock")).expect("a lock path");
     let _guard = semaphore.try_acquire().expect("a free lock");
-    let flag = CancelFlag::new().expect("a flag");
+    let flag = Event::new().expect("a flag");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));
@@ -456,7 +457,7 @@ fn the_end_of_a_holder_wakes_only_once() {
     let of = |pid| LockDetails {
         pid: Some(pid),
         alive: Alive::Yes,
-        ..LockDetails::unknown()
+        ..LockDetails::default()
     };
     assert!(of(holder.id()).end_of_holder().is_none());
     assert!(of(std::process::id()).end_of_holder().is_some());

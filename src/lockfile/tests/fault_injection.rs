@@ -85,25 +85,21 @@ impl Files for FaultyFiles<'_> {
         self.files.open()
     }
 
-    fn open_to_rewrite(&self, file: &File) -> io::Result<Option<File>> {
+    fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
         self.step();
-        self.files.open_to_rewrite(file)
+        self.files.open_to_write(file)
     }
 
-    fn lock(&self, file: &File) -> io::Result<Flock> {
+    fn may_rewrite(&self, file: &File) -> io::Result<bool> {
+        self.files.may_rewrite(file)
+    }
+
+    fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
             return Ok(Flock::Ours);
         }
-        self.files.lock(file)
-    }
-
-    fn lock_patiently(&self, file: &File) -> io::Result<Flock> {
-        self.step();
-        if self.is_unguarded {
-            return Ok(Flock::Ours);
-        }
-        self.files.lock_patiently(file)
+        self.files.lock(file, patience)
     }
 
     fn read(&self, file: &File) -> io::Result<Content> {

@@ -41,8 +41,8 @@ fn lock_without(path: &Path, missing: MissingFeatures, stale_timeout: Duration) 
         ..SemaphoreConfig::default()
     };
     let options = SemaphoreOptions {
-        missing,
-        ..SemaphoreOptions::new().sync(false).settle(Settle::Never)
+        files: quick(missing),
+        ..SemaphoreOptions::new()
     };
     Semaphore::with_options(path, config, options).expect("a lock path")
 }

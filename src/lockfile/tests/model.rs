@@ -9,8 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::io;
+use std::time::Duration;
 
-use crate::sys::directory::FileId;
+use crate::sys::directory::{FileId, RangeLock};
 
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::staleness::{Content, Flock};
@@ -38,9 +39,15 @@ enum FileStep {
     /// As a shell does: the name first, the content later, no flock.
     CreateEmpty,
     Open,
+    /// By flock(2) and for reading by fcntl(2), or for writing by fcntl(2) if the process may. In
+    /// between there are only states that keep others from more.
     Lock(Handle),
+    /// By flock(2).
+    Flock(Handle),
+    /// For reading by fcntl(2).
+    LockRange(Handle),
     Read(Handle),
-    OpenToRewrite(Handle),
+    OpenToWrite(Handle),
     Identity,
     Remove,
     RemoveOwn,
@@ -73,6 +80,23 @@ enum StepResult {
 struct Inode {
     bytes: Vec<u8>,
     locked_by: Option<Handle>,
+    range_locks: BTreeMap<Handle, RangeLock>,
+}
+
+impl Inode {
+    fn flock(&mut self, handle: Handle) -> bool {
+        *self.locked_by.get_or_insert(handle) == handle
+    }
+
+    fn lock_range(&mut self, handle: Handle, wanted: RangeLock) -> bool {
+        let is_free = self.range_locks.iter().all(|(of, lock)| {
+            *of == handle || (*lock == RangeLock::Read && wanted == RangeLock::Read)
+        });
+        if is_free {
+            self.range_locks.insert(handle, wanted);
+        }
+        is_free
+    }
 }
 
 /// A part of the protocol that a search leaves out, so that it must find two holders.
@@ -80,6 +104,8 @@ struct Inode {
 enum Mutation {
     /// Every process gets every flock.
     NoFlock,
+    /// Every lock by flock(2) counts as that of a mere reader.
+    NoRangeLock,
     /// A new file is not locked when its name appears.
     UnlockedFile,
     /// A taker does not look at the name before it acts.
@@ -92,12 +118,32 @@ enum Mutation {
     StaleWhenEmpty,
 }
 
+/// Which processes may write the file of another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Writers {
+    #[default]
+    All,
+    First,
+    None,
+}
+
 /// The variant of the protocol that a search runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Variant {
-    /// No process may rewrite the file of another.
-    rewriting: bool,
+    writers: Writers,
+    /// A reader has the first file locked by flock(2) for ever.
+    has_reader: bool,
     mutation: Option<Mutation>,
+}
+
+impl Variant {
+    fn may_write(self, process: usize) -> bool {
+        match self.writers {
+            Writers::All => true,
+            Writers::First => process == 0,
+            Writers::None => false,
+        }
+    }
 }
 
 /// The state that all processes share.
@@ -134,22 +180,19 @@ impl ModelDisk {
             FileStep::CreateOwn(bytes) => self.create(own, handle, bytes, true),
             FileStep::CreateEmpty => self.create(Name::Lock, handle, &[], false),
             FileStep::Open => self.open(handle),
-            FileStep::OpenToRewrite(_) if self.variant.rewriting => StepResult::Unsupported,
-            FileStep::OpenToRewrite(found) => match self.names.get(&Name::Lock) {
+            FileStep::OpenToWrite(_) if !self.variant.may_write(process) => StepResult::Unsupported,
+            FileStep::OpenToWrite(found) => match self.names.get(&Name::Lock) {
                 Some(inode) if *inode == self.open[found] => self.open(handle),
                 _ => StepResult::NotFound,
             },
-            FileStep::Lock(handle) => {
-                let inode = self.inode(handle);
-                let is_free = inode.locked_by.is_none() || inode.locked_by == Some(*handle);
-                if is_free {
-                    inode.locked_by = Some(*handle);
-                }
-                StepResult::Locked(if is_free || mutation == Some(Mutation::NoFlock) {
-                    Flock::Ours
-                } else {
-                    Flock::Theirs
-                })
+            FileStep::Lock(handle) => StepResult::Locked(self.lock(*handle)),
+            FileStep::Flock(handle) => {
+                self.inode(handle).flock(*handle);
+                StepResult::Done
+            }
+            FileStep::LockRange(handle) => {
+                self.inode(handle).lock_range(*handle, RangeLock::Read);
+                StepResult::Done
             }
             FileStep::Read(handle) => StepResult::Content(self.inode(handle).bytes.clone()),
             FileStep::Identity => {
@@ -207,6 +250,10 @@ impl ModelDisk {
             Inode {
                 bytes: bytes.to_vec(),
                 locked_by: is_locked.then_some(handle),
+                range_locks: is_locked
+                    .then_some((handle, RangeLock::Read))
+                    .into_iter()
+                    .collect(),
             },
         );
         StepResult::Opened(handle, file_id(inode))
@@ -221,6 +268,27 @@ impl ModelDisk {
                 StepResult::Opened(handle, file_id(inode))
             }
         }
+    }
+
+    fn lock(&mut self, handle: Handle) -> Flock {
+        let Variant { mutation, .. } = self.variant;
+        let may_write = self.variant.may_write(handle.0);
+        let inode = self.inode(&handle);
+        if mutation == Some(Mutation::NoFlock) {
+            return Flock::Ours;
+        }
+        if !inode.lock_range(handle, RangeLock::Read) {
+            return Flock::Theirs;
+        }
+        if inode.flock(handle) {
+            return Flock::Ours;
+        }
+        let is_alone = inode.lock_range(handle, RangeLock::Write);
+        if (may_write && is_alone) || mutation == Some(Mutation::NoRangeLock) {
+            return Flock::Bystanders;
+        }
+        inode.range_locks.remove(&handle);
+        Flock::Theirs
     }
 
     fn remove(&mut self, path: Name) -> StepResult {
@@ -252,6 +320,7 @@ impl ModelDisk {
         if inode.locked_by == Some(*handle) {
             inode.locked_by = None;
         }
+        inode.range_locks.remove(handle);
         self.open.remove(handle);
     }
 
@@ -383,11 +452,15 @@ impl<'a> Files for &'a Replay<'a> {
             .map_or(Found::Nothing, Found::File))
     }
 
-    fn open_to_rewrite(&self, file: &OpenFile<'a>) -> io::Result<Option<OpenFile<'a>>> {
-        self.opened(FileStep::OpenToRewrite(file.handle))
+    fn open_to_write(&self, file: &OpenFile<'a>) -> io::Result<Option<OpenFile<'a>>> {
+        self.opened(FileStep::OpenToWrite(file.handle))
     }
 
-    fn lock(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
+    fn may_rewrite(&self, _: &OpenFile<'a>) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn lock(&self, file: &OpenFile<'a>, _: Duration) -> io::Result<Flock> {
         match self.step(FileStep::Lock(file.handle))? {
             StepResult::Locked(flock) => {
                 let read = match self.progress.take() {
@@ -399,10 +472,6 @@ impl<'a> Files for &'a Replay<'a> {
             }
             other => panic!("{other:?} to a lock"),
         }
-    }
-
-    fn lock_patiently(&self, file: &OpenFile<'a>) -> io::Result<Flock> {
-        self.lock(file)
     }
 
     fn read(&self, file: &OpenFile<'a>) -> io::Result<Content> {
@@ -508,7 +577,16 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 /// A user who may read the file, and locks it by flock(2).
 fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     if let Some(found) = replay.opened(FileStep::Open)? {
-        Files::lock(&replay, &found)?;
+        replay.done(FileStep::Flock(found.handle))?;
+    }
+    Ok(())
+}
+
+/// The same user, who locks it by fcntl(2), too.
+fn double_reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    if let Some(found) = replay.opened(FileStep::Open)? {
+        replay.done(FileStep::Flock(found.handle))?;
+        replay.done(FileStep::LockRange(found.handle))?;
     }
     Ok(())
 }
@@ -526,7 +604,7 @@ fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, flock: Flock| {
-        let may = flock == Flock::Ours && replay.is_stale(content);
+        let may = matches!(flock, Flock::Ours | Flock::Bystanders) && replay.is_stale(content);
         Ok(may.then_some(()).ok_or(Obstacle::NotStale))
     };
     remove(&replay, &allows).map(drop)
@@ -622,7 +700,8 @@ impl Search {
                 inode,
                 Inode {
                     bytes,
-                    locked_by: None,
+                    locked_by: variant.has_reader.then_some((LONG_GONE, 1)),
+                    range_locks: BTreeMap::new(),
                 },
             );
         }
@@ -751,6 +830,8 @@ fn digest(state: &State) -> u128 {
 const STALE: Option<&str> = Some("pid=9\n");
 /// The record of a holder that promised to keep the file locked.
 const STALE_LIVE: Option<&str> = Some("pid=9\nx-live=flock\n");
+/// The same, by flock(2) and fcntl(2).
+const STALE_DOUBLE: Option<&str> = Some("pid=9\nx-fcntl=read\nx-live=flock\n");
 
 fn assert_never_two(
     what: &str,
@@ -839,7 +920,7 @@ fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
 #[test]
 fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
     let variant = Variant {
-        rewriting: true,
+        writers: Writers::None,
         ..Variant::default()
     };
     for (what, lock) in [
@@ -850,6 +931,45 @@ fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
         assert_safe(what, &[guarded, guarded, guarded], lock, variant, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, variant, 1);
     }
+}
+
+#[test]
+fn readers_that_lock_the_file_cause_no_second_holder() {
+    for (what, lock) in [
+        ("stale", STALE),
+        ("left by an older guard", STALE_LIVE),
+        ("left by a guard", STALE_DOUBLE),
+    ] {
+        for writers in [Writers::All, Writers::First, Writers::None] {
+            let variant = Variant {
+                writers,
+                ..Variant::default()
+            };
+            for programs in [
+                &[guarded as Program, guarded, reader][..],
+                &[guarded, guarded, double_reader],
+                &[releaser, guarded, reader],
+                &[cleaner, guarded, reader],
+            ] {
+                assert_never_two(what, programs, lock, variant, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn removals_during_a_readers_flock_spare_the_successor() {
+    let variant = Variant {
+        has_reader: true,
+        ..Variant::default()
+    };
+    let programs: &[Program] = &[releaser, guarded, guarded];
+    assert_safe("stale", programs, STALE, variant, 0);
+    let naive = Variant {
+        mutation: Some(Mutation::NoRangeLock),
+        ..variant
+    };
+    assert_caught("without a range lock", programs, STALE, naive, 0);
 }
 
 #[test]
@@ -875,27 +995,49 @@ fn the_search_finds_the_double_grant_of_naive_algorithms() {
 /// part, and never two with it.
 #[test]
 fn without_any_part_of_the_takeover_there_are_two_holders() {
-    let rows: &[(Mutation, bool, &[Program], Option<&str>)] = &[
-        (Mutation::NoFlock, false, &[guarded, guarded], STALE),
-        (Mutation::UnlockedFile, false, &[guarded, guarded], None),
-        (Mutation::NoLookBefore, true, &[guarded, guarded], STALE),
+    let rows: &[(Mutation, Writers, &[Program], Option<&str>)] = &[
+        (Mutation::NoFlock, Writers::All, &[guarded, guarded], STALE),
+        (
+            Mutation::NoRangeLock,
+            Writers::All,
+            &[guarded, guarded],
+            STALE_DOUBLE,
+        ),
+        (
+            Mutation::UnlockedFile,
+            Writers::All,
+            &[guarded, guarded],
+            None,
+        ),
+        (
+            Mutation::NoLookBefore,
+            Writers::None,
+            &[guarded, guarded],
+            STALE,
+        ),
         (
             Mutation::NoSecondReading,
-            false,
+            Writers::All,
             &[detached, guarded],
             STALE,
         ),
         (
             Mutation::NoLookAfter,
-            false,
+            Writers::All,
             &[guarded, script, operator],
             STALE,
         ),
-        (Mutation::StaleWhenEmpty, false, &[guarded, script], None),
+        (
+            Mutation::StaleWhenEmpty,
+            Writers::All,
+            &[guarded, script],
+            None,
+        ),
     ];
-    for (plant, rewriting, programs, lock) in rows {
+    for (plant, writers, programs, lock) in rows {
         let with = |mutation| Variant {
-            rewriting: *rewriting,
+            writers: *writers,
+            has_reader: false,
             mutation,
         };
         let what = format!("{plant:?}");

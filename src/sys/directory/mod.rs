@@ -17,6 +17,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{fcntl, FcntlArg};
+use nix::libc;
 use rustix::fs::{
     flock, fstat, fsync, linkat, openat, renameat, renameat_with, statat, unlinkat, AtFlags,
     FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, CWD,
@@ -289,6 +291,64 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// A lock by fcntl(2) on the whole of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RangeLock {
+    /// Excludes write locks.
+    Read,
+    /// Excludes all others. It needs a descriptor that is open for writing.
+    Write,
+}
+
+/// Locks an open file by fcntl(2), for as long as its descriptor is open. It does not meet locks by
+/// flock(2). Does not block. Returns whether the lock is ours.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks, or if the
+/// descriptor does not allow the lock; or any other error of the system.
+pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
+    use nix::errno::Errno;
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(lock))) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(Errno::EBADF | Errno::EINVAL | Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
+            Err(unsupported())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Ends the lock of this descriptor by fcntl(2).
+pub fn unlock_range(file: &File) {
+    let mut whole = whole_file(RangeLock::Read);
+    whole.l_type = libc::F_UNLCK as libc::c_short;
+    // If it fails, the lock ends with the descriptor.
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole));
+}
+
+/// Whether another descriptor has the file locked by fcntl(2), for reading or writing. An error
+/// counts as yes.
+pub fn has_range_lock(file: &File) -> bool {
+    let mut found = whole_file(RangeLock::Write);
+    let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
+    asked.is_err() || found.l_type != libc::F_UNLCK as libc::c_short
+}
+
+fn whole_file(lock: RangeLock) -> libc::flock {
+    let kind = match lock {
+        RangeLock::Read => libc::F_RDLCK,
+        RangeLock::Write => libc::F_WRLCK,
+    };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
     }
 }
 
