@@ -11,4 +11,5 @@ mod library;
 mod manual;
 mod python_client;
 mod readme;
+mod skips;
 mod tidy;

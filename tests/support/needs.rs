@@ -22,7 +22,6 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("inetd", "openbsd-inetd"),
     ("kermit", "ckermit"),
     ("make", "make"),
-    ("man", "man-db"),
     ("mandoc", "mandoc"),
     ("mgetty", "mgetty"),
     ("minicom", "minicom"),

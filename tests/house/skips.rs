@@ -1,0 +1,43 @@
+//! A test that lacks a program is skipped and noted, or fails where all tests are wanted.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::{env, fs, process};
+
+const TEST: &str = "manual::mandoc_finds_nothing_wrong_with_the_manual";
+
+/// Runs [`TEST`] again where no program can be found.
+fn run_without_programs() -> Command {
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command
+        .args(["--exact", TEST])
+        .env("PATH", "")
+        .env_remove("LATCHD_TEST_ALL");
+    command
+}
+
+fn output(mut command: Command) -> Output {
+    command.output().expect("this program can run")
+}
+
+#[test]
+fn a_test_that_lacks_a_program_is_skipped_and_noted() {
+    let output = output(run_without_programs());
+    assert!(output.status.success(), "{output:?}");
+    let notes = format!("skipped-{}", process::id());
+    let notes = Path::new(env!("CARGO_TARGET_TMPDIR")).join(notes);
+    let noted = fs::read_to_string(&notes).expect("there are notes");
+    assert_eq!(noted, "house\tmandoc\n");
+    fs::remove_file(notes).expect("it was just there");
+}
+
+#[test]
+fn with_latchd_test_all_a_skip_is_a_failure() {
+    let mut command = run_without_programs();
+    command.env("LATCHD_TEST_ALL", "1");
+    let output = output(command);
+    assert!(!output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let why = "LATCHD_TEST_ALL is set, and there is no mandoc";
+    assert!(said.contains(why), "{said}");
+}
