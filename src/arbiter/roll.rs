@@ -12,8 +12,11 @@ use crate::token::Fence;
 pub struct KeyRoll {
     /// Holders and waiters, by their connections.
     pub queue: KeyQueueSnapshot,
-    clients: HashMap<ConnId, (Option<Arc<dyn Outlet>>, Option<Arc<str>>)>,
+    clients: HashMap<ConnId, SeatedClient>,
 }
+
+/// The outlet and the tag of a seat.
+type SeatedClient = (Option<Arc<dyn Outlet>>, Option<Arc<str>>);
 
 impl KeyRoll {
     /// Who the client of a connection is; `None` if the connection has closed. Costs system calls.

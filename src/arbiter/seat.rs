@@ -159,9 +159,10 @@ impl Seat {
         })
     }
 
-    /// Takes note of what the client says of itself. The caller bounds its length.
+    /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
+    /// length.
     pub fn set_tag(&self, tag: &str) {
-        let tag = Some(Arc::from(tag));
+        let tag = (!tag.is_empty()).then(|| Arc::from(tag));
         let old = std::mem::replace(&mut self.state_in(&mut self.arbiter.state.lock()).tag, tag);
         drop(old);
     }

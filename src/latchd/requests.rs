@@ -84,10 +84,10 @@ pub(super) fn carry_out(
             });
             reply_to(answer?)?
         }
-        Request::Release { key, kind, token } => match seat.release(key, kind, token) {
-            Ok(()) => Reply::Ok,
-            Err(refusal) => Reply::Refused(refusal),
-        },
+        Request::Release { key, kind, token } => {
+            let released = seat.release(key, kind, token);
+            released.map_or_else(Reply::Refused, |()| Reply::Ok)
+        }
         Request::Renew {
             key,
             kind,
@@ -95,10 +95,8 @@ pub(super) fn carry_out(
             lease,
         } => {
             let lease = lease.unwrap_or(default_lease);
-            match seat.renew(key, kind, token, lease) {
-                Ok(()) => Reply::Renewed(lease),
-                Err(refusal) => Reply::Refused(refusal),
-            }
+            let renewed = seat.renew(key, kind, token, lease);
+            renewed.map_or_else(Reply::Refused, |()| Reply::Renewed(lease))
         }
         Request::Ping => Reply::Ok,
         Request::Tag(text) => {
@@ -113,19 +111,23 @@ pub(super) fn carry_out(
             if !peer.is_operator(admin_token) {
                 return Ok(Reply::AuthFailed);
             }
-            let broken = seat.arbiter().break_grants(key, fence.map(Fence));
-            for fence in &broken {
-                let (key, conn) = (Escaped(key.as_bytes()), seat.id());
-                warn!("broken key={key} fence={fence} by_conn={conn}");
-            }
-            match broken.is_empty() {
-                true => Reply::Refused(Refusal::NotHeld),
-                false => Reply::Ok,
-            }
+            break_grants(seat, key, fence.map(Fence))
         }
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
         Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
     })
+}
+
+fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>) -> Reply {
+    let broken = seat.arbiter().break_grants(key, fence);
+    for fence in &broken {
+        let (key, conn) = (Escaped(key.as_bytes()), seat.id());
+        warn!("broken key={key} fence={} by_conn={conn}", fence.0);
+    }
+    match broken.is_empty() {
+        true => Reply::Refused(Refusal::NotHeld),
+        false => Reply::Ok,
+    }
 }
 
 /// Lets a request block, but only after the replies to earlier requests have been sent: a peer that

@@ -90,7 +90,7 @@ pub enum Request<'a> {
 }
 
 /// The line that answers [`FirstWord::Help`].
-pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn ping stats auth, \
+pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn ping stats tag break auth, \
     each with a key line and an argument line; quit; see latch-protocol(7)";
 
 /// What a person may type before the first request: it has no second and third line.

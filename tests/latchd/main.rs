@@ -11,6 +11,7 @@ mod hostile;
 mod limits;
 mod log;
 mod machine;
+mod operators;
 mod options;
 mod real_tools;
 mod supervision;

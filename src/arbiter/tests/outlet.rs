@@ -1,0 +1,205 @@
+//! Who sends a waiter's grant, what operators see of waiters, and who wins when ends meet.
+
+use super::*;
+use crate::token::Fence;
+
+/// An outlet that reports each grant and waits for leave to have sent it.
+struct SlowOutlet {
+    sending: Sender<Grant>,
+    leave: Receiver<usize>,
+}
+
+impl Outlet for SlowOutlet {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
+    fn send_grant(&self, grant: Grant) -> usize {
+        self.sending.send(grant).expect("it is received");
+        self.leave.recv().expect("it is sent")
+    }
+}
+
+/// A waiter whose grants go through an outlet.
+struct Served {
+    blocked: Blocked,
+    sending: Receiver<Grant>,
+    leave: Sender<usize>,
+    stages: Receiver<WaitStage>,
+}
+
+fn served(arbiter: &Arc<Arbiter>, conn: u64, wait_timeout: Duration) -> Served {
+    let (sending, sent) = bounded(9);
+    let (leave, leaves) = bounded(9);
+    let (telling, stages) = bounded(9);
+    let outlet = SlowOutlet {
+        sending,
+        leave: leaves,
+    };
+    let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(outlet)));
+    let blocked = Blocked::start(arbiter, waiter, move |seat| {
+        seat.acquire(&lock(FOREVER), wait_timeout, &mut |stage| {
+            telling.send(stage).expect("there is room");
+        })
+    });
+    assert_eq!(stages.recv(), Ok(WaitStage::Begins));
+    Served {
+        blocked,
+        sending: sent,
+        leave,
+        stages,
+    }
+}
+
+#[test]
+fn a_release_sends_the_waiters_grant_itself() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    let waiter = served(&arbiter, 2, FOREVER);
+    waiter.leave.send(7).expect("there is room");
+    release(&holder, grant);
+    // It was sent before the release had returned.
+    let sent = waiter.sending.try_recv().expect("it has been sent");
+    let (_, answer) = waiter.blocked.end();
+    assert_eq!(answer, Answer::Granted(sent));
+    assert_eq!(waiter.stages.recv(), Ok(WaitStage::Sent(7)));
+    assert!(waiter.sending.is_empty());
+}
+
+#[test]
+fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    let waiter = served(&arbiter, 2, Duration::from_secs(10));
+    let releasing = thread::spawn(move || release(&holder, grant));
+    let sent = waiter.sending.recv().expect("it is being sent");
+    arbiter.advance(Duration::from_secs(10));
+    arbiter.hang_up(ConnId(2));
+    let other = arbiter.connect(ConnId(3), None);
+    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::TimedOut);
+    waiter.leave.send(0).expect("there is room");
+    assert_eq!(waiter.blocked.end().1, Answer::Granted(sent));
+    releasing.join().expect("no panic");
+}
+
+#[test]
+fn nothing_is_sent_to_a_peer_that_has_hung_up() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    let waiter = served(&arbiter, 2, FOREVER);
+    let mut state = arbiter.state.lock();
+    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
+    seat.is_gone = true;
+    let now = arbiter.clock.now();
+    let released = state
+        .table
+        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
+    assert_eq!(released, Ok(()));
+    arbiter.leave(state);
+    assert_eq!(waiter.blocked.end().1, Answer::Gone);
+    assert!(waiter.sending.is_empty());
+    granted(&holder, FOREVER);
+}
+
+#[test]
+fn the_drain_sends_nothing_to_those_it_dismisses() {
+    let arbiter = arbiter(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1), None);
+    granted(&holder, FOREVER);
+    let waiter = served(&arbiter, 2, FOREVER);
+    arbiter.begin_drain();
+    assert_eq!(waiter.blocked.end().1, DRAINING);
+    assert!(waiter.sending.is_empty());
+}
+
+#[test]
+fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
+    let arbiter = arbiter(Holdings::Release);
+    let ask = |limit| Ask {
+        kind: Kind::Semaphore,
+        limit: Limit::new(limit).expect("above zero"),
+        ..lock(FOREVER)
+    };
+    const COUNT: u32 = 3 * SENT_AT_ONCE as u32;
+    let holder = arbiter.connect(ConnId(1), None);
+    for _ in 0..COUNT {
+        let answer = holder.try_acquire(&ask(COUNT));
+        assert!(matches!(answer, Answer::Granted(_)));
+    }
+    let (sending, sent) = bounded(COUNT as usize);
+    let (leave, leaves) = bounded(COUNT as usize);
+    (0..COUNT).for_each(|_| leave.send(0).expect("there is room"));
+    let outlet: Arc<dyn Outlet> = Arc::new(SlowOutlet {
+        sending,
+        leave: leaves,
+    });
+    let waiters: Vec<Blocked> = (2..2 + u64::from(COUNT))
+        .map(|conn| {
+            let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&outlet)));
+            Blocked::start(&arbiter, waiter, move |seat| {
+                seat.acquire(&ask(COUNT), FOREVER, &mut |_| {})
+            })
+        })
+        .collect();
+    let mut state = arbiter.state.lock();
+    let now = arbiter.clock.now();
+    state.table.disconnect(ConnId(1), Holdings::Release, now);
+    assert!(state.table.release_some(ConnId(1), usize::MAX, now));
+    arbiter.leave(state);
+    assert_eq!(sent.len(), SENT_AT_ONCE);
+    for waiter in waiters {
+        assert!(matches!(waiter.end().1, Answer::Granted(_)));
+    }
+}
+
+#[test]
+fn a_roll_names_holders_and_waiters_in_order() {
+    let arbiter = arbiter(Holdings::Keep);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    holder.set_tag("backup");
+    drop(holder);
+    let waiters = [2, 3].map(|conn| served(&arbiter, conn, FOREVER));
+    arbiter.advance(Duration::from_secs(5));
+    let roll = arbiter.queue("k", 10).expect("it is in use");
+    let fence = Fence(grant.token.fence());
+    let left = FOREVER - Duration::from_secs(5);
+    assert_eq!(roll.queue.holders[0].held, Some((fence, left)));
+    assert_eq!(roll.queue.holders[0].age, Duration::from_secs(5));
+    let conns: Vec<u64> = roll
+        .queue
+        .waiters
+        .iter()
+        .map(|place| place.conn.0)
+        .collect();
+    assert_eq!(conns, [2, 3]);
+    assert_eq!((roll.peer(ConnId(1)), roll.tag(ConnId(1))), (None, None));
+    let elsewhere = "elsewhere".to_owned();
+    assert_eq!(roll.peer(ConnId(2)), Some(elsewhere));
+    let few = &arbiter.queues(None, 10, 1)[0].queue;
+    assert_eq!((few.waiters.len(), few.waiter_count), (1, 2));
+    assert!(arbiter.queue("other", 10).is_none());
+    for waiter in waiters {
+        waiter.leave.send(0).expect("there is room");
+        arbiter.break_grants("k", None);
+        waiter.blocked.end();
+    }
+}
+
+#[test]
+fn a_broken_grant_passes_on_and_its_token_is_dead() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let fence = Fence(grant.token.fence());
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    assert_eq!(arbiter.break_grants("other", Some(fence)), []);
+    assert_eq!(arbiter.break_grants("k", Some(Fence(fence.0 + 7))), []);
+    // The waiter's grant is newer, and stays.
+    assert_eq!(arbiter.break_grants("k", None), [fence]);
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    let renewed = holder.renew("k", Kind::Lock, grant.token, FOREVER);
+    assert_eq!(renewed, Err(Refusal::NotHeld));
+}
