@@ -2,13 +2,14 @@
 //! hold one lock at once, in any order of their steps, and wherever one of them dies. Pure.
 //!
 //! A lock file has a name and an inode. The process that has the inode locked decides alone what
-//! becomes of both. It is locked by flock(2) and, for reading, by fcntl(2). Any process that may
-//! read the file can keep it locked by flock(2). Then a write lock by fcntl(2), which no holder and
-//! no taker leaves room for, counts as well:
+//! becomes of both. Holders and takers lock it for reading by fcntl(2), and then by flock(2). Any
+//! process that may read the file can keep it locked by flock(2). Then a write lock by fcntl(2)
+//! counts as well, since it is not granted while a holder or a taker has the file locked.
+//!
 //!
 //! 1. A link, which replaces nothing, creates the name.
-//! 2. A taker rewrites a stale file in place. It has the file locked, has seen it under the name
-//!    since, and has judged it again after that. If the name still belongs to the file after the
+//! 2. A taker rewrites a stale file in place. It has the file locked, has judged it again since,
+//!    and has seen it under the name after that. If the name still belongs to the file after the
 //!    rewrite, the lock belongs to the taker. With a write lock only, it removes the name instead.
 //! 3. A process removes the name only while it has the inode locked, and has seen it under the name
 //!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
@@ -21,7 +22,8 @@
 //! file during a takeover, the taker writes into a file without a name and sees that afterwards. It
 //! never displaces another file.
 //!
-//! Each call on [`Files`] is one step, except the rewrite, which is two. The tests run this code
+//! Each call on [`Files`] is one step, except the rewrite, which is two. Between the system calls
+//! of a lock, a process has only locks that refuse other processes theirs. The tests run this code
 //! through every order of the steps of several processes.
 
 use std::io;
