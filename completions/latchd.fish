@@ -24,6 +24,7 @@ complete -c latchd -l auto-release-on-disconnect -d 'release what a connection h
 complete -c latchd -l no-auto-release-on-disconnect -d 'let what a connection holds live until its lease ends'
 complete -c latchd -l auth-token -x -d 'the token that clients must present; ps shows it'
 complete -c latchd -l auth-token-file -r -F -d 'a file with the token that clients must present'
+complete -c latchd -l admin-token-file -r -F -d 'a file with the token that lets latch break grants over the network'
 complete -c latchd -l print-port -d 'print the bound port on stdout once listening'
 complete -c latchd -l log-timestamps -x -d 'begin each log line with the time: auto, always or never (auto: unless journald does)'
 complete -c latchd -l debug -d 'log the life of connections'

@@ -8,7 +8,7 @@ use super::session::Ending;
 use crate::arbiter::{Seat, WaitStage};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
-use crate::table::{Answer, Ask, Refusal};
+use crate::table::{Answer, Ask, Kind, Limit, Refusal};
 use crate::text::Escaped;
 use crate::token::Fence;
 
@@ -35,20 +35,7 @@ pub(super) fn carry_out(
     default_lease: Duration,
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
-    let asked = |key, kind, limit, lease: Option<Duration>| {
-        trace!(
-            "asked key={} conn={}",
-            Escaped(str::as_bytes(key)),
-            seat.id()
-        );
-        let lease = lease.unwrap_or(default_lease);
-        Ask {
-            key,
-            kind,
-            limit,
-            lease,
-        }
-    };
+    let asked = |key, kind, limit, lease| ask(seat, key, (kind, limit), lease, default_lease);
     Ok(match *request {
         Request::Acquire {
             key,
@@ -107,15 +94,27 @@ pub(super) fn carry_out(
             key,
             fence,
             admin_token,
-        } => {
-            if !peer.is_operator(admin_token) {
-                return Ok(Reply::AuthFailed);
-            }
-            break_grants(seat, key, fence.map(Fence))
-        }
+        } if peer.is_operator(admin_token) => break_grants(seat, key, fence.map(Fence)),
+        Request::Break { .. } => Reply::AuthFailed,
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
         Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
     })
+}
+
+fn ask<'a>(
+    seat: &Seat,
+    key: &'a str,
+    (kind, limit): (Kind, Limit),
+    lease: Option<Duration>,
+    default_lease: Duration,
+) -> Ask<'a> {
+    trace!("asked key={} conn={}", Escaped(key.as_bytes()), seat.id());
+    Ask {
+        key,
+        kind,
+        limit,
+        lease: lease.unwrap_or(default_lease),
+    }
 }
 
 fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>) -> Reply {

@@ -36,6 +36,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--no-auto-release-on-disconnect", None),
     ("--auth-token", Some("AUTH_TOKEN")),
     ("--auth-token-file", Some("AUTH_TOKEN_FILE")),
+    ("--admin-token-file", Some("ADMIN_TOKEN_FILE")),
     ("--fence-state-file", Some("FENCE_STATE_FILE")),
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),

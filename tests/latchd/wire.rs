@@ -78,6 +78,7 @@ transcripts! {
     limits
     locks
     numbers_of_arguments
+    operators
     order
     pipelining
     read_timeout
