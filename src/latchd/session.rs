@@ -205,11 +205,14 @@ impl Session<'_> {
         if !has_waited {
             return self.reply(&carried_out?);
         }
+        if sent_len > 0 {
+            return self.reply_from(&carried_out?, sent_len);
+        }
         // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
         // first.
         let received = self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
-        self.reply_from(&carried_out?, sent_len)?;
+        self.reply(&carried_out?)?;
         received.map_err(Ending::from)
     }
 
