@@ -1,6 +1,6 @@
 //! Tokens: the credential of a holder, and the fence inside it. Pure.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -55,6 +55,20 @@ impl Salt {
 impl Token {
     /// The number of hex digits in a token's text.
     const DIGITS: usize = 32;
+
+    /// The token's text, as it goes over the wire: 32 lower-case hex digits, fence first.
+    pub(crate) fn digits(&self) -> [u8; Token::DIGITS] {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0; Token::DIGITS];
+        let (fence, salt) = digits.split_at_mut(Token::DIGITS / 2);
+        for (digits, mut number) in [(fence, self.fence.0), (salt, self.salt.0)] {
+            for digit in digits.iter_mut().rev() {
+                *digit = HEX[(number & 0xf) as usize];
+                number >>= 4;
+            }
+        }
+        digits
+    }
 
     /// The number that rises with every grant of a server, over all keys. A resource that has seen
     /// a higher fence must refuse the holder of this one.
@@ -120,7 +134,9 @@ impl Eq for Token {}
 /// The token's text, as it goes over the wire.
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}{:016x}", self.fence.0, self.salt.0)
+        self.digits()
+            .iter()
+            .try_for_each(|digit| f.write_char((*digit).into()))
     }
 }
 

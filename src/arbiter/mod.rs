@@ -18,7 +18,6 @@ mod seat;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +27,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
-use crate::table::{Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket};
+use crate::table::{
+    Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, NumberMap, Scope, Ticket,
+};
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
 pub use roll::KeyRoll;
@@ -80,7 +81,7 @@ struct State {
     /// The time of the last visit.
     now: Instant,
     table: LockTable,
-    seats: HashMap<ConnId, SeatState>,
+    seats: NumberMap<ConnId, SeatState>,
     /// When the reaper looks next by itself; `None` while it sleeps until it is woken.
     reaper_looks_at: Option<Instant>,
     /// The next look at idle keys, at the earliest.
@@ -129,7 +130,7 @@ impl Arbiter {
             state: Mutex::new(State {
                 now: clock.now(),
                 table: LockTable::new(rules.caps, fences),
-                seats: HashMap::new(),
+                seats: NumberMap::default(),
                 reaper_looks_at: None,
                 next_gc: clock.now(),
                 drained: None,

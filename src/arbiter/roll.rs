@@ -1,18 +1,17 @@
 //! What an operator may see of the queues and do about a holder.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Arbiter, Outlet, RELEASED_AT_ONCE};
-use crate::table::{ConnId, Key, KeyQueueSnapshot, LockTable, Scope};
+use crate::table::{ConnId, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyRoll {
     /// Holders and waiters, by their connections.
     pub queue: KeyQueueSnapshot,
-    clients: HashMap<ConnId, SeatedClient>,
+    clients: NumberMap<ConnId, SeatedClient>,
 }
 
 /// The outlet and the tag of a seat.

@@ -22,7 +22,8 @@ pub const MAX_LIMIT: u32 = 1_048_576;
 
 /// Whether a text can be a key.
 pub fn is_key(text: &str) -> bool {
-    (1..=MAX_KEY_LEN).contains(&text.len()) && !text.contains([' ', '\t', '\r', '\n'])
+    let is_blank = |byte| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
+    (1..=MAX_KEY_LEN).contains(&text.len()) && !text.bytes().any(is_blank)
 }
 
 /// The wait timeout of so many seconds; `None` if it is too long.

@@ -1,6 +1,6 @@
 //! One value in, one line out, and back: latch-protocol(7), REPLIES.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use super::limits;
@@ -73,16 +73,23 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 impl Reply {
     /// Writes the reply's line to `out`, which must have room for it.
     pub fn write(&self, out: &mut impl Write) {
-        let word = self.word();
-        let written = match self {
-            Reply::Granted(grant) | Reply::Acquired(grant) => {
-                writeln!(out, "{word} {} {}", grant.token, grant.lease.as_secs())
-            }
-            Reply::Renewed(lease) => writeln!(out, "{word} {}", lease.as_secs()),
-            Reply::Stats(json) => writeln!(out, "{word} {json}"),
-            _ => writeln!(out, "{word}"),
-        };
+        let written = self.write_to(out);
         written.expect("there is room in memory");
+    }
+
+    fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+        out.write_all(self.word().as_bytes())?;
+        match self {
+            Reply::Granted(grant) | Reply::Acquired(grant) => {
+                out.write_all(b" ")?;
+                out.write_all(&grant.token.digits())?;
+                write!(out, " {}", grant.lease.as_secs())?;
+            }
+            Reply::Renewed(lease) => write!(out, " {}", lease.as_secs())?,
+            Reply::Stats(json) => write!(out, " {json}")?,
+            _ => {}
+        }
+        out.write_all(b"\n")
     }
 
     /// The first word of the reply's line.

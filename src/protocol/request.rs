@@ -178,7 +178,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     if !limits::is_key(key) {
         return Err(ProtocolError::InvalidKey);
     }
-    let mut words = Words(argument.split_whitespace());
+    let mut words = Words(argument);
     let request = match command {
         "l" => Request::Acquire {
             key,
@@ -212,7 +212,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
         _ => Request::Break {
             key,
             fence: words.fence()?,
-            admin_token: words.0.next(),
+            admin_token: words.next(),
         },
     };
     words.end()?;
@@ -220,9 +220,27 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
 }
 
 /// The words of an argument, taken one by one.
-struct Words<'a>(std::str::SplitWhitespace<'a>);
+struct Words<'a>(&'a str);
 
-impl Words<'_> {
+impl<'a> Words<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        // White space as Unicode has it. Most arguments are ASCII, and bytes are looked at faster
+        // than characters.
+        let is_blank = |byte| matches!(byte, b' ' | b'\t'..=b'\r');
+        let is_ascii = self.0.is_ascii();
+        let rest = match is_ascii {
+            true => &self.0[self.0.bytes().position(|byte| !is_blank(byte))?..],
+            false => self.0.trim_start(),
+        };
+        let end = match is_ascii {
+            true => rest.bytes().position(is_blank),
+            false => rest.find(char::is_whitespace),
+        };
+        let (word, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        self.0 = rest;
+        (!word.is_empty()).then_some(word)
+    }
+
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
         let seconds = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
         limits::wait_timeout(seconds).ok_or(ProtocolError::BadTimeout)
@@ -245,13 +263,13 @@ impl Words<'_> {
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
-        let word = self.0.next().ok_or(ProtocolError::EmptyToken)?;
+        let word = self.next().ok_or(ProtocolError::EmptyToken)?;
         word.parse().map_err(|_| ProtocolError::MalformedToken)
     }
 
     /// A fence, or [`ANY`].
     fn fence(&mut self) -> Result<Option<u64>, ProtocolError> {
-        match self.0.next() {
+        match self.next() {
             None => Err(ProtocolError::ArgumentCount),
             Some(ANY) => Ok(None),
             Some(word) => parse_integer(word).map(Some),
@@ -259,11 +277,11 @@ impl Words<'_> {
     }
 
     fn integer(&mut self) -> Result<Option<u64>, ProtocolError> {
-        self.0.next().map(parse_integer).transpose()
+        self.next().map(parse_integer).transpose()
     }
 
     fn end(&mut self) -> Result<(), ProtocolError> {
-        match self.0.next() {
+        match self.next() {
             None => Ok(()),
             Some(_) => Err(ProtocolError::ArgumentCount),
         }

@@ -13,6 +13,7 @@
 mod connection;
 mod expiry;
 mod leases;
+mod numbers;
 mod phase_one;
 mod place;
 mod queue;
@@ -23,13 +24,14 @@ mod tests;
 mod types;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
 use connection::ConnectionEntry;
 use leases::Leases;
+pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
@@ -45,9 +47,9 @@ pub struct LockTable {
     names: BTreeMap<Key, KeyId>,
     keys: Queues,
     places: Places,
-    conns: HashMap<ConnId, ConnectionEntry>,
+    conns: NumberMap<ConnId, ConnectionEntry>,
     /// The places of all holders.
-    holders: HashMap<Fence, PlaceId>,
+    holders: NumberMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
     enqueued: HashMap<(ConnId, KeyId), PlaceId>,
     /// When each holder's lease is over.
@@ -74,8 +76,8 @@ impl LockTable {
             names: BTreeMap::new(),
             keys: Slab::new(),
             places: Slab::new(),
-            conns: HashMap::new(),
-            holders: HashMap::new(),
+            conns: NumberMap::default(),
+            holders: NumberMap::default(),
             enqueued: HashMap::new(),
             leases: Leases::new(),
             idle: KeyList::new(),
@@ -578,7 +580,7 @@ impl LockTable {
 }
 
 /// Gives unused memory back.
-fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if let Some(capacity) = slab::sparse(map.len(), map.capacity()) {
         map.shrink_to(capacity);
     }
