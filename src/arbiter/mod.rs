@@ -32,7 +32,6 @@ use crate::table::{
 };
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
-pub use roll::KeyRoll;
 pub use seat::{Seat, WaitStage};
 
 /// Leases ended, or slots of a closed connection released, before other threads get their turn:
@@ -267,9 +266,7 @@ impl Arbiter {
     /// between the steps.
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
-            // Read under the mutex, so that the table never sees time go back.
-            let now = self.clock.now();
-            state.now = now;
+            let now = self.look_at_clock(state);
             state.table.expire_some(RELEASED_AT_ONCE, now);
             if !state.table.is_behind(scope, now) {
                 return now;
@@ -278,6 +275,12 @@ impl Arbiter {
                 MutexGuard::bump(state);
             }
         }
+    }
+
+    /// The time of a visit. Read under the mutex, so that the table never sees time go back.
+    fn look_at_clock(&self, state: &mut State) -> Instant {
+        state.now = self.clock.now();
+        state.now
     }
 
     /// Releases the mutex, then passes on what this visit has caused.
@@ -310,7 +313,7 @@ impl Arbiter {
                 // A peer that has hung up is granted nothing: its own thread finds out.
                 (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
                     let outlet = Arc::clone(outlet);
-                    match state.table.collect(*ticket, state.now) {
+                    match state.table.collect_fresh(*ticket, state.now) {
                         Some(Answer::Granted(grant)) => {
                             seat.wait = WaitState::Sending;
                             wake_ups.add_sending(
@@ -326,7 +329,7 @@ impl Arbiter {
                             seat.wait = WaitState::Over(answer, 0);
                             wake_ups.add(wake);
                         }
-                        None => {}
+                        None => wake_ups.add(wake),
                     }
                 }
                 _ => wake_ups.add(wake),

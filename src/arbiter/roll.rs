@@ -1,9 +1,10 @@
 //! What an operator may see of the queues and do about a holder.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::{Arbiter, Outlet, RELEASED_AT_ONCE};
+use parking_lot::MutexGuard;
+
+use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
 use crate::table::{ConnId, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
 use crate::token::Fence;
 
@@ -14,60 +15,67 @@ pub struct KeyRoll {
     clients: NumberMap<ConnId, SeatedClient>,
 }
 
-/// The outlet and the tag of a seat.
-type SeatedClient = (Option<Arc<dyn Outlet>>, Option<Arc<str>>);
+/// What is known of the client in a seat.
+#[derive(Default)]
+struct SeatedClient {
+    /// Dropped before the roll is handed out: it would keep the connection open.
+    outlet: Option<Arc<dyn Outlet>>,
+    peer: Option<String>,
+    tag: Option<Arc<str>>,
+}
 
 impl KeyRoll {
-    /// Who the client of a connection is; `None` if the connection has closed. Costs system calls.
-    pub fn peer(&self, conn: ConnId) -> Option<String> {
-        let (outlet, _) = self.clients.get(&conn)?;
-        Some(outlet.as_ref()?.peer())
+    /// Who the client of a connection is; `None` if the connection has closed.
+    pub fn peer(&self, conn: ConnId) -> Option<&str> {
+        self.clients.get(&conn)?.peer.as_deref()
     }
 
     /// What the client of a connection says of itself.
     pub fn tag(&self, conn: ConnId) -> Option<&str> {
-        let (_, tag) = self.clients.get(&conn)?;
-        tag.as_deref()
+        self.clients.get(&conn)?.tag.as_deref()
     }
 }
 
 impl Arbiter {
-    /// Who holds and waits for up to `at_most` keys in use, sorted: those after `after`, or the
-    /// first ones. Of each key, up to `places` holders and as many waiters.
-    pub fn queues(&self, after: Option<&Key>, at_most: usize, places: usize) -> Vec<KeyRoll> {
-        self.rolls(Scope::Everything, |table, now| {
-            table.queues(after, at_most, places, now)
-        })
+    /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
+    /// ones. Of each key, up to `places` holders and as many waiters. Returns the key to go on
+    /// after, unless there are no more. Costs system calls, outside the mutex.
+    pub fn queues(&self, after: Option<&Key>, places: usize) -> (Vec<KeyRoll>, Option<Key>) {
+        let mut state = self.state.lock();
+        let now = self.catch_up(&mut state, Scope::Everything);
+        let (queues, last) = state.table.queues(after, places, now);
+        (self.rolls(state, queues), last)
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
-    /// not in use.
+    /// not in use. Costs system calls, outside the mutex.
     pub fn queue(&self, key: &str, places: usize) -> Option<KeyRoll> {
-        let rolls = self.rolls(Scope::Key(key), |table, now| {
-            table.queue(key, places, now).into_iter().collect()
-        });
-        rolls.into_iter().next()
+        let mut state = self.state.lock();
+        let now = self.catch_up(&mut state, Scope::Key(key));
+        let queue = state.table.queue(key, places, now);
+        self.rolls(state, queue.into_iter().collect()).pop()
     }
 
-    fn rolls(
-        &self,
-        scope: Scope<'_>,
-        look: impl FnOnce(&mut LockTable, Instant) -> Vec<KeyQueueSnapshot>,
-    ) -> Vec<KeyRoll> {
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, scope);
-        let queues = look(&mut state.table, now);
+    fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeyQueueSnapshot>) -> Vec<KeyRoll> {
         let mut rolls: Vec<KeyRoll> = Vec::with_capacity(queues.len());
         for queue in queues {
             let places = queue.holders.iter().chain(&queue.waiters);
-            let seats = places.filter_map(|place| {
+            let clients = places.filter_map(|place| {
                 let seat = state.seats.get(&place.conn)?;
-                Some((place.conn, (seat.outlet.clone(), seat.tag.clone())))
+                let client = SeatedClient {
+                    outlet: seat.outlet.clone(),
+                    peer: None,
+                    tag: seat.tag.clone(),
+                };
+                Some((place.conn, client))
             });
-            let clients = seats.collect();
+            let clients = clients.collect();
             rolls.push(KeyRoll { queue, clients });
         }
         self.leave(state);
+        for client in rolls.iter_mut().flat_map(|roll| roll.clients.values_mut()) {
+            client.peer = client.outlet.take().map(|outlet| outlet.peer());
+        }
         rolls
     }
 
@@ -98,7 +106,7 @@ impl Arbiter {
             }
             false
         };
-        while !self.visit(Scope::Nothing, &mut break_some) {}
+        while !self.visit(Scope::Key(key), &mut break_some) {}
         broken
     }
 }

@@ -283,7 +283,7 @@ impl Drop for Seat {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
-        let now = arbiter.clock.now();
+        let now = arbiter.look_at_clock(&mut state);
         state.table.disconnect(self.conn, arbiter.holdings, now);
         arbiter.leave(state);
         // Other threads get their turn between the steps.

@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
-use crate::arbiter::{KeyRoll, Outlet, Seat, WaitStage};
+use crate::arbiter::{Outlet, Seat, WaitStage};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -34,8 +34,13 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 /// time the whole write timeout applies.
 const FULL_OUT_LEN: usize = 16 * 1024;
 
-/// The room for replies in bytes: allocated with the session, so that it need not grow later.
+/// The room for replies in bytes: for a client that reads each reply before it sends its next
+/// request, and for one that sends many requests at a time.
+const SMALL_OUT_CAPACITY: usize = 512;
 const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
+
+/// The longest reply that is not sent in pieces, in bytes.
+const MAX_REPLY_LEN: usize = 256;
 
 /// What a page of statistics takes at the most, in bytes.
 const STATS_PAGE_LEN: usize = 64 * 1024;
@@ -88,7 +93,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         rules,
         seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
-        out: Vec::with_capacity(OUT_CAPACITY),
+        out: Vec::with_capacity(SMALL_OUT_CAPACITY),
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         placeholders_left: Some(0),
@@ -160,6 +165,7 @@ impl Session<'_> {
             }
         }
         self.reader.skip_first_line();
+        self.awaited = None;
         Some(flush_if_full(&mut self.out, self.stream, self.rules))
     }
 
@@ -262,27 +268,27 @@ impl Session<'_> {
         };
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok {\"keys\":[");
-        let mut page: Vec<KeyRoll> = match key {
-            Some(key) => arbiter
-                .queue(key, queues::PLACES_OF_ONE)
-                .into_iter()
-                .collect(),
-            None => arbiter.queues(None, queues::PAGE_LEN, queues::PLACES_OF_EACH),
+        let (mut page, mut last) = match key {
+            Some(key) => {
+                let roll = arbiter.queue(key, queues::PLACES_OF_ONE);
+                (roll.into_iter().collect(), None)
+            }
+            None => arbiter.queues(None, queues::PLACES_OF_EACH),
         };
         let mut separator = "";
-        while !page.is_empty() {
-            for roll in &page {
+        loop {
+            for roll in std::mem::take(&mut page) {
                 self.out.extend(separator.bytes());
                 let client = |conn| (roll.peer(conn), roll.tag(conn));
-                queues::write_key(&roll.queue, client, &mut self.out);
+                queues::write_key(&roll.queue, client, &mut self.out, |out| {
+                    flush_if_full(out, self.stream, self.rules)
+                })?;
                 separator = ",";
-                flush_if_full(&mut self.out, self.stream, self.rules)?;
             }
-            let last = page.last().map(|roll| &roll.queue.key);
-            page = match key {
-                Some(_) => Vec::new(),
-                None => arbiter.queues(last, queues::PAGE_LEN, queues::PLACES_OF_EACH),
-            };
+            if last.is_none() {
+                break;
+            }
+            (page, last) = arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
         }
         self.out.extend(b"]}\n");
         Ok(())
@@ -437,8 +443,14 @@ impl Waiter<'_> {
     }
 }
 
+/// Makes room for the next reply.
 fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
-    if out.len() < FULL_OUT_LEN {
+    if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
+        if let Some(_reservation) = memory::reserve(OUT_CAPACITY, Purpose::Service) {
+            out.reserve_exact(OUT_CAPACITY - out.len());
+        }
+    }
+    if out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
         return Ok(());
     }
     flush(out, stream, rules)

@@ -3,22 +3,21 @@
 use super::stats::{put, write_string, Seconds};
 use crate::table::{ConnId, KeyQueueSnapshot, Kind, PlaceSnapshot};
 
-/// How many keys one visit to the table takes.
-pub const PAGE_LEN: usize = 8;
-
 /// How many holders, and how many waiters, are shown of each of many keys.
 pub const PLACES_OF_EACH: usize = 16;
 
 /// How many holders, and how many waiters, are shown of a key that is asked for by its name.
-pub const PLACES_OF_ONE: usize = 256;
+pub const PLACES_OF_ONE: usize = 128;
 
 /// Appends one key with its holders and waiters. `client` tells, for a connection, who its peer is
-/// and what the peer says of itself.
-pub fn write_key<'a>(
+/// and what the peer says of itself. `drain` is called after every holder and waiter, and may empty
+/// what has been written so far.
+pub fn write_key<'a, E>(
     queue: &KeyQueueSnapshot,
-    client: impl Fn(ConnId) -> (Option<String>, Option<&'a str>),
+    client: impl Fn(ConnId) -> (Option<&'a str>, Option<&'a str>),
     out: &mut Vec<u8>,
-) {
+    mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
+) -> Result<(), E> {
     let kind = match queue.kind {
         Kind::Lock => "lock",
         Kind::Semaphore => "semaphore",
@@ -41,16 +40,18 @@ pub fn write_key<'a>(
                 out.push(b',');
             }
             write_place(place, client(place.conn), out);
+            drain(out)?;
         }
         out.push(b']');
     }
     out.push(b'}');
+    drain(out)
 }
 
-fn write_place(place: &PlaceSnapshot, client: (Option<String>, Option<&str>), out: &mut Vec<u8>) {
+fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out: &mut Vec<u8>) {
     let (peer, tag) = client;
     put(out, format_args!("{{\"conn_id\":{}", place.conn));
-    for (name, text) in [("peer", peer.as_deref()), ("tag", tag)] {
+    for (name, text) in [("peer", peer), ("tag", tag)] {
         put(out, format_args!(",\"{name}\":"));
         match text {
             Some(text) => write_string(text, out),
@@ -74,6 +75,7 @@ fn write_place(place: &PlaceSnapshot, client: (Option<String>, Option<&str>), ou
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::time::Duration;
 
     use super::*;
@@ -97,11 +99,12 @@ mod tests {
             waiters: vec![place(8, None)],
         };
         let client = |conn| match conn {
-            ConnId(7) => (Some("127.0.0.1:4711".to_owned()), Some("a\tb")),
+            ConnId(7) => (Some("127.0.0.1:4711"), Some("a\tb")),
             _ => (None, None),
         };
         let mut out = Vec::new();
-        write_key(&queue, client, &mut out);
+        let written = write_key(&queue, client, &mut out, |_| Ok::<(), Infallible>(()));
+        assert_eq!(written, Ok(()));
         assert_eq!(
             String::from_utf8(out).expect("JSON is text"),
             concat!(

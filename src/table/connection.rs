@@ -59,8 +59,10 @@ impl EndedEntries {
     /// cap; the caps of the table bound how many the drain dismisses.
     pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
         self.0.push_back((kind, key, refusal));
-        if refusal == Refusal::LeaseExpired && self.0.len() > MAX_ENDED {
-            self.0.pop_front();
+        let is_expired = |ended: &(Kind, Key, Refusal)| ended.2 == Refusal::LeaseExpired;
+        if self.0.iter().filter(|ended| is_expired(ended)).count() > MAX_ENDED {
+            let first = self.0.iter().position(is_expired);
+            first.map(|first| self.0.remove(first));
         }
     }
 

@@ -6,6 +6,7 @@ use super::place::PlaceState;
 use super::queue::KeyId;
 use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
+use crate::token::Fence;
 
 impl LockTable {
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
@@ -45,10 +46,47 @@ impl LockTable {
         }
     }
 
+    /// Ends leases, in the order in which they ran out, until none that has run out by `now`
+    /// matters within `scope`.
     pub(super) fn settle(&mut self, scope: Scope<'_>, now: Instant) {
-        while self.is_behind(scope, now) {
+        if !self.is_behind(scope, now) {
+            return;
+        }
+        let last = match scope {
+            Scope::Nothing => None,
+            Scope::Key(key) => self.last_due_of(key, now),
+            Scope::Ask(_, ask) => self.last_due_of(ask.key, now),
+            Scope::Ticket(ticket) => self.last_due(self.places[ticket.place].key, now),
+            Scope::Everything => return self.expire_some(usize::MAX, now),
+        };
+        while last.is_some_and(|last| self.first_due(now).is_some_and(|first| first <= last)) {
             self.expire_some(1, now);
         }
+        if let Scope::Ask(conn, ask) = scope {
+            while self.is_at_a_cap(conn, ask) && self.first_due(now).is_some() {
+                self.expire_some(1, now);
+            }
+        }
+    }
+
+    /// The lease that ran out first of all, if one has by `now`.
+    fn first_due(&self, now: Instant) -> Option<(Instant, Option<Fence>)> {
+        let (expires_at, holder) = self.leases.first()?;
+        (expires_at <= now).then(|| (expires_at, self.places[holder].fence()))
+    }
+
+    fn last_due_of(&self, key: &str, now: Instant) -> Option<(Instant, Option<Fence>)> {
+        self.last_due(*self.names.get(key)?, now)
+    }
+
+    /// The lease that ran out last of those of a key that have by `now`.
+    fn last_due(&self, key: KeyId, now: Instant) -> Option<(Instant, Option<Fence>)> {
+        let holders = self.keys[key].holders.iter(&self.places);
+        let leases = holders.map(|id| {
+            let expires_at = self.leases.expires_at(&self.places, id);
+            (expires_at, self.places[id].fence())
+        });
+        leases.filter(|(expires_at, _)| *expires_at <= now).max()
     }
 
     /// Whether any cap over more than one key is reached.

@@ -200,6 +200,16 @@ impl LockTable {
         self.collect_place(ticket.place, now)
     }
 
+    /// As [`LockTable::collect`], but ends no lease: a grant whose lease has run out is left to that.
+    pub fn collect_fresh(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
+        let id = ticket.place;
+        let is_held = self.places[id].fence().is_some();
+        if is_held && self.leases.expires_at(&self.places, id) <= now {
+            return None;
+        }
+        self.collect_place(id, now)
+    }
+
     fn collect_place(&mut self, id: PlaceId, now: Instant) -> Option<Answer> {
         let place = &self.places[id];
         let (lease, salt) = (place.lease, place.salt);

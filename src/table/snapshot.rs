@@ -47,6 +47,10 @@ pub struct HolderSnapshot {
     pub expires_in: Duration,
 }
 
+/// How many keys one look at the queues takes, and about how many holders and waiters.
+const KEYS_AT_ONCE: usize = 256;
+const PLACES_AT_ONCE: usize = 256;
+
 /// The queue of one key: the first of its holders and of its waiters, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyQueueSnapshot {
@@ -78,23 +82,30 @@ pub struct PlaceSnapshot {
 }
 
 impl LockTable {
-    /// Who holds and waits for up to `at_most` keys in use, sorted: those after `after`, or the
-    /// first ones. Of each key, up to `places` holders and as many waiters.
+    /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
+    /// ones. Of each key, up to `places` holders and as many waiters. Looks at a bounded number of
+    /// keys, and returns the last of them unless it was the last of all.
     pub fn queues(
         &mut self,
         after: Option<&Key>,
-        at_most: usize,
         places: usize,
         now: Instant,
-    ) -> Vec<KeyQueueSnapshot> {
+    ) -> (Vec<KeyQueueSnapshot>, Option<Key>) {
         self.settle(Scope::Everything, now);
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         let keys = self.names.range::<Key, _>((behind, Bound::Unbounded));
-        let in_use = keys.filter(|(_, key)| !self.keys[**key].is_idle());
-        in_use
-            .take(at_most)
-            .map(|(_, key)| self.describe_queue(*key, places, now))
-            .collect()
+        let (mut queues, mut place_count) = (Vec::new(), 0);
+        for (index, (name, key)) in keys.enumerate() {
+            if !self.keys[*key].is_idle() {
+                let queue = self.describe_queue(*key, places, now);
+                place_count += queue.holders.len() + queue.waiters.len();
+                queues.push(queue);
+            }
+            if index + 1 == KEYS_AT_ONCE || place_count >= PLACES_AT_ONCE {
+                return (queues, Some(name.clone()));
+            }
+        }
+        (queues, None)
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is

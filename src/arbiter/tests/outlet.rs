@@ -177,9 +177,8 @@ fn a_roll_names_holders_and_waiters_in_order() {
         .collect();
     assert_eq!(conns, [2, 3]);
     assert_eq!((roll.peer(ConnId(1)), roll.tag(ConnId(1))), (None, None));
-    let elsewhere = "elsewhere".to_owned();
-    assert_eq!(roll.peer(ConnId(2)), Some(elsewhere));
-    let few = &arbiter.queues(None, 10, 1)[0].queue;
+    assert_eq!(roll.peer(ConnId(2)), Some("elsewhere"));
+    let few = &arbiter.queues(None, 1).0[0].queue;
     assert_eq!((few.waiters.len(), few.waiter_count), (1, 2));
     assert!(arbiter.queue("other", 10).is_none());
     for waiter in waiters {
@@ -202,4 +201,26 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
     assert!(matches!(blocked.end().1, Answer::Granted(_)));
     let renewed = holder.renew("k", Kind::Lock, grant.token, FOREVER);
     assert_eq!(renewed, Err(Refusal::NotHeld));
+}
+
+/// The virtual time of the last request may be long ago.
+#[test]
+fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
+    let arbiter = arbiter(Holdings::Release);
+    let [holder, first] = [1, 2].map(|conn| arbiter.connect(ConnId(conn), None));
+    let grant = granted(&holder, FOREVER);
+    assert_eq!(first.enqueue(&lock(FOREVER)), Answer::Queued);
+    let waiter = served(&arbiter, 3, FOREVER);
+    release(&holder, grant);
+    arbiter.advance(Duration::from_secs(2));
+    assert_eq!(waiter.stages.recv(), Ok(WaitStage::IsLong));
+    thread::sleep(Duration::from_millis(100)); // by now the waiter sleeps again
+    arbiter.advance(FOREVER - Duration::from_secs(3));
+    waiter.leave.send(0).expect("there is room");
+    drop(first);
+    let (_seat, answer) = waiter.blocked.end();
+    assert!(matches!(answer, Answer::Granted(_)));
+    let roll = arbiter.queue("k", 1).expect("it is held");
+    let left = roll.queue.holders[0].held.map(|(_, left)| left);
+    assert_eq!(left, Some(FOREVER));
 }
