@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -124,19 +125,31 @@ fn as_count(count: u64) -> usize {
 /// all threads share an arena: each would get one of 64 MB.
 pub(super) fn reexec_with_malloc_settings() {
     const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
-    if cfg!(not(target_env = "gnu")) || env::var_os(THRESHOLD).is_some() {
+    // The C library removes its own variables from a program with privileges of its file.
+    const DONE: &str = "LATCHD_MALLOC";
+    let is_set = [THRESHOLD, DONE]
+        .iter()
+        .any(|name| env::var_os(name).is_some());
+    if cfg!(not(target_env = "gnu")) || is_set {
         return;
     }
-    if let Ok(program) = env::current_exe() {
-        let mut arguments = env::args_os();
-        let name = arguments.next().unwrap_or_else(|| super::PROGRAM.into());
-        let mut again = Command::new(program);
-        again.arg0(name).args(arguments).env(THRESHOLD, "65536");
-        if getrlimit(Resource::As).current.is_some() {
-            again.env("MALLOC_ARENA_MAX", "1");
-        }
-        let _ = again.exec();
+    let Ok(program) = env::current_exe() else {
+        return;
+    };
+    // Started as `ld.so latchd`, the process is that of ld.so.
+    let name = program.file_name().map_or(&[][..], OsStrExt::as_bytes);
+    if name.starts_with(b"ld-") || name.starts_with(b"ld.") {
+        return;
     }
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_else(|| super::PROGRAM.into());
+    let mut again = Command::new(program);
+    again.arg0(name).args(arguments);
+    again.env(THRESHOLD, "65536").env(DONE, "set");
+    if getrlimit(Resource::As).current.is_some() {
+        again.env("MALLOC_ARENA_MAX", "1");
+    }
+    let _ = again.exec();
 }
 
 /// The least memory limit in bytes of the cgroups of a process and of those above them.

@@ -38,6 +38,9 @@ const PROGRAM: &str = "latchd";
 /// How long the last log lines may take to leave.
 const LAST_LINES: Duration = Duration::from_millis(300);
 
+/// What fits into the line of `break`, in bytes.
+const MAX_ADMIN_TOKEN_LEN: usize = 128;
+
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
@@ -78,9 +81,7 @@ fn run(
 ) -> Result<ExitCode, String> {
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
-    let admin_token = admin_token
-        .map(|path| read_token_file("admin", path))
-        .transpose()?;
+    let admin_token = admin_token.map(read_admin_token).transpose()?;
     let log = server::start_log(options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
@@ -168,6 +169,19 @@ fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
         Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
         Auth::File(path) => read_token_file("auth", path),
     }
+}
+
+/// Reads the token of `break`, which is a word in a line with others.
+fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
+    let token = read_token_file("admin", path)?;
+    if token.len() > MAX_ADMIN_TOKEN_LEN || token.iter().any(u8::is_ascii_whitespace) {
+        let path = Escaped::path(path);
+        return Err(format!(
+            "cannot use the admin token file {path}: a token is one word of at most \
+             {MAX_ADMIN_TOKEN_LEN} bytes"
+        ));
+    }
+    Ok(token)
 }
 
 fn read_token_file(purpose: &str, path: &Path) -> Result<Box<[u8]>, String> {

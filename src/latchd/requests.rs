@@ -23,6 +23,9 @@ pub(super) trait Peer {
     /// Whether the client may act as an operator, with this admin token or without one.
     fn is_operator(&self, admin_token: Option<&str>) -> bool;
 
+    /// Who the client is, for the log.
+    fn identity(&self) -> String;
+
     /// Takes note of how far the wait of a request has come. Must not block.
     fn note(&mut self, stage: WaitStage);
 }
@@ -94,8 +97,13 @@ pub(super) fn carry_out(
             key,
             fence,
             admin_token,
-        } if peer.is_operator(admin_token) => break_grants(seat, key, fence.map(Fence)),
-        Request::Break { .. } => Reply::AuthFailed,
+        } => {
+            if !peer.is_operator(admin_token) {
+                // A token is not to be guessed over and over.
+                return admin_token.map_or(Ok(Reply::AuthFailed), |_| Err(Ending::AuthFailed));
+            }
+            break_grants(seat, key, fence.map(Fence), &peer.identity())
+        }
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
         Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
     })
@@ -117,11 +125,15 @@ fn ask<'a>(
     }
 }
 
-fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>) -> Reply {
+fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) -> Reply {
     let broken = seat.arbiter().break_grants(key, fence);
     for fence in &broken {
-        let (key, conn) = (Escaped(key.as_bytes()), seat.id());
-        warn!("broken key={key} fence={} by_conn={conn}", fence.0);
+        let (key, operator) = (Escaped(key.as_bytes()), Escaped(operator.as_bytes()));
+        let conn = seat.id();
+        warn!(
+            "broken key={key} fence={} by_conn={conn} peer={operator}",
+            fence.0
+        );
     }
     match broken.is_empty() {
         true => Reply::Refused(Refusal::NotHeld),
@@ -281,6 +293,10 @@ mod tests {
 
         fn is_operator(&self, admin_token: Option<&str>) -> bool {
             admin_token == Some("admin")
+        }
+
+        fn identity(&self) -> String {
+            "a script".to_owned()
         }
 
         fn note(&mut self, stage: WaitStage) {

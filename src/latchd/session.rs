@@ -414,6 +414,10 @@ impl Peer for Waiter<'_> {
             || self.rules.is_admin_token(admin_token)
     }
 
+    fn identity(&self) -> String {
+        self.stream.identity()
+    }
+
     fn note(&mut self, stage: WaitStage) {
         match stage {
             WaitStage::Begins => self.reached = Some(stage),

@@ -53,6 +53,7 @@ fn a_broken_grant_passes_to_the_next_waiter() {
     assert_eq!(waiter.request("n", "k", &second.token), "error");
     let broken = format!("broken key=k fence={}", fence_of(&first.token));
     eventually(PATIENCE, "it is logged", || daemon.log().contains(&broken));
+    assert!(daemon.log().contains("peer=\"unix pid "));
 }
 
 #[test]
@@ -61,10 +62,34 @@ fn the_admin_token_breaks_grants_over_the_network() {
     let daemon = daemon(&dir);
     let (mut holder, mut operator) = (daemon.connect(), daemon.connect());
     let grant = holder.acquire_for("k", 0, 60);
-    for argument in ["_", "_ sesame", "_ open-sesame2"] {
-        assert_eq!(breaks(&mut operator, argument), "error_auth");
+    assert_eq!(breaks(&mut operator, "_"), "error_auth");
+    // A wrong token ends the connection, so that tokens are not guessed at full speed.
+    for argument in ["_ sesame", "_ open-sesame2"] {
+        let mut guesser = daemon.connect();
+        assert_eq!(breaks(&mut guesser, argument), "error_auth");
+        guesser.expect_eof();
     }
+    eventually(PATIENCE, "it is logged", || {
+        daemon.log().contains("auth-refused")
+    });
     assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
     assert_eq!(breaks(&mut operator, "_ open-sesame"), "ok");
     assert_eq!(holder.request("n", "k", &grant.token), "error");
+}
+
+#[test]
+fn an_admin_token_that_cannot_be_sent_is_refused_at_start() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("admin");
+    for token in ["two words".to_owned(), "x".repeat(129)] {
+        fs::write(&path, token).expect("the directory is ours");
+        let mut command = Daemon::command();
+        command
+            .args(["--port", "off", "--admin-token-file"])
+            .arg(&path);
+        let output = command.output().expect("it runs");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains("a token is one word"), "{complaint}");
+        assert_eq!(output.status.code(), Some(1));
+    }
 }
