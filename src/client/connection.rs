@@ -15,8 +15,9 @@ use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
 
-/// The longest reply that is read, in bytes. Only `stats` comes near it.
-const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
+/// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
+/// and waiters of each key in use.
+const MAX_REPLY_LEN: usize = 64 * 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
