@@ -12,7 +12,7 @@ use crate::client::{Address, Client, Error};
 use crate::text::escaped_json;
 
 use super::servers::client;
-use super::table::{Statistics, Table};
+use super::table::{self, Statistics, Table};
 use super::{failure, options, report, shown, unprintable};
 
 /// How often `stats --watch` asks the servers.
@@ -126,19 +126,20 @@ fn screen(answers: Answers<'_>) -> String {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
         _ => USUAL_SIZE,
     };
-    let mut lines = vec![title(&answers)];
-    let mut tables_left = answers.len();
-    for (server, answer) in answers {
-        if tables_left > 1 || lines.len() > 1 {
-            lines.push(server.to_string());
-        }
+    let title = title(&answers);
+    let is_one_of_many = answers.len() > 1;
+    let tables = answers.into_iter().map(|(server, answer)| {
         let reason = |error: Error| Table::line(format!("no statistics: {}", error.reason()));
-        // The last line is for the cursor. Tables that need less than their share leave the rest.
-        let room = height.saturating_sub(lines.len() + 1) / tables_left;
-        lines.extend(answer.unwrap_or_else(reason).lines_within(room));
-        tables_left -= 1;
-    }
-    lines.truncate(height.saturating_sub(1).max(1));
+        let table = answer.unwrap_or_else(reason);
+        match is_one_of_many {
+            true => table.under(server.to_string()),
+            false => table,
+        }
+    });
+    // The first line is for the title, the last one for the cursor.
+    let room = height.saturating_sub(2);
+    let mut lines = vec![title];
+    lines.extend(table::fit(tables.collect(), room));
     let mut text = "\u{1b}[H".to_owned();
     for line in lines {
         // Erased before it is written: at the last column, that would erase a character.

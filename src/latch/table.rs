@@ -200,6 +200,17 @@ impl Table {
         }
     }
 
+    /// The same under one more line.
+    pub(super) fn under(mut self, title: String) -> Table {
+        self.head.insert(0, title);
+        self
+    }
+
+    /// The number of lines.
+    fn len(&self) -> usize {
+        self.head.len() + self.rows.len() + self.foot.len()
+    }
+
     /// All lines.
     pub(super) fn lines(self) -> Vec<String> {
         [self.head, self.rows, self.foot].concat()
@@ -207,9 +218,9 @@ impl Table {
 
     /// At most `count` lines, if there are more: the rows are cut, with the number of those that
     /// are not there.
-    pub(super) fn lines_within(mut self, count: usize) -> Vec<String> {
-        let others = self.head.len() + self.foot.len();
-        if others + self.rows.len() > count {
+    fn lines_within(mut self, count: usize) -> Vec<String> {
+        if self.len() > count {
+            let others = self.head.len() + self.foot.len();
             let kept = count.saturating_sub(others + 1);
             let cut = self.rows.len().saturating_sub(kept);
             self.rows.truncate(kept);
@@ -219,6 +230,17 @@ impl Table {
         lines.truncate(count);
         lines
     }
+}
+
+/// The tables in at most `room` lines: each has what it needs, and those that need more share what
+/// is left.
+pub(super) fn fit(tables: Vec<Table>, room: usize) -> Vec<String> {
+    let needed = |most: usize| -> usize { tables.iter().map(|table| table.len().min(most)).sum() };
+    let most = (1..=room).rev().find(|most| needed(*most) <= room);
+    let lines = tables
+        .into_iter()
+        .flat_map(|table| table.lines_within(most.unwrap_or(1)));
+    lines.take(room).collect()
 }
 
 fn queue(entry: &Value) -> Option<Queue> {
@@ -421,6 +443,11 @@ mod tests {
         let cut = table().lines_within(5);
         assert_eq!(cut, ["head", "0", "1", "... and 8 more lines", "foot"]);
         assert_eq!(table().lines_within(1), ["head"]);
+        // A table that needs less than its share leaves the rest to the others.
+        let two = || vec![Table::line("short".into()), table()];
+        assert_eq!(fit(two(), 6), [&["short".to_owned()], &cut[..]].concat());
+        assert_eq!(fit(two(), 20).len(), 13);
+        assert_eq!(fit(two(), 1), ["short"]);
     }
 
     #[test]
