@@ -27,7 +27,8 @@
 //! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
 //!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
-//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover.
+//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
+//!   also tells an operator who holds a key, and ends the grant of another client.
 //!
 //! # Time
 //!

@@ -62,6 +62,8 @@ const COMMANDS: &[&str] = &[
     "barrier",
     "stable-ref",
     "stats",
+    "tag",
+    "break",
     "auth",
 ];
 
