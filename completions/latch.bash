@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | --lease | --limit | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout) option=$word ;;
+                --timeout | --lease | --limit | --tag | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -39,7 +39,7 @@ _latch() {
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --auth-token-file)
+        --auth-token-file | --admin-token-file)
             _latch_files
             return
             ;;
@@ -47,12 +47,13 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --lease --limit --kill-after --busy-status --busy-ok --server --auth-token-file --connect-timeout --help --version --' ;;
+        'run') words='--timeout --lease --limit --tag --kill-after --busy-status --busy-ok --server --auth-token-file --connect-timeout --help --version --' ;;
         'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --help --version' ;;
-        'acquire') words='--timeout --lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
+        'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
         'release') words='--limit --server --auth-token-file --connect-timeout --help --version' ;;
         'stats') words='--json --watch --server --auth-token-file --connect-timeout --help --version' ;;
+        'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --help --version' ;;
         'ping') words='--server --auth-token-file --connect-timeout --help --version' ;;
         'fence-check') words='--help --version' ;;
     esac
@@ -65,9 +66,11 @@ _latch() {
             'renew 1') return ;;
             'release 0') return ;;
             'release 1') return ;;
+            'stats 0') return ;;
+            'break 0') return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            ' 0') words='run wait acquire renew release stats ping fence-check' ;;
+            ' 0') words='run wait acquire renew release stats break ping fence-check' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

@@ -13,6 +13,7 @@ complete -c latch -n __fish_use_subcommand -a acquire -d 'Take a lock that outli
 complete -c latch -n __fish_use_subcommand -a renew -d 'Renew the lease of a lock, and print its length'
 complete -c latch -n __fish_use_subcommand -a release -d 'Release a lock'
 complete -c latch -n __fish_use_subcommand -a stats -d 'Show the holders and the waiters'
+complete -c latch -n __fish_use_subcommand -a break -d 'End the grant of another client'
 complete -c latch -n __fish_use_subcommand -a ping -d 'Check that every server answers'
 complete -c latch -n __fish_use_subcommand -a fence-check -d 'Check that a token is not older than the newest that a resource has seen'
 
@@ -22,6 +23,7 @@ complete -c latch -n __fish_use_subcommand -s V -l version -d 'print the version
 complete -c latch -n '__fish_seen_subcommand_from run' -l timeout -x -d 'how long to wait for the lock, in seconds; 0 tries once (for ever)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l lease -x -d 'length of the lease, in seconds (the server'\''s default)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l limit -x -d 'take one of this many slots of a semaphore'
+complete -c latch -n '__fish_seen_subcommand_from run' -l tag -x -d 'what the server shows operators of this holder (COMMAND@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the command may take to end once the lock is lost, in seconds (10)'
 complete -c latch -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 'exit status if another client holds the lock (75)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if another client holds the lock'
@@ -43,6 +45,7 @@ complete -c latch -n '__fish_seen_subcommand_from wait' -s V -l version -d 'prin
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l timeout -x -d 'how long to wait for the lock, in seconds; 0 tries once (for ever)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l lease -x -d 'length of the lease, in seconds (the server'\''s default)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l limit -x -d 'take one of this many slots of a semaphore'
+complete -c latch -n '__fish_seen_subcommand_from acquire' -l tag -x -d 'what the server shows operators while this waits (latch@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l auth-token-file -r -F -d 'a file with the auth token of the server'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l connect-timeout -x -d 'how long connecting, or a reply, may take, in seconds (5)'
@@ -71,6 +74,14 @@ complete -c latch -n '__fish_seen_subcommand_from stats' -l auth-token-file -r -
 complete -c latch -n '__fish_seen_subcommand_from stats' -l connect-timeout -x -d 'how long connecting, or a reply, may take, in seconds (5)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s V -l version -d 'print the version and exit'
+
+complete -c latch -n '__fish_seen_subcommand_from break' -l fence -x -d 'only the grant with this fence, a decimal number (all grants of the key)'
+complete -c latch -n '__fish_seen_subcommand_from break' -l admin-token-file -r -F -d 'a file with the admin token of the server'
+complete -c latch -n '__fish_seen_subcommand_from break' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
+complete -c latch -n '__fish_seen_subcommand_from break' -l auth-token-file -r -F -d 'a file with the auth token of the server'
+complete -c latch -n '__fish_seen_subcommand_from break' -l connect-timeout -x -d 'how long connecting, or a reply, may take, in seconds (5)'
+complete -c latch -n '__fish_seen_subcommand_from break' -s h -l help -d 'print this and exit'
+complete -c latch -n '__fish_seen_subcommand_from break' -s V -l version -d 'print the version and exit'
 
 complete -c latch -n '__fish_seen_subcommand_from ping' -l server -x -d 'server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from ping' -l auth-token-file -r -F -d 'a file with the auth token of the server'

@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 use super::address::Address;
 use super::cancel::CancelHandle;
 use super::error::Error;
-use super::slot::{check_key, Slot, Wait};
+use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
 
-/// The longest reply that is read, in bytes. Only `stats` comes near it.
-const MAX_REPLY_LEN: usize = 16 * 1024 * 1024;
+/// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
+/// and waiters of each key in use.
+const MAX_REPLY_LEN: usize = 64 * 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
@@ -105,6 +106,8 @@ pub struct Connection {
     /// What has been read of the next reply.
     buffer: Vec<u8>,
     reply_timeout: Duration,
+    /// What the server is told with the first claim; `None` once the server has accepted it.
+    pub(super) tag: Option<String>,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -127,6 +130,7 @@ impl Connection {
             stream: Some(stream),
             buffer: Vec::new(),
             reply_timeout: settings.reply_timeout,
+            tag: None,
             cancelled_by: None,
         };
         if let Some(token) = auth_token {
@@ -157,7 +161,8 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        self.granted(&request, deadline)
+        let reply = self.claim(&request, deadline)?;
+        self.granted(&reply)
     }
 
     /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
@@ -170,7 +175,7 @@ impl Connection {
             limit: slot.checked_limit()?,
             lease: slot.checked_lease()?,
         };
-        match self.exchange(&request, self.reply_due())? {
+        match self.claim(&request, self.reply_due())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
             other => Err(self.refusal(&other)),
@@ -188,7 +193,8 @@ impl Connection {
             wait_timeout: wait.timeout(),
         };
         let deadline = wait.deadline(Instant::now(), self.reply_timeout);
-        self.granted(&request, deadline)
+        let reply = self.exchange(&request, deadline)?;
+        self.granted(&reply)
     }
 
     /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
@@ -224,7 +230,7 @@ impl Connection {
         token: Token,
         within: Duration,
     ) -> Result<(), Error> {
-        let sent = self.send(&renewal(key, slot, token)?, within);
+        let sent = self.send(&[&renewal(key, slot, token)?], within);
         self.unless_closed(sent)
     }
 
@@ -252,8 +258,55 @@ impl Connection {
     /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
     /// long, so the reply timeout counts from the last part of it that has arrived.
     pub fn stats(&mut self) -> Result<String, Error> {
-        match self.exchange(&Request::Stats, self.reply_due())? {
+        self.json(&Request::Stats)
+    }
+
+    /// Returns who holds and who waits for a key, or for all keys in use (`stats` with the key line
+    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does. A server
+    /// of another make may answer as it answers [`Connection::stats`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the server does not know the request, or what can go wrong with a
+    /// reply.
+    pub fn holders(&mut self, key: Option<&str>) -> Result<String, Error> {
+        key.map(check_key).transpose()?;
+        self.json(&Request::Queues(key))
+    }
+
+    fn json(&mut self, request: &Request<'_>) -> Result<String, Error> {
+        match self.exchange(request, self.reply_due())? {
             Reply::Stats(json) => Ok(json),
+            other => Err(self.refusal(&other)),
+        }
+    }
+
+    /// Ends the grant with this fence, or all grants of the key, as if the lease were over
+    /// (`break`). The server lets root and its own user do so over a Unix socket, and any client
+    /// with its admin token. The holder finds out when it next renews. Blocks for at most the reply
+    /// timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such grant, [`Error::NotAllowed`] if this client may not
+    /// do so, [`Error::InvalidArgument`] for an admin token that cannot be sent, or what can go
+    /// wrong with a reply.
+    pub fn break_grants(
+        &mut self,
+        key: &str,
+        fence: Option<u64>,
+        admin_token: Option<&str>,
+    ) -> Result<(), Error> {
+        check_key(key)?;
+        admin_token.map(check_admin_token).transpose()?;
+        let request = Request::Break {
+            key,
+            fence,
+            admin_token,
+        };
+        match self.exchange(&request, self.reply_due())? {
+            Reply::Ok => Ok(()),
+            Reply::AuthFailed => Err(Error::NotAllowed),
             other => Err(self.refusal(&other)),
         }
     }
@@ -265,16 +318,30 @@ impl Connection {
         }
     }
 
-    fn granted(
-        &mut self,
-        request: &Request<'_>,
-        due: Option<Instant>,
-    ) -> Result<Option<Grant>, Error> {
-        match self.exchange(request, due)? {
-            Reply::Granted(grant) => Ok(Some(grant)),
+    fn granted(&mut self, reply: &Reply) -> Result<Option<Grant>, Error> {
+        match reply {
+            Reply::Granted(grant) => Ok(Some(*grant)),
             Reply::Timeout => Ok(None),
-            other => Err(self.refusal(&other)),
+            other => Err(self.refusal(other)),
         }
+    }
+
+    /// Sends a claim, behind the tag in the same write, and reads both replies.
+    fn claim(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+        let Some(tag) = self.tag.clone() else {
+            return self.exchange(request, due);
+        };
+        let tag = Request::Tag(&tag);
+        let sent = self.send(&[&tag, request], self.time_to_send(due));
+        let told = sent.and_then(|()| self.receive(&tag, due));
+        match self.unless_closed(told)? {
+            Reply::Ok => self.tag = None,
+            // The server does not know tags. It serves the claim, or closes the connection.
+            Reply::Error => {}
+            other => return Err(self.refusal(&other)),
+        }
+        let reply = self.receive(request, due);
+        self.unless_closed(reply)
     }
 
     /// When the reply to a request that does not wait is due.
@@ -285,10 +352,15 @@ impl Connection {
     /// Sends one request and reads its reply, which is due at this instant; closes the connection
     /// if that fails.
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
-        let within = time_left(due).unwrap_or(self.reply_timeout);
-        let sent = self.send(request, within.min(self.reply_timeout));
+        let sent = self.send(&[request], self.time_to_send(due));
         let reply = sent.and_then(|()| self.receive(request, due));
         self.unless_closed(reply)
+    }
+
+    /// How long sending may take if the reply is due at this instant.
+    fn time_to_send(&self, due: Option<Instant>) -> Duration {
+        let within = time_left(due).unwrap_or(self.reply_timeout);
+        within.min(self.reply_timeout)
     }
 
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
@@ -298,7 +370,7 @@ impl Connection {
         result
     }
 
-    fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
+    fn send(&mut self, requests: &[&Request<'_>], within: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
             // A reply without a request: the two sides are out of step.
@@ -306,7 +378,7 @@ impl Connection {
             return Err(Error::bad_reply(&self.server, &unasked));
         }
         let mut text = Vec::new();
-        request.write(&mut text);
+        requests.iter().for_each(|request| request.write(&mut text));
         match stream.write_within(&text, Some(within)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
@@ -322,7 +394,7 @@ impl Connection {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            if matches!(request, Request::Stats) && self.buffer.len() > seen {
+            if matches!(request, Request::Stats | Request::Queues(_)) && self.buffer.len() > seen {
                 due = self.reply_due();
             }
             seen = self.buffer.len();

@@ -67,11 +67,13 @@ pub enum Error {
     Draining,
     /// `error`: the token is not that of a holder, or the request is not one.
     Refused,
+    /// `error_auth` to `break`: the client is not an operator of the server.
+    NotAllowed,
     /// A [`CancelHandle`](super::CancelHandle) has ended the wait. Nothing is held.
     Cancelled,
     /// The key cannot be sent: it is empty, too long, or has a blank or a line end in it.
     InvalidKey,
-    /// A number or an auth token cannot be sent.
+    /// A number, a tag or a secret cannot be sent.
     InvalidArgument(&'static str),
     /// A variable of the environment, or an address in it, is not valid: which one, and why.
     Environment(String),
@@ -131,6 +133,7 @@ impl Error {
             Error::AlreadyEnqueued => "this connection is in the queue already",
             Error::Draining => "the server is shutting down",
             Error::Refused => "the server refused the request",
+            Error::NotAllowed => "the server lets only an operator do this",
             Error::Cancelled => "the wait was cancelled",
             Error::InvalidKey => "a key is 1 to 256 bytes without blanks and line ends",
         };

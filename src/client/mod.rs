@@ -27,7 +27,8 @@
 //! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
 //!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
-//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover.
+//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
+//!   also tells an operator who holds a key, and ends the grant of another client.
 //!
 //! # Time
 //!
@@ -55,7 +56,7 @@ pub use connection::{Connection, Enqueued, Settings};
 pub use error::Error;
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
-use slot::check_key;
+use slot::{check_key, checked_tag};
 pub use slot::{Slot, Wait};
 
 /// One server, or several among which the keys are divided.
@@ -183,6 +184,7 @@ impl Client {
             client: self,
             key,
             slot,
+            tag: "",
             cancelled_by: None,
         }
     }
@@ -206,6 +208,8 @@ pub struct Lock<'a> {
     client: &'a Client,
     key: &'a str,
     slot: Slot,
+    /// Empty for none.
+    tag: &'a str,
     cancelled_by: Option<&'a CancelHandle>,
 }
 
@@ -217,6 +221,30 @@ impl<'a> Lock<'a> {
             slot: self.slot.with_lease(lease),
             ..self
         }
+    }
+
+    /// Tells the server who asks, with the claim: it shows this text to operators beside what is
+    /// held and waited for. At most 128 bytes are sent, and none to a server that does not know
+    /// tags. A text with a line end in it is refused when the lock is asked for.
+    ///
+    /// ```
+    /// use latchd::client::{Address, Client};
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server: Address = "127.0.0.1:6388".parse()?;
+    /// # let running = Server::in_place_of(server);
+    /// # let server = running.address();
+    /// let client = Client::new([server.clone()]);
+    /// let guard = client.lock("ledger").tag("worker 7").acquire()?;
+    /// let holders = client.connect(&server)?.holders(Some("ledger"))?;
+    /// assert!(holders.contains("worker 7"));
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tag(self, tag: &'a str) -> Lock<'a> {
+        Lock { tag, ..self }
     }
 
     /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
@@ -254,8 +282,8 @@ impl<'a> Lock<'a> {
     /// Takes a place in the queue without waiting, to wait for it later. Blocks for no longer than
     /// connecting and a reply take.
     pub fn enqueue(&self) -> Result<QueuePlace, Error> {
-        let mut connection = self.connect(None)?;
-        let enqueued = connection.enqueue(self.key, self.slot)?;
+        let (connection, enqueued) =
+            self.introduced(None, |connection| connection.enqueue(self.key, self.slot))?;
         Ok(QueuePlace {
             connection,
             key: self.key.to_owned(),
@@ -281,6 +309,24 @@ impl<'a> Lock<'a> {
         Ok(connection)
     }
 
+    /// Connects and makes a claim, with the tag. A server that does not know tags may close the
+    /// connection over one: it is asked again, once, without.
+    fn introduced<T>(
+        &self,
+        deadline: Option<Instant>,
+        claim: impl Fn(&mut Connection) -> Result<T, Error>,
+    ) -> Result<(Connection, T), Error> {
+        let tag = checked_tag(self.tag)?;
+        let mut connection = self.connect(deadline)?;
+        connection.tag = Some(tag.to_owned()).filter(|tag| !tag.is_empty());
+        let mut claimed = claim(&mut connection);
+        if matches!(claimed, Err(Error::Closed { .. })) && connection.tag.is_some() {
+            connection = self.connect(deadline)?;
+            claimed = claim(&mut connection);
+        }
+        Ok((connection, claimed?))
+    }
+
     /// Asks, and waits as long as `wait` says.
     pub(crate) fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
         let granted = self.claim(wait)?;
@@ -291,10 +337,12 @@ impl<'a> Lock<'a> {
     pub(crate) fn claim(&self, wait: Wait) -> Result<Option<Granted>, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
-        let mut connection = self.connect(deadline)?;
-        let wait = wait.after(began.elapsed());
-        let asked_at = Moment::now();
-        let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;
+        let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
+            let wait = wait.after(began.elapsed());
+            let asked_at = Moment::now();
+            let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;
+            Ok((asked_at, grant))
+        })?;
         Ok(grant.map(|grant| Granted {
             connection,
             key: self.key.to_owned(),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error;
 use crate::protocol::limits;
-use crate::protocol::request::{Kind, Limit};
+use crate::protocol::request::{Kind, Limit, MAX_TAG_LEN};
 
 /// What a client asks for: a lock, or a slot of a semaphore.
 ///
@@ -126,4 +126,26 @@ fn whole_seconds(time: Duration) -> u64 {
 /// Whether a key can be sent.
 pub(super) fn check_key(key: &str) -> Result<(), Error> {
     limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
+}
+
+/// The longest admin token in bytes: it has one line with a fence.
+const MAX_ADMIN_TOKEN_LEN: usize = 235;
+
+/// Whether an admin token can be sent.
+pub(super) fn check_admin_token(token: &str) -> Result<(), Error> {
+    let is_word = !token.is_empty() && !token.contains(char::is_whitespace);
+    let why = "an admin token is 1 to 235 bytes without blanks";
+    (is_word && token.len() <= MAX_ADMIN_TOKEN_LEN)
+        .then_some(())
+        .ok_or(Error::InvalidArgument(why))
+}
+
+/// As much of a tag as can be sent.
+pub(super) fn checked_tag(tag: &str) -> Result<&str, Error> {
+    if tag.contains(['\r', '\n']) {
+        return Err(Error::InvalidArgument("a tag has no line end in it"));
+    }
+    let mut ends = (0..=MAX_TAG_LEN.min(tag.len())).rev();
+    let end = ends.find(|end| tag.is_char_boundary(*end));
+    Ok(&tag[..end.unwrap_or_default()])
 }

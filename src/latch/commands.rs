@@ -1,11 +1,16 @@
-//! The commands that ask a server once: wait, acquire, renew, release and ping.
+//! The commands that ask a server once: wait, acquire, renew, release, break and ping.
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::Error;
+use crate::client::{environment, Error};
 
-use super::servers::{client, Target};
-use super::{failure, options, print, report, shown, token, unprintable, LOST};
+use super::servers::{client, unusable, Target};
+use super::table::Statistics;
+use super::tag::tag_of;
+use super::{
+    failure, options, print, report, shown, token, unprintable, FILE_ERROR, LOST, NO_PERMISSION,
+    PROGRAM, PROTOCOL,
+};
 
 /// Waits until the lock is granted, and releases it at once.
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
@@ -20,6 +25,7 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
+    let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
     let granted = target.claim(timeout)?;
     let (key, grant) = (&target.key, granted.grant);
     // The server may release the lock at the end of the connection, and then the token is useless.
@@ -67,22 +73,66 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
 
 fn not_held(target: &Target, error: &Error) -> Failure {
     match error {
-        Error::Refused => Failure::new(
-            LOST,
-            format_args!("{}: it is not held with this token", target.place()),
-        ),
+        Error::Refused => lost(target, "it is not held with this token"),
         _ => target.failure(error),
+    }
+}
+
+fn lost(target: &Target, why: &str) -> Failure {
+    Failure::new(LOST, format_args!("{}: {why}", target.place()))
+}
+
+/// Ends grants of other clients. The holders are asked for first: a server that does not know the
+/// one request does not know the other, and would answer as if there were no such grant.
+pub(super) fn break_grants(options: &options::Break) -> CommandResult {
+    let target = Target::new(options.reach(), None, &options.key, None, None)?;
+    let file = options.admin_token_file.as_deref();
+    let admin_token = file.map(environment::read_auth_token).transpose();
+    let admin_token = admin_token.map_err(unusable)?;
+    let mut connection = target.connect()?;
+    let has_holders = match connection.holders(Some(&target.key)) {
+        Ok(json) => Statistics::parse(&json).is_some_and(|statistics| statistics.has_holders()),
+        Err(Error::Refused) => false,
+        Err(error) => return Err(target.failure(&error)),
+    };
+    if !has_holders {
+        let why = "the server does not know how to break a grant";
+        let what = format!("{}: {why}", target.place());
+        return Err(Failure::new(PROTOCOL, what));
+    }
+    let broken = connection.break_grants(&target.key, options.fence, admin_token.as_deref());
+    match (broken, options.fence) {
+        (Ok(()), _) => Ok(0),
+        (Err(Error::Refused), None) => Err(lost(&target, "it is not held")),
+        (Err(Error::Refused), Some(_)) => Err(lost(&target, "it is not held with this fence")),
+        (Err(Error::NotAllowed), _) => {
+            let why = "only root and the user of the server may do this, over its Unix socket, \
+                       and clients with its admin token; see --admin-token-file";
+            let what = format!("{}: {why}", target.place());
+            Err(Failure::new(NO_PERMISSION, what))
+        }
+        (Err(error @ Error::InvalidArgument(_)), _) => {
+            let what = format!("{}: {error}", shown(file.unwrap_or_default()));
+            Err(Failure::new(FILE_ERROR, what))
+        }
+        (Err(error), _) => Err(target.failure(&error)),
     }
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {
     let client = client(options.reach())?;
-    let failures = client.servers().iter().filter_map(|server| {
+    let (mut answering, mut failures) = (String::new(), Vec::new());
+    for server in client.servers() {
         let answered = client
             .connect(server)
             .and_then(|mut connection| connection.ping());
-        let error = answered.err()?;
-        Some(failure(shown(&server.to_string()), &error))
-    });
-    Ok(report(failures.collect()))
+        match answered {
+            Ok(()) => answering += &format!("{server}: ok\n"),
+            Err(error) => failures.push(failure(shown(&server.to_string()), &error)),
+        }
+    }
+    if client.servers().len() > 1 {
+        print(&answering)?;
+    }
+    Ok(report(failures))
 }

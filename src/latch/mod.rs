@@ -6,6 +6,8 @@ mod options;
 mod run;
 mod servers;
 mod stats;
+mod table;
+mod tag;
 
 use std::env;
 use std::ffi::OsString;
@@ -105,6 +107,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
+        SubCommand::Break(options) => commands::break_grants(options),
         SubCommand::Ping(options) => commands::ping(options),
         SubCommand::FenceCheck(options) => fence_check::run(options),
     }
@@ -138,7 +141,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         Error::System(_) => SYSTEM_ERROR,
         Error::Unreachable { error, .. } if is_shortage(error) => SYSTEM_ERROR,
         Error::Unreachable { .. } | Error::Closed { .. } | Error::NoReply { .. } => UNAVAILABLE,
-        Error::AuthFailed { .. } => NO_PERMISSION,
+        Error::AuthFailed { .. } | Error::NotAllowed => NO_PERMISSION,
         Error::MaxLocks | Error::MaxWaiters | Error::Draining => BUSY,
         Error::LeaseExpired => LOST,
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,

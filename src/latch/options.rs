@@ -23,6 +23,7 @@ pub(super) enum SubCommand {
     Renew(Renew),
     Release(Release),
     Stats(Stats),
+    Break(Break),
     Ping(Ping),
     FenceCheck(FenceCheck),
 }
@@ -81,6 +82,9 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
+        /// what the server shows operators of this holder (COMMAND@HOST pid N)
+        #[argh(option, arg_name = "text")]
+        pub(super) tag: Option<String>,
         /// how long the command may take to end once the lock is lost, in seconds (10)
         #[argh(option, arg_name = "seconds", default = "10")]
         pub(super) kill_after: u64,
@@ -125,6 +129,9 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
         pub(super) limit: Option<u32>,
+        /// what the server shows operators while this waits (latch@HOST pid N)
+        #[argh(option, arg_name = "text")]
+        pub(super) tag: Option<String>,
     }
 }
 
@@ -167,12 +174,31 @@ command! {
     /// Show the holders and the waiters
     #[argh(subcommand, name = "stats")]
     Stats {
+        /// only this key, with all its holders and waiters
+        #[argh(positional)]
+        pub(super) key: Option<String>,
         /// print the server's JSON unchanged
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) json: bool,
         /// print again every two seconds
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) watch: bool,
+    }
+}
+
+command! {
+    /// End the grant of another client
+    #[argh(subcommand, name = "break")]
+    Break {
+        /// the key that is held
+        #[argh(positional)]
+        pub(super) key: String,
+        /// only the grant with this fence, a decimal number (all grants of the key)
+        #[argh(option, arg_name = "number")]
+        pub(super) fence: Option<u64>,
+        /// a file with the admin token of the server
+        #[argh(option, arg_name = "path")]
+        pub(super) admin_token_file: Option<String>,
     }
 }
 

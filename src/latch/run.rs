@@ -14,6 +14,7 @@ use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
 use super::servers::{wait_of, Target};
+use super::tag::tag_of;
 use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
 
 /// How long the release may take when the command has ended.
@@ -27,6 +28,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
+    let target = target.with_tag(tag_of(options.tag.as_deref(), &command[0]));
     supervise::check_proc().map_err(cannot_start)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let place = target.place();

@@ -44,7 +44,7 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
 }
 
 /// The failure for a wrong environment, or for what the command line has in its place.
-fn unusable(error: Error) -> Failure {
+pub(super) fn unusable(error: Error) -> Failure {
     match error {
         Error::AuthTokenFile(..) => Failure::new(FILE_ERROR, error),
         _ => usage(error),
@@ -56,6 +56,7 @@ pub(super) struct Target {
     client: Client,
     pub(super) key: String,
     pub(super) slot: Slot,
+    tag: String,
 }
 
 impl Target {
@@ -73,11 +74,17 @@ impl Target {
             client: client_within(reach, wait)?,
             key: key.to_owned(),
             slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
+            tag: String::new(),
         })
     }
 
+    /// Tells the server who asks.
+    pub(super) fn with_tag(self, tag: String) -> Target {
+        Target { tag, ..self }
+    }
+
     pub(super) fn lock(&self) -> Lock<'_> {
-        self.client.slot(&self.key, self.slot)
+        self.client.slot(&self.key, self.slot).tag(&self.tag)
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {

@@ -75,6 +75,7 @@ fn the_help_is_understood_to_the_last_option() {
             "renew",
             "release",
             "stats",
+            "break",
             "ping",
             "fence-check"
         ]

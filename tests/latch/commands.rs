@@ -188,7 +188,10 @@ fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
         (&["renew"][..], "key token"),
-        (&[], "run wait acquire renew release stats ping fence-check"),
+        (
+            &[],
+            "run wait acquire renew release stats break ping fence-check",
+        ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],
             "latch: /nowhere/at/all: ",
@@ -233,7 +236,7 @@ fn stats_are_a_table_or_the_servers_json() {
     );
     let json = text(&run(&daemon, &["stats", "--json"]).stdout);
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json["locks"][0]["key"], "a\u{1b}[2Jb");
+    assert_eq!(json["keys"][0]["key"], "a\u{1b}[2Jb");
 }
 
 #[test]
@@ -689,7 +692,7 @@ fn a_dead_server_does_not_hide_the_others() {
     let keys: Vec<serde_json::Value> = json
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
-        .map(|stats| stats["locks"][0]["key"].clone())
+        .map(|stats| stats["keys"][0]["key"].clone())
         .collect();
     assert_eq!(
         serde_json::json!(keys),
@@ -809,7 +812,7 @@ fn stats_show_each_server_under_its_own_name() {
     let counts: Vec<usize> = json
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
-        .map(|stats| stats["locks"].as_array().expect("a list").len())
+        .map(|stats| stats["keys"].as_array().expect("a list").len())
         .collect();
     assert_eq!(counts, [0, 1]);
 

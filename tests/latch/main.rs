@@ -5,5 +5,6 @@ mod support;
 
 mod client;
 mod commands;
+mod operators;
 mod run;
 mod terminal;

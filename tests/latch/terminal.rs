@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::latch::{is_held, PROGRAM};
 use crate::support::needs::needs;
+use crate::support::silent::free_addr;
 use crate::support::{eventually, installed, stat_of, Daemon, Signal, PATIENCE};
 use rustix::fs::{Mode, OFlags};
 
@@ -653,4 +654,58 @@ fn replies_of_a_server_cannot_move_the_cursor() {
     terminal.expect(PROMPT);
     terminal.enter("$LATCH stats --json | cat");
     terminal.expect("a\u{9b}2Jb");
+}
+
+#[test]
+fn a_watch_fits_its_window_and_outlives_its_server() {
+    needs!("bash", "python3");
+    let addr = free_addr();
+    let start = || {
+        let mut command = Daemon::command();
+        command.args(["--print-port", "--port", &addr.port().to_string()]);
+        Daemon::from_command(command)
+    };
+    let daemon = start();
+    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("tag", "_", &"x".repeat(100)), "ok");
+    for key in 0..10 {
+        holder.acquire_for(&format!("key-{key}"), 0, 600);
+    }
+    terminal.enter("stty rows 8 cols 40");
+    terminal.expect(PROMPT);
+    terminal.enter("$LATCH stats --watch");
+    terminal.expect(&format!(" UTC  {addr}"));
+    for expected in [
+        "KIND",
+        "key-0",
+        "key-2",
+        "... and 7 more lines",
+        "10 in use",
+    ] {
+        terminal.expect(expected);
+    }
+    // The next round is in the place of this one.
+    terminal.expect("\x1b[H");
+    let screen = terminal.screen()[..terminal.seen.get()].to_owned();
+    let round = screen.split("\x1b[H").nth(1).expect("a round").to_owned();
+    let lines: Vec<&str> = round.split_terminator("\r\n").collect();
+    let (end, lines) = lines.split_last().expect("lines");
+    assert_eq!((lines.len(), *end), (7, "\x1b[J"), "{round:?}");
+    for line in lines {
+        let line = line.strip_prefix("\x1b[2K").expect("it is erased first");
+        assert!(line.len() <= 40, "{line:?}");
+    }
+    drop((holder, daemon));
+    terminal.expect("no statistics: connection refused");
+    let _daemon = start();
+    terminal.expect("0 in use");
+    terminal.press(CTRL_C);
+    terminal.expect(PROMPT);
+    terminal.expect_status(130);
+    assert!(
+        !terminal.screen().contains("latch: "),
+        "{}",
+        terminal.screen()
+    );
 }

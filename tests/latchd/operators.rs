@@ -85,7 +85,7 @@ fn an_admin_token_that_cannot_be_sent_is_refused_at_start() {
         fs::write(&path, token).expect("the directory is ours");
         let mut command = Daemon::command();
         command
-            .args(["--port", "off", "--admin-token-file"])
+            .args(["--port", "0", "--admin-token-file"])
             .arg(&path);
         let output = command.output().expect("it runs");
         let complaint = String::from_utf8_lossy(&output.stderr);
