@@ -150,6 +150,20 @@ impl Load {
         Load::new(server, vec![key], &vec![0; count], 1)
     }
 
+    /// Two connections for each key.
+    pub fn pairs(server: &Server, count: usize) -> io::Result<Load> {
+        let keys = (0..count.div_ceil(2)).map(|at| Key::new(key_name("two", at)));
+        let lane_keys: Vec<usize> = (0..count).map(|at| at / 2).collect();
+        Load::new(server, keys.collect(), &lane_keys, 1)
+    }
+
+    /// Each of so many connections has `in_flight` keys of its own, and as many requests in flight.
+    pub fn pipelined(server: &Server, count: usize, in_flight: usize) -> io::Result<Load> {
+        let lanes: Vec<usize> = (0..count * in_flight).collect();
+        let keys = lanes.iter().map(|at| Key::new(key_name("own", *at)));
+        Load::new(server, keys.collect(), &lanes, in_flight)
+    }
+
     /// Acquires and releases on all lanes for so long, then waits until all is released.
     pub fn run(&mut self, time: Duration) -> io::Result<Tally> {
         let mut tally = Tally::default();
@@ -296,6 +310,116 @@ fn watch_all(connections: &[Connection]) -> io::Result<OwnedFd> {
 /// Names of one length, so that all requests of a scenario have one.
 pub fn key_name(prefix: &str, number: usize) -> String {
     format!("{prefix}-{number:07}")
+}
+
+/// A connection that blocks, with one request at a time.
+pub struct Client {
+    dialect: Dialect,
+    pub stream: TcpStream,
+    input: Vec<u8>,
+}
+
+/// A grant: the token, and the fence if there is one.
+pub type Granted = (Vec<u8>, Option<u64>);
+
+impl Client {
+    /// Connects, for this key.
+    pub fn connect(server: &Server, key: &str) -> io::Result<Client> {
+        Ok(Client {
+            dialect: server.dialect,
+            stream: server.connect([key].into_iter())?,
+            input: Vec::new(),
+        })
+    }
+
+    pub fn acquire(&mut self, key: &str) -> io::Result<Granted> {
+        self.send_acquire(key)?;
+        self.granted()
+    }
+
+    pub fn send_acquire(&mut self, key: &str) -> io::Result<()> {
+        let mut request = Vec::new();
+        self.dialect.acquire(key, 1, &mut request);
+        self.stream.write_all(&request)
+    }
+
+    pub fn release(&mut self, key: &str, token: &[u8]) -> io::Result<()> {
+        self.send_release(key, token)?;
+        self.reply().map(|_| ())
+    }
+
+    pub fn send_release(&mut self, key: &str, token: &[u8]) -> io::Result<()> {
+        let mut request = Vec::new();
+        self.dialect.release(key, 1, token, &mut request);
+        self.stream.write_all(&request)
+    }
+
+    /// Waits for a grant.
+    pub fn granted(&mut self) -> io::Result<Granted> {
+        self.reply()?.ok_or_else(|| unexpected(b"released"))
+    }
+
+    /// Waits for a reply: a grant, or `None` for a release.
+    pub fn reply(&mut self) -> io::Result<Option<Granted>> {
+        loop {
+            if let Some((len, reply)) = self.dialect.reply(&self.input)? {
+                let granted = match reply {
+                    Reply::Granted { token, fence } => Some((token.to_vec(), fence)),
+                    Reply::Released => None,
+                };
+                self.input.drain(..len);
+                return Ok(granted);
+            }
+            self.read()?;
+        }
+    }
+
+    /// Sends a request of the protocol of latchd, and waits for a line.
+    pub fn ask(&mut self, request: &str) -> io::Result<String> {
+        self.stream.write_all(request.as_bytes())?;
+        self.line()
+    }
+
+    pub fn line(&mut self) -> io::Result<String> {
+        loop {
+            // A long line comes in many parts, and the end is in the last.
+            if self.input.ends_with(b"\n") {
+                return String::from_utf8(std::mem::take(&mut self.input))
+                    .map_err(io::Error::other);
+            }
+            self.read()?;
+        }
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        self.input.reserve(64 * 1024);
+        match rustix::io::read(&self.stream, spare_capacity(&mut self.input))? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Takes so many keys on one connection, many at a time, and holds them until it is dropped.
+pub fn hold(server: &Server, prefix: &str, count: usize, lease: u32) -> io::Result<Client> {
+    const AT_A_TIME: usize = 500;
+    let mut client = Client::connect(server, prefix)?;
+    for first in (0..count).step_by(AT_A_TIME) {
+        let mut requests = Vec::new();
+        let numbers = first..count.min(first + AT_A_TIME);
+        for number in numbers.clone() {
+            let key = key_name(prefix, number);
+            match server.dialect.is_latch() {
+                true => write!(requests, "l\n{key}\n60 {lease}\n")?,
+                false => server.dialect.acquire(&key, 1, &mut requests),
+            }
+        }
+        client.stream.write_all(&requests)?;
+        for _ in numbers {
+            client.granted()?;
+        }
+    }
+    Ok(client)
 }
 
 /// A TCP connection whose reads and writes end at some time.

@@ -1,5 +1,6 @@
 //! The machine: which core runs what, and what a process has used.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::time::Duration;
@@ -14,6 +15,15 @@ pub enum Cores {
     One,
     /// The server on one core, the generator on another: what a client waits for.
     Two,
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Cores::One => "one core",
+            Cores::Two => "two cores",
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +48,7 @@ pub fn pin(cores: Cores, side: Side) -> io::Result<()> {
 }
 
 /// The cores that this process might use when it began.
-fn allowed_cores() -> io::Result<Vec<usize>> {
+pub fn allowed_cores() -> io::Result<Vec<usize>> {
     static ALLOWED: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
     if let Some(allowed) = ALLOWED.get() {
         return Ok(allowed.clone());
@@ -64,6 +74,8 @@ pub struct Usage {
     pub cpu: Duration,
     /// Voluntary and involuntary, of the threads that still run.
     pub switch_count: u64,
+    /// The memory that is resident now, in bytes.
+    pub resident: u64,
 }
 
 impl Usage {
@@ -78,13 +90,16 @@ impl Usage {
         Ok(Usage {
             cpu: cpu_time(process)?,
             switch_count,
+            resident: resident(process)?,
         })
     }
 
+    /// What was used since then; the memory is that of now.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             cpu: self.cpu.saturating_sub(earlier.cpu),
             switch_count: self.switch_count.saturating_sub(earlier.switch_count),
+            ..self
         }
     }
 }
@@ -99,6 +114,12 @@ pub fn cpu_time(process: u32) -> io::Result<Duration> {
         word.and_then(|word| word.parse().ok()).unwrap_or(0)
     };
     Ok(Duration::from_millis(10 * (ticks(11) + ticks(12))))
+}
+
+/// The resident memory of a process, in bytes.
+pub fn resident(process: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    Ok(1024 * field(&status, "VmRSS:"))
 }
 
 /// A number in a file of /proc/PID/status; 0 if it is not there.

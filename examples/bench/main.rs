@@ -15,11 +15,17 @@
 //! Exit status: 0 when all went well, 1 when exclusion did not hold, a server failed, or an option
 //! is not valid.
 
+mod events;
+mod footprint;
+mod lfpd;
 mod load;
+mod lockfile;
 mod machine;
 mod peers;
 mod report;
 mod scenarios;
+mod startup;
+mod table;
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,11 +38,38 @@ use argh::FromArgs;
 
 use machine::Cores;
 use peers::Spec;
+use scenarios::Work;
+
+type Scenario = fn(&Plan) -> io::Result<()>;
+
+/// What can be measured, in the order of `--help`.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("own-keys", |plan| scenarios::rates(plan, Work::OwnKeys)),
+    ("one-key", |plan| scenarios::rates(plan, Work::OneKey)),
+    ("pairs", |plan| scenarios::rates(plan, Work::Pairs)),
+    ("semaphore", |plan| scenarios::rates(plan, Work::Semaphore)),
+    ("pipeline", |plan| scenarios::rates(plan, Work::Pipeline)),
+    ("connect", |plan| scenarios::rates(plan, Work::Connect)),
+    ("idle", scenarios::idle),
+    ("growth", scenarios::growth),
+    ("held", events::held),
+    ("waiters", events::waiters),
+    ("expiry", events::expiry),
+    ("disconnect", events::disconnect),
+    ("footprint", footprint::measure),
+    ("lockfile", lockfile::measure),
+    ("lfpd", lfpd::measure),
+    ("startup", startup::measure),
+    ("table", table::measure),
+];
 
 /// Measure latchd, latch, sema and lfpd, and others beside them.
 #[derive(FromArgs)]
 struct Options {
-    /// what to measure: own-keys, one-key
+    /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
+    /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
+    /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
+    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
@@ -51,6 +84,9 @@ struct Options {
     /// connections, as a list: 1,16,256
     #[argh(option)]
     connections: Option<List>,
+    /// idle connections, other keys, held locks, waiters, leases or hang-ups, as a list
+    #[argh(option)]
+    count: Option<List>,
     /// a build of latchd to compare, as name=path; may be given several times
     #[argh(option)]
     server_binary: Vec<Named>,
@@ -60,16 +96,27 @@ struct Options {
     /// also measure redis, memcached and beanstalkd, if they are installed
     #[argh(switch)]
     peers: bool,
+    /// a file for the table as a picture
+    #[argh(option)]
+    svg: Option<PathBuf>,
+    /// where lockfile puts its files; /dev/shm is memory (/dev/shm)
+    #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
+    directory: PathBuf,
 }
 
 /// What all scenarios go by.
+#[derive(Clone)]
 struct Plan {
     cores: Cores,
+    /// The time of a round.
     time: Duration,
     rounds: usize,
     connections: Option<List>,
+    counts: Option<List>,
     ours: Vec<Spec>,
     peers: Vec<Spec>,
+    svg: Option<PathBuf>,
+    directory: PathBuf,
 }
 
 impl Plan {
@@ -78,19 +125,17 @@ impl Plan {
         [&[Spec::Bare], &self.ours[..], &self.peers[..]].concat()
     }
 
-    fn connections_or(&self, usual: &[usize]) -> Vec<usize> {
-        match &self.connections {
-            Some(List(counts)) => counts.clone(),
-            None => usual.to_vec(),
-        }
+    /// The servers with the protocol of latchd.
+    fn latch_specs(&self) -> &[Spec] {
+        &self.ours
     }
 
-    /// The cores, in words.
-    fn cores(&self) -> &'static str {
-        match self.cores {
-            Cores::One => "one core",
-            Cores::Two => "two cores",
-        }
+    fn connections_or(&self, usual: &[usize]) -> Vec<usize> {
+        List::or(&self.connections, usual)
+    }
+
+    fn counts_or(&self, usual: &[usize]) -> Vec<usize> {
+        List::or(&self.counts, usual)
     }
 }
 
@@ -98,13 +143,20 @@ impl Plan {
 #[derive(Clone)]
 struct List(Vec<usize>);
 
+impl List {
+    fn or(given: &Option<List>, usual: &[usize]) -> Vec<usize> {
+        let given = given.as_ref().map(|List(numbers)| numbers.clone());
+        given.unwrap_or_else(|| usual.to_vec())
+    }
+}
+
 impl FromStr for List {
     type Err = String;
 
     fn from_str(text: &str) -> Result<List, String> {
         let numbers = text.split(',').map(|number| match number.parse() {
-            Ok(number @ 1..) => Ok(number),
-            _ => Err(format!("expected numbers from 1 up, such as 1,16: {text}")),
+            Ok(number) => Ok(number),
+            Err(_) => Err(format!("expected numbers, such as 1,16: {text}")),
         });
         numbers.collect::<Result<_, _>>().map(List)
     }
@@ -145,7 +197,8 @@ impl FromStr for Cores {
 fn main() -> ExitCode {
     let options: Options = argh::from_env();
     let outcome = match options.scenario.as_str() {
-        peers::BARE_SERVER => peers::bare_server(),
+        peers::BARE_SERVER => peers::bare_server(peers::echo),
+        lfpd::BARE_SERVER => peers::bare_server(lfpd::echo),
         _ => measure(options),
     };
     match outcome {
@@ -159,14 +212,15 @@ fn main() -> ExitCode {
 
 fn measure(options: Options) -> io::Result<()> {
     machine::raise_descriptor_limit()?;
-    let scenario = options.scenario.clone();
+    let named = SCENARIOS.iter().find(|(name, _)| *name == options.scenario);
+    let Some((_, scenario)) = named else {
+        let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
+        let message = format!("{}: expected {}", options.scenario, names.join(", "));
+        return Err(io::Error::other(message));
+    };
     let plan = plan(options)?;
     scenarios::try_the_checker(&plan)?;
-    match scenario.as_str() {
-        "own-keys" => scenarios::own_keys(&plan),
-        "one-key" => scenarios::one_key(&plan),
-        other => Err(io::Error::other(format!("{other}: no such scenario"))),
-    }
+    scenario(&plan)
 }
 
 fn plan(options: Options) -> io::Result<Plan> {
@@ -192,6 +246,9 @@ fn plan(options: Options) -> io::Result<Plan> {
         time: Duration::try_from_secs_f64(options.seconds).map_err(io::Error::other)?,
         rounds: options.rounds.max(1),
         connections: options.connections,
+        counts: options.count,
+        svg: options.svg,
+        directory: options.directory,
         ours,
         peers: match options.peers {
             true => Spec::installed_peers(),

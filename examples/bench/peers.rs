@@ -66,6 +66,11 @@ impl Dialect {
         self != Dialect::Bare
     }
 
+    /// Whether the server has the protocol of latchd, and locks.
+    pub fn is_latch(self) -> bool {
+        matches!(self, Dialect::Latch | Dialect::LatchWithoutFences)
+    }
+
     pub fn acquire(self, key: &str, limit: u32, out: &mut Vec<u8>) {
         let written = match self {
             Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare if limit == 1 => {
@@ -116,14 +121,17 @@ impl Dialect {
                 released
             }
             Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare => {
-                let token = line.strip_prefix(b"ok ").and_then(|rest| rest.get(..32));
+                let words = line.strip_prefix(b"ok ");
+                let token = words.and_then(|words| words.split(|byte| *byte == b' ').next());
                 let token = token.ok_or_else(|| unexpected(line))?;
                 let fence = (self != Dialect::LatchWithoutFences).then(|| fence(token));
                 let fence = fence.transpose()?;
                 Some((len, Reply::Granted { token, fence }))
             }
             Dialect::RedisSet if line == b"+OK" => granted(len, OUR_TOKEN.as_bytes()),
-            Dialect::RedisSet | Dialect::RedisList if line == b":1" => released,
+            Dialect::RedisSet if line == b":1" => released,
+            // The length of the list.
+            Dialect::RedisList if line.starts_with(b":") => released,
             // The key and the token, each with its length before it: five lines in all.
             Dialect::RedisList if line == b"*2" => {
                 let mut ends = input.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
@@ -150,8 +158,11 @@ impl Dialect {
 
 /// The first half of a token, as a number.
 fn fence(token: &[u8]) -> io::Result<u64> {
-    let text = std::str::from_utf8(&token[..16]).map_err(|_| unexpected(token))?;
-    u64::from_str_radix(text, 16).map_err(|_| unexpected(token))
+    let half = token
+        .get(..16)
+        .and_then(|half| std::str::from_utf8(half).ok());
+    let fence = half.and_then(|half| u64::from_str_radix(half, 16).ok());
+    fence.ok_or_else(|| unexpected(token))
 }
 
 /// A request to redis.
@@ -178,16 +189,10 @@ pub enum Spec {
 impl Spec {
     /// The peers whose programs are installed.
     pub fn installed_peers() -> Vec<Spec> {
-        let peers = [
-            (Spec::RedisSet, "redis-server"),
-            (Spec::RedisList, "redis-server"),
-            (Spec::Memcached, "memcached"),
-            (Spec::Beanstalkd, "beanstalkd"),
-        ];
-        let is_installed = |program: &str| find(program).is_some();
-        let mut peers = Vec::from(peers);
-        peers.retain(|(_, program)| is_installed(program));
-        peers.into_iter().map(|(spec, _)| spec).collect()
+        use Spec::{Beanstalkd, Memcached, RedisList, RedisSet};
+        let mut peers = vec![RedisSet, RedisList, Memcached, Beanstalkd];
+        peers.retain(|spec| spec.program().is_some());
+        peers
     }
 
     pub fn name(&self) -> &str {
@@ -198,6 +203,18 @@ impl Spec {
             Spec::RedisList => "redis BLPOP",
             Spec::Memcached => "memcached",
             Spec::Beanstalkd => "beanstalkd",
+        }
+    }
+
+    /// The program, if this starts it.
+    pub fn program(&self) -> Option<PathBuf> {
+        match self {
+            Spec::Bare => std::env::current_exe().ok(),
+            Spec::Latchd { binary, .. } => Some(binary.clone()),
+            Spec::Running { .. } => None,
+            Spec::RedisSet | Spec::RedisList => find("redis-server"),
+            Spec::Memcached => find("memcached"),
+            Spec::Beanstalkd => find("beanstalkd"),
         }
     }
 
@@ -215,34 +232,30 @@ impl Spec {
 
     /// Starts the server on the core that the plan gives to servers.
     pub fn start(&self, plan: &Plan) -> io::Result<Server> {
-        self.start_with(plan, &[])
-    }
-
-    /// As `start`; a latchd gets these options too.
-    pub fn start_with(&self, plan: &Plan, options: &[&str]) -> io::Result<Server> {
         pin(plan.cores, Side::Server)?;
+        let own = |(process, addr)| self.server(addr, Some(process));
         let started = match self {
-            Spec::Bare => self.announced(&[BARE_SERVER], &std::env::current_exe()?),
+            Spec::Bare => {
+                announced(Command::new(std::env::current_exe()?).arg(BARE_SERVER)).map(own)
+            }
             Spec::Latchd { binary, .. } => {
-                self.announced(&[LATCHD_OPTIONS, options].concat(), binary)
+                announced(Command::new(binary).args(LATCHD_OPTIONS)).map(own)
             }
             Spec::Running { addr, .. } => Ok(self.server(*addr, None)),
-            Spec::RedisSet | Spec::RedisList => self.on_free_port("redis-server", |port| {
+            Spec::RedisSet | Spec::RedisList => self.on_free_port(|port| {
                 format!("--port {port} --bind 127.0.0.1 --save  --appendonly no --loglevel warning")
             }),
-            Spec::Memcached => self.on_free_port("memcached", |port| {
+            Spec::Memcached => self.on_free_port(|port| {
                 format!("-l 127.0.0.1 -p {port} -U 0 -u nobody -m 256 -c 8192")
             }),
-            Spec::Beanstalkd => {
-                self.on_free_port("beanstalkd", |port| format!("-l 127.0.0.1 -p {port}"))
-            }
+            Spec::Beanstalkd => self.on_free_port(|port| format!("-l 127.0.0.1 -p {port}")),
         };
         pin(plan.cores, Side::Generator)?;
         let failed = |error| io::Error::other(format!("cannot start {}: {error}", self.name()));
         started.map_err(failed)
     }
 
-    fn server(&self, addr: SocketAddr, process: Option<Child>) -> Server {
+    fn server(&self, addr: SocketAddr, process: Option<Process>) -> Server {
         Server {
             name: self.name().to_owned(),
             dialect: self.dialect(),
@@ -251,40 +264,10 @@ impl Spec {
         }
     }
 
-    /// A server that prints its port.
-    fn announced(&self, options: &[&str], binary: &Path) -> io::Result<Server> {
-        let mut command = Command::new(binary);
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy();
-            if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
-                command.env_remove(&*name);
-            }
-        }
-        let child = command
-            .args(options)
-            .env("RUST_LOG", "error")
-            .env_remove("LISTEN_FDS")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        // Made before the port is looked at, so that a server without one is ended too.
-        let mut server = self.server(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Some(child));
-        let stdout = server
-            .process
-            .as_mut()
-            .and_then(|child| child.stdout.take());
-        let mut line = String::new();
-        BufReader::new(stdout.expect("stdout is piped")).read_line(&mut line)?;
-        let port = line.trim().parse();
-        server
-            .addr
-            .set_port(port.map_err(|_| io::Error::other("it prints no port"))?);
-        Ok(server)
-    }
-
     /// A server that has to be told its port.
-    fn on_free_port(&self, program: &str, options: impl Fn(u16) -> String) -> io::Result<Server> {
-        let binary = find(program).ok_or_else(|| io::Error::other("it is not installed"))?;
+    fn on_free_port(&self, options: impl Fn(u16) -> String) -> io::Result<Server> {
+        let program = self.program();
+        let binary = program.ok_or_else(|| io::Error::other("it is not installed"))?;
         let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let child = Command::new(binary)
             .args(options(addr.port()).split(' '))
@@ -292,17 +275,40 @@ impl Spec {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let mut server = self.server(addr, Some(child));
+        let mut server = self.server(addr, Some(Process(child)));
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect(addr).is_err() {
             let process = server.process.as_mut().expect("just started");
-            if process.try_wait()?.is_some() || Instant::now() > deadline {
+            if process.0.try_wait()?.is_some() || Instant::now() > deadline {
                 return Err(io::Error::other("it does not listen"));
             }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_micros(200));
         }
         Ok(server)
     }
+}
+
+/// Starts a server that prints its port.
+pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
+            command.env_remove(&*name);
+        }
+    }
+    let child = command
+        .env("RUST_LOG", "error")
+        .env_remove("LISTEN_FDS")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut process = Process(child);
+    let mut line = String::new();
+    let stdout = process.0.stdout.take().expect("stdout is piped");
+    BufReader::new(stdout).read_line(&mut line)?;
+    let port = line.trim().parse::<u16>();
+    let port = port.map_err(|_| io::Error::other("it prints no port"))?;
+    Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
 }
 
 /// Caps that no scenario meets.
@@ -331,13 +337,13 @@ pub struct Server {
     pub name: String,
     pub dialect: Dialect,
     pub addr: SocketAddr,
-    process: Option<Child>,
+    process: Option<Process>,
 }
 
 impl Server {
     /// The number of the process, if this program started it.
     pub fn process(&self) -> Option<u32> {
-        self.process.as_ref().map(Child::id)
+        self.process.as_ref().map(|process| process.0.id())
     }
 
     /// Connects, for these keys.
@@ -390,13 +396,14 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+/// A process that ends when this is dropped.
+pub struct Process(Child);
+
+impl Drop for Process {
     fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            // It may have ended by itself; either way it is gone afterwards.
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        // It may have ended by itself; either way it is gone afterwards.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -413,9 +420,9 @@ fn converse(stream: &mut TcpStream, request: &str, line_count: usize) -> io::Res
     Ok(read)
 }
 
-/// The measure of the machine: a thread for each connection takes the bytes of latchd's requests
-/// and answers with those of its replies, one write for each, and does nothing in between.
-pub fn bare_server() -> io::Result<()> {
+/// The measure of the machine: a thread for each connection, which lets `converse` take as many
+/// bytes as a request has and answer as many as a reply has, and does nothing in between.
+pub fn bare_server(converse: fn(TcpStream) -> io::Result<()>) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     println!("{}", listener.local_addr()?.port());
     for stream in listener.incoming() {
@@ -423,12 +430,13 @@ pub fn bare_server() -> io::Result<()> {
         // A client that hangs up ends its thread; that is no error.
         thread::Builder::new()
             .stack_size(SMALL_STACK)
-            .spawn(move || echo(stream))?;
+            .spawn(move || converse(stream))?;
     }
     Ok(())
 }
 
-fn echo(mut stream: TcpStream) -> io::Result<()> {
+/// The bytes of latchd, one write for each reply.
+pub fn echo(mut stream: TcpStream) -> io::Result<()> {
     const GRANTED: &[u8] = b"ok 0000000000000001000000000000000f 33\n";
     let mut buffer = [0; 128];
     let (mut len, mut line_count) = (0, 0);

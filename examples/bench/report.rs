@@ -36,6 +36,7 @@ impl Outcome {
         self.latencies.extend(tally.latencies);
         self.used.cpu += used.cpu;
         self.used.switch_count += used.switch_count;
+        self.used.resident = self.used.resident.max(used.resident);
         self.generator += generator;
         self.elapsed += tally.elapsed;
         self.count += tally.grant_count + tally.late_count;
@@ -59,7 +60,7 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
     let (bare, first) = (&outcomes[0], &outcomes[1]);
     println!("{title}");
     println!(
-        "  {:<14}{:>9} {:>7} {:>13} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>6}",
+        "  {:<20}{:>9} {:>7} {:>13} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
         "",
         "pairs/s",
         "ratio",
@@ -70,6 +71,7 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
         "p99.9 us",
         "cpu us",
         "switches",
+        "rss KB",
         "gen %"
     );
     for outcome in outcomes {
@@ -79,7 +81,7 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
         let micros = |share| f64::from(percentile(&latencies, share)) / 1e3;
         let count = outcome.count.max(1) as f64;
         println!(
-            "  {:<14}{:>9.0} {:>7.3} {:>6.3} {:>6.3} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>8.1} {:>8.1} {:>6.0}",
+            "  {:<20}{:>9.0} {:>7.3} {:>6.3} {:>6.3} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>8.1} {:>8.1} {:>8} {:>6.0}",
             outcome.name,
             median(&outcome.rates),
             median(&ratios),
@@ -91,10 +93,26 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
             micros(0.999),
             outcome.used.cpu.as_secs_f64() * 1e6 / count,
             outcome.used.switch_count as f64 / count,
+            outcome.used.resident / 1024,
             100.0 * outcome.generator.as_secs_f64() / outcome.elapsed.as_secs_f64()
         );
     }
     println!();
+}
+
+/// Prints the heading of [`spread`].
+pub fn spread_heading(title: &str) {
+    println!("{title}");
+    println!(
+        "  {:<42} {:>10} {:>10} {:>10}",
+        "", "p50 ms", "p99 ms", "longest"
+    );
+}
+
+/// Prints how long something took, in milliseconds.
+pub fn spread(name: &str, seconds: &[f64]) {
+    let [middle, most, longest] = [0.5, 0.99, 1.0].map(|share| quantile(seconds, share) * 1e3);
+    println!("  {name:<42} {middle:>10.3} {most:>10.3} {longest:>10.3}");
 }
 
 pub fn median(figures: &[f64]) -> f64 {

@@ -6,26 +6,24 @@
 //! when the file is gone: over a persistent connection, and as RXTX does it, with a connection for
 //! each.
 //!
-//! Rates depend on the machine, the day and the neighbours; the *ratio* can be compared. The lock
-//! files are in a directory of their own below the one for temporary files, and are removed at the
-//! end.
-//!
-//! ```text
-//! cargo run --release --example bench_lfpd -- [--quick]
-//! ```
-//!
-//! Exit status: 0 when all went well, 1 when a reply was not the expected one, 2 for bad usage.
-
-mod bench_support;
+//! The lock files are in a directory of their own below the one for temporary files, and are removed
+//! at the end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench_support::{bare_server, role, unexpected, Server};
+use crate::load::connect;
+use crate::machine::{pin, Side};
+use crate::peers::{announced, unexpected, Process, SMALL_STACK};
+use crate::report::{median, spread, spread_heading};
+use crate::{built, Plan};
+
+/// Tells this program to be the bare server for lfpd.
+pub const BARE_SERVER: &str = "bare-lfpd";
 
 const OKAY: &[u8] = b"200 Command okay.\r\n";
 const GREETING: &[u8] = b"220 bare server\r\n";
@@ -33,91 +31,71 @@ const GREETING: &[u8] = b"220 bare server\r\n";
 // Every device has the same length, so that the bare server knows the sizes without parsing.
 const DEVICE_LEN: usize = "/dev/bench00".len();
 
-const CONNECTION_COUNTS: [usize; 3] = [1, 4, 16];
-
-fn main() -> ExitCode {
-    match role().as_deref() {
-        Some("lfpd") => latchd::lfpd_main(),
-        Some("bare") => report(bare_server(answer)),
-        _ => {
-            let arguments: Vec<String> = std::env::args().skip(1).collect();
-            let is_known = |argument: &String| {
-                // What `cargo bench` and `cargo test` add is not for us.
-                ["--quick", "--bench", "--test"].contains(&argument.as_str())
-            };
-            if !arguments.iter().all(is_known) {
-                eprintln!("usage: bench_lfpd [--quick]");
-                return ExitCode::from(2);
-            }
-            let is_quick = arguments.iter().any(|argument| argument == "--quick");
-            report(measure(is_quick))
-        }
-    }
-}
-
-fn report(outcome: io::Result<()>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench_lfpd: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn measure(is_quick: bool) -> io::Result<()> {
-    let (round, rounds, unlock_count) = if is_quick {
-        (Duration::from_millis(100), 2, 50)
-    } else {
-        (Duration::from_millis(500), 4, 1000)
-    };
+pub fn measure(plan: &Plan) -> io::Result<()> {
     let directory = LockDirectory::new()?;
-    let lfpd = start("lfpd", &directory.0)?;
-    let bare = start("bare", &directory.0)?;
+    let mut lfpd = Command::new(built("lfpd")?);
+    lfpd.args(["--listen", "0", "--search-dirs", "", "--print-port"])
+        .arg("--lock-dir")
+        .arg(&directory.0);
+    let mut bare = Command::new(std::env::current_exe()?);
+    bare.arg(BARE_SERVER);
+    pin(plan.cores, Side::Server)?;
+    let (lfpd, bare) = (start(&mut lfpd)?, start(&mut bare)?);
+    pin(plan.cores, Side::Generator)?;
 
-    println!("LOCK and UNLOCK, pairs a second");
+    println!("LOCK and UNLOCK, pairs a second, {}", plan.cores);
     println!(
-        "{:>12} {:>12} {:>12} {:>8}",
+        "  {:>12} {:>10} {:>10} {:>8}",
         "connections", "lfpd", "bare echo", "ratio"
     );
-    for count in CONNECTION_COUNTS {
-        let (mut ours, mut theirs) = (0.0, 0.0);
-        for _ in 0..rounds {
-            ours += pairs(lfpd.addr, count, round)?;
-            theirs += pairs(bare.addr, count, round)?;
+    for count in plan.connections_or(&[1, 4, 16]) {
+        let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..plan.rounds {
+            let rate = pairs(lfpd.addr, count, plan.time)?;
+            let bare_rate = pairs(bare.addr, count, plan.time)?;
+            ours.push(rate);
+            theirs.push(bare_rate);
+            ratios.push(rate / bare_rate);
         }
-        let turns = f64::from(rounds);
         println!(
-            "{count:>12} {:>12.0} {:>12.0} {:>8.3}",
-            ours / turns,
-            theirs / turns,
-            ours / theirs
+            "  {count:>12} {:>10.0} {:>10.0} {:>8.3}",
+            median(&ours),
+            median(&theirs),
+            median(&ratios)
         );
     }
 
-    println!("\nfrom UNLOCK sent to the file gone, microseconds");
-    println!("{:>24} {:>8} {:>8} {:>8}", "", "median", "99 %", "longest");
-    print_times("one connection", unlocks(&lfpd, &directory, unlock_count)?);
-    let (times, left_over_count) = rxtx_unlocks(&lfpd, &directory, unlock_count)?;
-    print_times("a connection for each", times);
-    println!(
-        "{left_over_count} of {unlock_count} files were still there when the call to unlock had returned"
-    );
+    println!();
+    for count in plan.counts_or(&[1000]) {
+        spread_heading("from UNLOCK sent to the file gone");
+        spread("one connection", &unlocks(&lfpd, &directory, count)?);
+        let (times, left_over_count) = rxtx_unlocks(&lfpd, &directory, count)?;
+        spread("a connection for each", &times);
+        println!(
+            "  {left_over_count} of {count} files were still there when the call to unlock had returned"
+        );
+    }
     Ok(())
 }
 
-fn print_times(what: &str, mut times: Vec<Duration>) {
-    times.sort();
-    let at = |share: usize| times[(times.len() * share / 100).min(times.len() - 1)].as_micros();
-    println!("{what:>24} {:>8} {:>8} {:>8}", at(50), at(99), at(100));
+/// A server of the Lock File Protocol, which ends when this is dropped.
+struct Lfpd {
+    addr: SocketAddr,
+    _process: Process,
+}
+
+fn start(command: &mut Command) -> io::Result<Lfpd> {
+    let (_process, addr) = announced(command)?;
+    Ok(Lfpd { addr, _process })
 }
 
 /// Pairs of LOCK and UNLOCK a second over so many connections.
 fn pairs(addr: SocketAddr, connection_count: usize, time: Duration) -> io::Result<f64> {
     let started = Instant::now();
-    let threads: Vec<_> = (0..connection_count)
+    let threads = (0..connection_count)
         .map(|at| {
-            thread::spawn(move || {
+            let thread = thread::Builder::new().stack_size(SMALL_STACK);
+            thread.spawn(move || {
                 let mut client = Client::connect(addr)?;
                 let device = device(at);
                 let mut count = 0u32;
@@ -129,7 +107,7 @@ fn pairs(addr: SocketAddr, connection_count: usize, time: Duration) -> io::Resul
                 Ok::<_, io::Error>(count)
             })
         })
-        .collect();
+        .collect::<io::Result<Vec<_>>>()?;
     let mut pair_count = 0.0;
     for thread in threads {
         let count = thread
@@ -140,7 +118,7 @@ fn pairs(addr: SocketAddr, connection_count: usize, time: Duration) -> io::Resul
     Ok(pair_count / started.elapsed().as_secs_f64())
 }
 
-fn unlocks(server: &Server, directory: &LockDirectory, count: usize) -> io::Result<Vec<Duration>> {
+fn unlocks(server: &Lfpd, directory: &LockDirectory, count: usize) -> io::Result<Vec<f64>> {
     let mut client = Client::connect(server.addr)?;
     let device = device(0);
     let file = directory.file(&device);
@@ -150,7 +128,7 @@ fn unlocks(server: &Server, directory: &LockDirectory, count: usize) -> io::Resu
         client.send("unlock", &device)?;
         let sent = Instant::now();
         while file.exists() {}
-        times.push(sent.elapsed());
+        times.push(sent.elapsed().as_secs_f64());
         client.receive()?;
     }
     Ok(times)
@@ -159,10 +137,10 @@ fn unlocks(server: &Server, directory: &LockDirectory, count: usize) -> io::Resu
 /// As RXTX does it: it takes the greeting for the reply. Also counts how often the file was there
 /// then.
 fn rxtx_unlocks(
-    server: &Server,
+    server: &Lfpd,
     directory: &LockDirectory,
     count: usize,
-) -> io::Result<(Vec<Duration>, usize)> {
+) -> io::Result<(Vec<f64>, usize)> {
     let device = device(0);
     let file = directory.file(&device);
     let mut locker = Client::connect(server.addr)?;
@@ -170,7 +148,7 @@ fn rxtx_unlocks(
     let mut left_over_count = 0;
     for _ in 0..count {
         locker.command("lock", &device)?;
-        let mut socket = TcpStream::connect(server.addr)?;
+        let mut socket = connect(server.addr)?;
         socket.write_all(line("unlock", &device).as_bytes())?;
         let sent = Instant::now();
         let mut buffer = [0; 1024];
@@ -180,7 +158,7 @@ fn rxtx_unlocks(
         }
         left_over_count += usize::from(file.exists());
         while file.exists() {}
-        times.push(sent.elapsed());
+        times.push(sent.elapsed().as_secs_f64());
         let _ = socket.write_all(b"quit\n");
     }
     Ok((times, left_over_count))
@@ -198,10 +176,7 @@ struct Client(BufReader<TcpStream>);
 
 impl Client {
     fn connect(addr: SocketAddr) -> io::Result<Client> {
-        let stream = TcpStream::connect(addr)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let mut client = Client(BufReader::new(stream));
+        let mut client = Client(BufReader::new(connect(addr)?));
         let mut greeting = Vec::new();
         client.0.read_until(b'\n', &mut greeting)?;
         match greeting.starts_with(b"220 ") {
@@ -234,7 +209,7 @@ struct LockDirectory(PathBuf);
 
 impl LockDirectory {
     fn new() -> io::Result<LockDirectory> {
-        let name = format!("bench_lfpd-{}", std::process::id());
+        let name = format!("bench-lfpd-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path)?;
         Ok(LockDirectory(path))
@@ -252,17 +227,8 @@ impl Drop for LockDirectory {
     }
 }
 
-fn start(role: &str, lock_dir: &Path) -> io::Result<Server> {
-    Server::start(role, |command| {
-        command
-            .args(["--listen", "0", "--search-dirs", ""])
-            .arg("--lock-dir")
-            .arg(lock_dir)
-            .env_remove("LISTEN_FDS");
-    })
-}
-
-fn answer(mut stream: TcpStream) -> io::Result<()> {
+/// The bytes of lfpd.
+pub fn echo(mut stream: TcpStream) -> io::Result<()> {
     const LOCK_LEN: usize = "lock  0123456789\n".len() + DEVICE_LEN;
     const UNLOCK_LEN: usize = LOCK_LEN + "un".len();
     let mut request = [0; 64];
