@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::load::{hold, key_name, Client};
@@ -117,16 +118,15 @@ fn per_one(after: u64, before: u64, count: usize) -> f64 {
     after.saturating_sub(before) as f64 / count.max(1) as f64
 }
 
-/// The memory of a process once it does not change any more.
+/// The memory of a process once it has not changed for a while.
 fn settled(process: u32) -> io::Result<u64> {
     let deadline = Instant::now() + SETTLING_TIME;
-    let mut last = resident(process)?;
-    loop {
-        std::thread::sleep(Duration::from_millis(100));
+    let (mut last, mut same_count) = (0, 0);
+    while same_count < 3 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(100));
         let now = resident(process)?;
-        if now == last || Instant::now() > deadline {
-            return Ok(now);
-        }
+        same_count = if now == last { same_count + 1 } else { 0 };
         last = now;
     }
+    Ok(last)
 }

@@ -6,12 +6,11 @@
 //! when the file is gone: over a persistent connection, and as RXTX does it, with a connection for
 //! each.
 //!
-//! The lock files are in a directory of their own below the one for temporary files, and are removed
-//! at the end.
+//! The lock files are in a directory of their own, which is removed at the end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,11 +31,11 @@ const GREETING: &[u8] = b"220 bare server\r\n";
 const DEVICE_LEN: usize = "/dev/bench00".len();
 
 pub fn measure(plan: &Plan) -> io::Result<()> {
-    let directory = LockDirectory::new()?;
+    let directory = tempfile::tempdir_in(&plan.directory)?;
     let mut lfpd = Command::new(built("lfpd")?);
     lfpd.args(["--listen", "0", "--search-dirs", "", "--print-port"])
         .arg("--lock-dir")
-        .arg(&directory.0);
+        .arg(directory.path());
     let mut bare = Command::new(std::env::current_exe()?);
     bare.arg(BARE_SERVER);
     pin(plan.cores, Side::Server)?;
@@ -58,7 +57,7 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
             ratios.push(rate / bare_rate);
         }
         println!(
-            "  {count:>12} {:>10.0} {:>10.0} {:>8.3}",
+            "  {count:>12} {:>10.0} {:>10.0} {:>8.4}",
             median(&ours),
             median(&theirs),
             median(&ratios)
@@ -68,8 +67,8 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
     println!();
     for count in plan.counts_or(&[1000]) {
         spread_heading("from UNLOCK sent to the file gone");
-        spread("one connection", &unlocks(&lfpd, &directory, count)?);
-        let (times, left_over_count) = rxtx_unlocks(&lfpd, &directory, count)?;
+        spread("one connection", &unlocks(&lfpd, directory.path(), count)?);
+        let (times, left_over_count) = rxtx_unlocks(&lfpd, directory.path(), count)?;
         spread("a connection for each", &times);
         println!(
             "  {left_over_count} of {count} files were still there when the call to unlock had returned"
@@ -99,7 +98,7 @@ fn pairs(addr: SocketAddr, connection_count: usize, time: Duration) -> io::Resul
                 let mut client = Client::connect(addr)?;
                 let device = device(at);
                 let mut count = 0u32;
-                while started.elapsed() < time {
+                while count == 0 || started.elapsed() < time {
                     client.command("lock", &device)?;
                     client.command("unlock", &device)?;
                     count += 1;
@@ -118,10 +117,10 @@ fn pairs(addr: SocketAddr, connection_count: usize, time: Duration) -> io::Resul
     Ok(pair_count / started.elapsed().as_secs_f64())
 }
 
-fn unlocks(server: &Lfpd, directory: &LockDirectory, count: usize) -> io::Result<Vec<f64>> {
+fn unlocks(server: &Lfpd, directory: &Path, count: usize) -> io::Result<Vec<f64>> {
     let mut client = Client::connect(server.addr)?;
     let device = device(0);
-    let file = directory.file(&device);
+    let file = lock_file(directory, &device);
     let mut times = Vec::new();
     for _ in 0..count {
         client.command("lock", &device)?;
@@ -136,13 +135,9 @@ fn unlocks(server: &Lfpd, directory: &LockDirectory, count: usize) -> io::Result
 
 /// As RXTX does it: it takes the greeting for the reply. Also counts how often the file was there
 /// then.
-fn rxtx_unlocks(
-    server: &Lfpd,
-    directory: &LockDirectory,
-    count: usize,
-) -> io::Result<(Vec<f64>, usize)> {
+fn rxtx_unlocks(server: &Lfpd, directory: &Path, count: usize) -> io::Result<(Vec<f64>, usize)> {
     let device = device(0);
-    let file = directory.file(&device);
+    let file = lock_file(directory, &device);
     let mut locker = Client::connect(server.addr)?;
     let mut times = Vec::new();
     let mut left_over_count = 0;
@@ -204,27 +199,9 @@ impl Client {
     }
 }
 
-/// A directory for lock files, removed with all that is in it when dropped.
-struct LockDirectory(PathBuf);
-
-impl LockDirectory {
-    fn new() -> io::Result<LockDirectory> {
-        let name = format!("bench-lfpd-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path)?;
-        Ok(LockDirectory(path))
-    }
-
-    fn file(&self, device: &str) -> PathBuf {
-        let name = device.trim_start_matches("/dev/");
-        self.0.join(format!("LCK..{name}"))
-    }
-}
-
-impl Drop for LockDirectory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn lock_file(directory: &Path, device: &str) -> PathBuf {
+    let name = device.trim_start_matches("/dev/");
+    directory.join(format!("LCK..{name}"))
 }
 
 /// The bytes of lfpd.

@@ -99,7 +99,7 @@ struct Options {
     /// a file for the table as a picture
     #[argh(option)]
     svg: Option<PathBuf>,
-    /// where lockfile puts its files; /dev/shm is memory (/dev/shm)
+    /// where lockfile and lfpd put their files; /dev/shm is memory (/dev/shm)
     #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
     directory: PathBuf,
 }

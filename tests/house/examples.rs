@@ -1,6 +1,7 @@
 //! The examples do what they say.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -190,7 +191,7 @@ fn each_scenario_of_the_benchmark_gives_figures() {
         }
         let printed = benchmark(name, options);
         let rows = printed.lines().filter(|line| line.contains("latchd"));
-        let is_figure = |word: &str| word.parse::<f64>().is_ok_and(|figure| figure > 0.0);
+        let is_figure = |word: &str| word.parse::<f64>().is_ok_and(|figure| figure >= 0.0);
         let figures = rows
             .flat_map(str::split_whitespace)
             .filter(|it| is_figure(it));
@@ -200,7 +201,10 @@ fn each_scenario_of_the_benchmark_gives_figures() {
 
 #[test]
 fn the_benchmark_of_lfpd_gives_its_ratio() {
-    let printed = benchmark("lfpd", &["--connections", "2", "--count", "3"]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().to_str().expect("UTF-8");
+    let options = ["--connections", "2", "--count", "3", "--directory", path];
+    let printed = benchmark("lfpd", &options);
     let row = printed.lines().nth(2).expect("there is a row");
     let figures: Vec<f64> = row
         .split_whitespace()
@@ -230,6 +234,25 @@ fn the_benchmark_compares_builds_and_running_servers() {
         .filter_map(|line| line.split_whitespace().next())
         .collect();
     assert_eq!(names, ["bare", "old", "new", "running"], "{printed}");
+}
+
+#[test]
+fn the_benchmark_finds_out_a_server_without_locks() {
+    let bare = Running::start(Command::new(built("bench")).arg("bare-server"));
+    let mut port = String::new();
+    eventually(PATIENCE, "it prints its port", || {
+        port = bare.printed();
+        port.ends_with('\n')
+    });
+    let server = format!("lax=127.0.0.1:{}", port.trim());
+    let mut command = Command::new(built("bench"));
+    command.args(["one-key", "--connections", "16", "--rounds", "1"]);
+    let (status, printed) = Running::start(command.args(["--server", &server])).end();
+    assert_eq!(status, 1, "{printed}");
+    let (_, said) = printed.split_once("bench: lax: ").expect("a complaint");
+    let count = said.strip_suffix(" overlaps or fences out of order\n");
+    let count = count.and_then(|count| count.parse::<u64>().ok());
+    assert!(count.is_some_and(|count| count > 0), "{printed}");
 }
 
 #[test]
@@ -412,7 +435,6 @@ impl Running {
 
     /// Waits for the end; its exit status and all that it printed.
     fn end(&mut self) -> (i32, String) {
-        use std::io::{Read, Seek};
         let deadline = Instant::now() + 2 * PATIENCE;
         let status = loop {
             match self.child.try_wait().expect("it is our child") {
@@ -421,10 +443,15 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let mut printed = String::new();
-        self.output.rewind().expect("it is a file");
-        self.output.read_to_string(&mut printed).expect("UTF-8");
-        (status.code().expect("an exit status"), printed)
+        (status.code().expect("an exit status"), self.printed())
+    }
+
+    /// All that it has printed until now.
+    fn printed(&self) -> String {
+        let len = self.output.metadata().expect("it is a file").len();
+        let mut printed = vec![0; len as usize];
+        self.output.read_exact_at(&mut printed, 0).expect("a file");
+        String::from_utf8(printed).expect("UTF-8")
     }
 }
 
