@@ -103,7 +103,8 @@ fn footprint(
 
 /// The memory that each of the connections takes beside its own when it waits for one key.
 fn waiting(server: &Server, process: u32, mut idle: Vec<Client>) -> io::Result<f64> {
-    let key = key_name("own", 0); // the first connection is for this key in every dialect
+    // The clients of beanstalkd wait for tubes of their own, which takes as much.
+    let key = key_name("own", 0);
     server.seed([(key.as_str(), 1)].into_iter())?;
     let mut holder = Client::connect(server, &key)?;
     holder.acquire(&key)?;

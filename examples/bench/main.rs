@@ -2,12 +2,20 @@
 //!
 //! ```text
 //! cargo build --release && cargo run --release --example bench -- own-keys --peers
+//! target/release/examples/bench one-key --server-binary old=/tmp/latchd \
+//!     --server-binary new=target/release/latchd --cores two
 //! ```
 //!
 //! Rates depend on the machine, the day and the neighbours. So each rate is beside that of a bare
 //! server: one thread per connection, which reads the bytes of a request and answers with those of
 //! a reply. All servers take turns in short rounds. What is left in the *ratio* to the bare server
 //! is the work of locking; that figure can be compared between machines and between versions.
+//!
+//! The columns: pairs of acquire and release a second; the ratios to the bare server and to the
+//! first other one, each the median of the rounds; from when a claim was sent, or its key was
+//! released if that was later, to when its grant was read; the processor time and the context
+//! switches of the server for each pair, and its memory; the share of the time in which the
+//! generator used the processor. With two cores and nearly 100 there, the generator is the limit.
 //!
 //! Mutual exclusion and the order of fences are checked while they are measured. The checker is
 //! tried first on the bare server, which grants every claim.
@@ -90,7 +98,8 @@ struct Options {
     /// a build of latchd to compare, as name=path; may be given several times
     #[argh(option)]
     server_binary: Vec<Named>,
-    /// a server with the same protocol that already runs, as name=address
+    /// a server with the protocol of latchd that already runs, such as dflockd,
+    /// as name=address
     #[argh(option)]
     server: Vec<Named>,
     /// also measure redis, memcached and beanstalkd, if they are installed
@@ -162,7 +171,7 @@ impl FromStr for List {
     }
 }
 
-/// A name and what it stands for.
+/// A name and a value.
 struct Named {
     name: String,
     value: String,

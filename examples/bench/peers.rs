@@ -246,7 +246,7 @@ impl Spec {
                 format!("--port {port} --bind 127.0.0.1 --save  --appendonly no --loglevel warning")
             }),
             Spec::Memcached => self.on_free_port(|port| {
-                format!("-l 127.0.0.1 -p {port} -U 0 -u nobody -m 256 -c 8192")
+                format!("-l 127.0.0.1 -p {port} -U 0 -u nobody -m 256 -c 20000")
             }),
             Spec::Beanstalkd => self.on_free_port(|port| format!("-l 127.0.0.1 -p {port}")),
         };

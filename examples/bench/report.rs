@@ -60,12 +60,11 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
     let (bare, first) = (&outcomes[0], &outcomes[1]);
     println!("{title}");
     println!(
-        "  {:<20}{:>9} {:>7} {:>13} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
+        "  {:<20}{:>9} {:>23} {:>23} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
         "",
         "pairs/s",
-        "ratio",
-        "quartiles",
-        "to first",
+        "to bare (quartiles)",
+        "to first (quartiles)",
         "p50 us",
         "p99 us",
         "p99.9 us",
@@ -75,19 +74,16 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
         "gen %"
     );
     for outcome in outcomes {
-        let ratios = outcome.ratios_to(bare);
         let mut latencies = outcome.latencies.clone();
         latencies.sort_unstable();
         let micros = |share| f64::from(percentile(&latencies, share)) / 1e3;
         let count = outcome.count.max(1) as f64;
         println!(
-            "  {:<20}{:>9.0} {:>7.3} {:>6.3} {:>6.3} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>8.1} {:>8.1} {:>8} {:>6.0}",
+            "  {:<20}{:>9.0} {:>23} {:>23} {:>9.1} {:>9.1} {:>9.1} {:>8.1} {:>8.1} {:>8} {:>6.0}",
             outcome.name,
             median(&outcome.rates),
-            median(&ratios),
-            quantile(&ratios, 0.25),
-            quantile(&ratios, 0.75),
-            outcome.ratio_to(first),
+            with_quartiles(&outcome.ratios_to(bare)),
+            with_quartiles(&outcome.ratios_to(first)),
             micros(0.5),
             micros(0.99),
             micros(0.999),
@@ -98,6 +94,11 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
         );
     }
     println!();
+}
+
+fn with_quartiles(ratios: &[f64]) -> String {
+    let [first, middle, third] = [0.25, 0.5, 0.75].map(|share| quantile(ratios, share));
+    format!("{middle:.3} ({first:.3} {third:.3})")
 }
 
 /// Prints the heading of [`spread`].
