@@ -22,6 +22,7 @@ pub const SMALL_STACK: usize = 64 * 1024;
 
 /// The lease that is asked for, in seconds. No round lasts as long.
 const LEASE: &str = "600";
+const LEASE_MILLIS: &str = "600000";
 
 /// Releases a key of redis only if the token is ours, as its documentation advises.
 const COMPARE_AND_DELETE: &str =
@@ -71,39 +72,29 @@ impl Dialect {
         matches!(self, Dialect::Latch | Dialect::LatchWithoutFences)
     }
 
+    /// Appends the request for `key`, of which so many may have a slot.
     pub fn acquire(self, key: &str, limit: u32, out: &mut Vec<u8>) {
         let written = match self {
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare if limit == 1 => {
-                write!(out, "l\n{key}\n60 {LEASE}\n")
-            }
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare => {
-                write!(out, "sl\n{key}\n60 {limit} {LEASE}\n")
-            }
-            Dialect::RedisSet => resp(out, &["SET", key, OUR_TOKEN, "NX", "EX", LEASE]),
+            Dialect::RedisSet => resp(out, &["SET", key, OUR_TOKEN, "NX", "PX", LEASE_MILLIS]),
             Dialect::RedisList => resp(out, &["BLPOP", key, "60"]),
-            Dialect::Memcached => write!(
-                out,
-                "add {key} 0 {LEASE} {}\r\n{OUR_TOKEN}\r\n",
-                OUR_TOKEN.len()
-            ),
+            Dialect::Memcached => write!(out, "add {key} 0 {LEASE} 32\r\n{OUR_TOKEN}\r\n"),
             Dialect::Beanstalkd => write!(out, "reserve-with-timeout 60\r\n"),
+            _ if limit == 1 => write!(out, "l\n{key}\n60 {LEASE}\n"),
+            _ => write!(out, "sl\n{key}\n60 {limit} {LEASE}\n"),
         };
         written.expect("memory takes it");
     }
 
+    /// Appends the request that releases what was granted with `token`.
     pub fn release(self, key: &str, limit: u32, token: &[u8], out: &mut Vec<u8>) {
-        let token = std::str::from_utf8(token).expect("the reply was text");
+        let token = String::from_utf8_lossy(token);
         let written = match self {
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare if limit == 1 => {
-                write!(out, "r\n{key}\n{token}\n")
-            }
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare => {
-                write!(out, "sr\n{key}\n{token}\n")
-            }
             Dialect::RedisSet => resp(out, &["EVAL", COMPARE_AND_DELETE, "1", key, OUR_TOKEN]),
             Dialect::RedisList => resp(out, &["RPUSH", key, OUR_TOKEN]),
             Dialect::Memcached => write!(out, "delete {key}\r\n"),
             Dialect::Beanstalkd => write!(out, "release {token} 0 0\r\n"),
+            _ if limit == 1 => write!(out, "r\n{key}\n{token}\n"),
+            _ => write!(out, "sr\n{key}\n{token}\n"),
         };
         written.expect("memory takes it");
     }
@@ -117,17 +108,6 @@ impl Dialect {
         let released = Some((len, Reply::Released));
         let granted = |len, token| Some((len, Reply::Granted { token, fence: None }));
         let found = match self {
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare if line == b"ok" => {
-                released
-            }
-            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare => {
-                let words = line.strip_prefix(b"ok ");
-                let token = words.and_then(|words| words.split(|byte| *byte == b' ').next());
-                let token = token.ok_or_else(|| unexpected(line))?;
-                let fence = (self != Dialect::LatchWithoutFences).then(|| fence(token));
-                let fence = fence.transpose()?;
-                Some((len, Reply::Granted { token, fence }))
-            }
             Dialect::RedisSet if line == b"+OK" => granted(len, OUR_TOKEN.as_bytes()),
             Dialect::RedisSet if line == b":1" => released,
             // The length of the list.
@@ -149,6 +129,17 @@ impl Dialect {
                 let whole = len + "x\r\n".len();
                 id.filter(|_| input.len() >= whole)
                     .and_then(|id| granted(whole, id))
+            }
+            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare if line == b"ok" => {
+                released
+            }
+            Dialect::Latch | Dialect::LatchWithoutFences | Dialect::Bare => {
+                let words = line.strip_prefix(b"ok ");
+                let token = words.and_then(|words| words.split(|byte| *byte == b' ').next());
+                let token = token.ok_or_else(|| unexpected(line))?;
+                let fence = (self != Dialect::LatchWithoutFences).then(|| fence(token));
+                let fence = fence.transpose()?;
+                Some((len, Reply::Granted { token, fence }))
             }
             _ => return Err(unexpected(line)),
         };

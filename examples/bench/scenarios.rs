@@ -110,7 +110,7 @@ fn start(plan: &Plan, specs: &[Spec]) -> io::Result<Vec<Server>> {
 pub fn idle(plan: &Plan) -> io::Result<()> {
     for idle_count in plan.counts_or(&[0, 1000]) {
         for count in plan.connections_or(&[16]) {
-            let title = format!("own keys, connections: {count}, idle ones: {idle_count}");
+            let title = format!("{} beside {idle_count} idle", Work::OwnKeys.title(count));
             let servers = start(plan, &plan.specs())?;
             compare(plan, &title, &servers, |server| {
                 let idle = idle_connections(server, idle_count)?;
@@ -144,7 +144,7 @@ pub fn growth(plan: &Plan) -> io::Result<()> {
                 servers.push(server);
             }
         }
-        let title = format!("own keys beside so many others, connections: {count}");
+        let title = format!("{} beside other keys", Work::OwnKeys.title(count));
         compare(plan, &title, &servers, |server| {
             Work::OwnKeys.prepare(server, count)
         })?;
@@ -182,7 +182,7 @@ fn connecting(server: &Server, count: usize) -> io::Result<Run<'_>> {
 fn connect_for(server: &Server, key: &str, until: Instant) -> io::Result<Tally> {
     let mut tally = Tally::default();
     let mut last_fence = 0;
-    while Instant::now() < until {
+    while tally.grant_count == 0 || Instant::now() < until {
         let began = Instant::now();
         let mut client = Client::connect(server, key)?;
         let (token, fence) = client.acquire(key)?;
