@@ -6,7 +6,7 @@
 //! reaper would look.
 //!
 //! One mutex, no shards and no lock order: a grant and its release take well under a microsecond
-//! together, a tenth of what the system calls around them cost (`examples/bench.rs`).
+//! together, a tenth of what the system calls around them cost (`examples/bench/`).
 
 #[cfg(not(test))]
 mod clock;

@@ -1,6 +1,7 @@
 //! The examples do what they say.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -172,12 +173,130 @@ fn a_report_waits_for_the_one_that_is_being_written() {
 }
 
 #[test]
+fn the_benchmark_names_what_it_can_measure() {
+    let (status, printed) = Running::start(Command::new(built("bench")).arg("speed")).end();
+    let names: Vec<&str> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(status, 1);
+    assert_eq!(
+        printed,
+        format!("bench: speed: expected {}\n", names.join(", "))
+    );
+}
+
+#[test]
+fn each_scenario_of_the_benchmark_gives_figures() {
+    for (name, options) in BENCHMARKS {
+        if ["lockfile", "lfpd", "startup", "table"].contains(name) {
+            continue; // they have tests of their own
+        }
+        let printed = benchmark(name, options);
+        let rows = printed.lines().filter(|line| line.contains("latchd"));
+        let is_figure = |word: &str| word.parse::<f64>().is_ok_and(|figure| figure >= 0.0);
+        let figures = rows
+            .flat_map(str::split_whitespace)
+            .filter(|it| is_figure(it));
+        assert!(figures.count() >= 3, "{name}: {printed}");
+    }
+}
+
+#[test]
+fn the_benchmark_of_lfpd_gives_its_ratio() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().to_str().expect("UTF-8");
+    let options = ["--connections", "2", "--count", "3", "--directory", path];
+    let printed = benchmark("lfpd", &options);
+    let row = printed.lines().nth(2).expect("there is a row");
+    let figures: Vec<f64> = row
+        .split_whitespace()
+        .map(|word| word.parse().expect("a figure"))
+        .collect();
+    assert_eq!(figures.len(), 4, "{printed}");
+    assert!(figures.iter().all(|figure| *figure > 0.0), "{printed}");
+}
+
+#[test]
+fn the_benchmark_compares_builds_and_running_servers() {
+    let daemon = Daemon::start(&[]);
+    let latchd = env!("CARGO_BIN_EXE_latchd");
+    let (old, new) = (format!("old={latchd}"), format!("new={latchd}"));
+    let running = format!("running={}", address(&daemon));
+    let printed = benchmark(
+        "one-key",
+        &[
+            &["--connections", "3", "--server-binary", &old][..],
+            &["--server-binary", &new, "--server", &running],
+        ]
+        .concat(),
+    );
+    let names: Vec<&str> = printed
+        .lines()
+        .skip(2)
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(names, ["bare", "old", "new", "running"], "{printed}");
+}
+
+#[test]
+fn the_benchmark_finds_out_a_server_without_locks() {
+    let bare = Running::start(Command::new(built("bench")).arg("bare-server"));
+    let mut port = String::new();
+    eventually(PATIENCE, "it prints its port", || {
+        port = bare.printed();
+        port.ends_with('\n')
+    });
+    let server = format!("lax=127.0.0.1:{}", port.trim());
+    let mut command = Command::new(built("bench"));
+    command.args(["one-key", "--connections", "16", "--rounds", "1"]);
+    let (status, printed) = Running::start(command.args(["--server", &server])).end();
+    assert_eq!(status, 1, "{printed}");
+    let (_, said) = printed.split_once("bench: lax: ").expect("a complaint");
+    let count = said.strip_suffix(" overlaps or fences out of order\n");
+    let count = count.and_then(|count| count.parse::<u64>().ok());
+    assert!(count.is_some_and(|count| count > 0), "{printed}");
+}
+
+#[test]
+fn the_benchmark_measures_the_peers_that_are_installed() {
+    needs!("redis-server", "memcached", "beanstalkd");
+    for (name, expected) in [
+        (
+            "own-keys",
+            &["redis", "redis", "memcached", "beanstalkd"][..],
+        ),
+        ("semaphore", &["redis", "beanstalkd"]),
+        ("pipeline", &["redis", "redis", "memcached", "beanstalkd"]),
+        ("connect", &["redis", "redis", "memcached", "beanstalkd"]),
+    ] {
+        let printed = benchmark(name, &["--connections", "6", "--peers"]);
+        let rows = printed.lines().skip(4);
+        let peers: Vec<&str> = rows
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        assert_eq!(peers, expected, "{printed}");
+    }
+}
+
+#[test]
+fn the_benchmark_draws_its_table() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let picture = dir.path().join("table.svg");
+    let path = picture.to_str().expect("UTF-8");
+    let printed = benchmark("table", &["--svg", path]);
+    let rows = printed.lines().filter(|line| line.starts_with("| "));
+    // Two rows need a second core.
+    let row_count = rows.count() - 1;
+    assert!([7, 9].contains(&row_count), "{printed}");
+    let drawn = fs::read_to_string(&picture).expect("a picture");
+    assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"));
+    assert_eq!(drawn.matches("<rect ").count(), row_count, "{drawn}");
+}
+
+#[test]
 fn the_benchmark_of_lock_files_gives_its_ratios() {
     needs!("flock");
     let dir = tempfile::tempdir().expect("a directory");
-    let mut command = Command::new(built("bench_lockfile"));
-    let (status, printed) = Running::start(command.arg("--quick").arg(dir.path())).end();
-    assert_eq!(status, 0, "{printed}");
+    let path = dir.path().to_str().expect("UTF-8");
+    let printed = benchmark("lockfile", &["--count", "2", "--directory", path]);
     let ratios = ["without fsync", "with fsync", "median"].map(|row| {
         let line = printed.lines().find(|line| line.contains(row));
         let ratio = line.and_then(|line| line.split_whitespace().next_back()?.parse::<f64>().ok());
@@ -189,9 +308,7 @@ fn the_benchmark_of_lock_files_gives_its_ratios() {
 #[test]
 fn the_benchmark_of_the_start_gives_a_ratio() {
     needs!("flock");
-    let mut command = Command::new(built("bench_startup"));
-    let (status, printed) = Running::start(command.arg("3")).end();
-    assert_eq!(status, 0, "{printed}");
+    let printed = benchmark("startup", &["--count", "3"]);
     let (_, ratio) = printed
         .split_once("ratio of latch run to flock")
         .expect("a ratio");
@@ -202,6 +319,38 @@ fn the_benchmark_of_the_start_gives_a_ratio() {
 }
 
 // ---------------------------------------------------------------------------------------------
+
+/// All that the benchmark can measure, with options that make it short.
+const BENCHMARKS: &[(&str, &[&str])] = &[
+    ("own-keys", &["--connections", "1,3", "--cores", "one"]),
+    ("one-key", &["--connections", "2,3"]),
+    ("pairs", &["--connections", "4"]),
+    ("semaphore", &["--connections", "6"]),
+    ("pipeline", &["--connections", "2"]),
+    ("connect", &["--connections", "2"]),
+    ("idle", &["--connections", "2", "--count", "3"]),
+    ("growth", &["--connections", "2", "--count", "0,1000"]),
+    ("held", &["--count", "1000"]),
+    ("waiters", &["--count", "10"]),
+    ("expiry", &["--count", "3"]),
+    ("disconnect", &["--count", "3"]),
+    ("footprint", &["--count", "10,1000,10"]),
+    ("lockfile", &[]),
+    ("lfpd", &[]),
+    ("startup", &[]),
+    ("table", &[]),
+];
+
+/// What the benchmark prints, with rounds of a hundredth of a second.
+fn benchmark(scenario: &str, options: &[&str]) -> String {
+    let mut command = Command::new(built("bench"));
+    command
+        .args([scenario, "--seconds", "0.01", "--rounds", "2"])
+        .args(options);
+    let (status, printed) = Running::start(&mut command).end();
+    assert_eq!(status, 0, "{scenario}: {printed}");
+    printed
+}
 
 /// Several candidates of the example `leader`, which print to one file, so that the order of what
 /// they say is that in which they said it.
@@ -286,7 +435,6 @@ impl Running {
 
     /// Waits for the end; its exit status and all that it printed.
     fn end(&mut self) -> (i32, String) {
-        use std::io::{Read, Seek};
         let deadline = Instant::now() + 2 * PATIENCE;
         let status = loop {
             match self.child.try_wait().expect("it is our child") {
@@ -295,10 +443,15 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let mut printed = String::new();
-        self.output.rewind().expect("it is a file");
-        self.output.read_to_string(&mut printed).expect("UTF-8");
-        (status.code().expect("an exit status"), printed)
+        (status.code().expect("an exit status"), self.printed())
+    }
+
+    /// All that it has printed until now.
+    fn printed(&self) -> String {
+        let len = self.output.metadata().expect("it is a file").len();
+        let mut printed = vec![0; len as usize];
+        self.output.read_exact_at(&mut printed, 0).expect("a file");
+        String::from_utf8(printed).expect("UTF-8")
     }
 }
 

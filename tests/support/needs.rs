@@ -11,6 +11,7 @@ use std::process::Command;
 /// The programs that tests start, each with its Debian package.
 pub const PACKAGES: &[(&str, &str)] = &[
     ("bash", "bash"),
+    ("beanstalkd", "beanstalkd"),
     ("busybox", "busybox-static"),
     ("cu", "cu"),
     ("dash", "dash"),
@@ -24,6 +25,7 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("make", "make"),
     ("mandoc", "mandoc"),
     ("mgetty", "mgetty"),
+    ("memcached", "memcached"),
     ("minicom", "minicom"),
     ("mount", "mount"),
     ("nc", "netcat-openbsd"),
@@ -31,6 +33,7 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("ncat", "ncat"),
     ("prlimit", "util-linux"),
     ("python3", "python3"),
+    ("redis-server", "redis-server"),
     ("sed", "sed"),
     ("setpriv", "util-linux"),
     ("setsid", "util-linux"),

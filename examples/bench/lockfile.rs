@@ -6,73 +6,37 @@
 //!
 //! One run measures all figures of a row in turns, so that the *ratio* is comparable between
 //! machines. The other figures are not.
-//!
-//! ```text
-//! cargo build --release
-//! cargo run --release --example bench_lockfile -- [--quick] [DIRECTORY]
-//! ```
-//!
-//! The lock files are in DIRECTORY (default /dev/shm, which is memory). `--quick` takes fewer
-//! measurements. Exit status: 0, or 1 if a measurement failed.
 
 use std::error::Error;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use latchd::lockfile::{Semaphore, SemaphoreConfig, SemaphoreOptions};
 
-/// How often the program measures each figure.
-struct Plan {
-    turns: usize,
-    handovers: usize,
-    processes: usize,
-}
+use crate::report::median;
+use crate::{built, Plan};
 
-const USUAL: Plan = Plan {
-    turns: 15,
-    handovers: 50,
-    processes: 200,
-};
-const QUICK: Plan = Plan {
-    turns: 1,
-    handovers: 2,
-    processes: 2,
-};
-
-const TURN: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(100);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-fn main() -> ExitCode {
-    let mut plan = USUAL;
-    let mut directory = PathBuf::from("/dev/shm");
-    for argument in std::env::args_os().skip(1) {
-        if argument == "--quick" {
-            plan = QUICK;
-        } else {
-            directory = argument.into();
-        }
-    }
-    match measure(&plan, &directory) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench_lockfile: {error}");
-            ExitCode::FAILURE
-        }
-    }
+pub fn measure(plan: &Plan) -> io::Result<()> {
+    let directory = tempfile::tempdir_in(&plan.directory)?;
+    measure_in(plan, directory.path()).map_err(|error| io::Error::other(error.to_string()))
 }
 
-fn measure(plan: &Plan, directory: &Path) -> Outcome<()> {
-    let directory = tempfile::tempdir_in(directory)?;
-    rates(plan, directory.path())?;
-    handovers(plan, directory.path())?;
-    processes(plan, directory.path())
+fn measure_in(plan: &Plan, directory: &Path) -> Outcome<()> {
+    rates(plan, directory)?;
+    for count in plan.counts_or(&[100]) {
+        handovers(count, directory)?;
+        processes(count, directory)?;
+    }
+    Ok(())
 }
 
 /// Acquire and release, in pairs a second.
@@ -96,13 +60,13 @@ fn rates(plan: &Plan, directory: &Path) -> Outcome<()> {
     };
     let locked = |semaphore: &Semaphore| -> Outcome<()> { Ok(semaphore.try_acquire()?.release()?) };
     let mut rates = [const { Vec::new() }; 4];
-    for _ in 0..plan.turns {
-        rates[0].push(rate(|| bare(false))?);
-        rates[1].push(rate(|| locked(&quick))?);
-        rates[2].push(rate(|| bare(true))?);
-        rates[3].push(rate(|| locked(&durable))?);
+    for _ in 0..plan.rounds {
+        rates[0].push(rate(plan.time, || bare(false))?);
+        rates[1].push(rate(plan.time, || locked(&quick))?);
+        rates[2].push(rate(plan.time, || bare(true))?);
+        rates[3].push(rate(plan.time, || locked(&durable))?);
     }
-    let [bare_quick, ours_quick, bare_durable, ours_durable] = rates.map(median);
+    let [bare_quick, ours_quick, bare_durable, ours_durable] = rates.map(|rates| median(&rates));
     println!("acquire+release/s      bare file      lock file   ratio");
     println!(
         "  without fsync     {bare_quick:>12.0}   {ours_quick:>12.0}   {:>5.2}",
@@ -116,10 +80,10 @@ fn rates(plan: &Plan, directory: &Path) -> Outcome<()> {
 }
 
 /// How often `act` succeeds in a second.
-fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+fn rate(time: Duration, mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let start = Instant::now();
     let mut count = 0_u32;
-    while start.elapsed() < TURN {
+    while start.elapsed() < time {
         act()?;
         count += 1;
     }
@@ -127,16 +91,16 @@ fn rate(mut act: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
 }
 
 /// The time from a release to the grant of the waiter.
-fn handovers(plan: &Plan, directory: &Path) -> Outcome<()> {
+fn handovers(count: usize, directory: &Path) -> Outcome<()> {
     let path = directory.join("handover.lock");
-    let woken = handover(plan.handovers, &path, |path| {
+    let woken = handover(count, &path, |path| {
         let semaphore = Semaphore::with_defaults(path).expect("a path");
         let guard = semaphore.acquire().expect("the lock");
         let granted = Instant::now();
         drop(guard);
         granted
     })?;
-    let polled = handover(plan.handovers, &path, |path| loop {
+    let polled = handover(count, &path, |path| loop {
         match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(_) => {
                 let granted = Instant::now();
@@ -171,12 +135,12 @@ fn handover(count: usize, path: &Path, wait: impl Fn(&Path) -> Instant + Sync) -
             Ok::<(), Box<dyn Error>>(())
         })?;
     }
-    Ok(median(late))
+    Ok(median(&late))
 }
 
 /// Whole processes, from start to end.
-fn processes(plan: &Plan, directory: &Path) -> Outcome<()> {
-    let sema = beside_the_examples("sema")?;
+fn processes(count: usize, directory: &Path) -> Outcome<()> {
+    let sema = built("sema")?;
     let (ours, theirs) = (
         directory.join("process.lock"),
         directory.join("process.flock"),
@@ -194,7 +158,7 @@ fn processes(plan: &Plan, directory: &Path) -> Outcome<()> {
         Ok(took)
     };
     let mut times = [const { Vec::new() }; 2];
-    for _ in 0..plan.processes {
+    for _ in 0..count {
         times[0].push(run(Command::new("flock")
             .arg("-n")
             .arg(&theirs)
@@ -204,30 +168,11 @@ fn processes(plan: &Plan, directory: &Path) -> Outcome<()> {
             .arg(&ours))?);
         fs::remove_file(&ours)?;
     }
-    let [flock, sema] = times.map(median);
+    let [flock, sema] = times.map(|times| median(&times));
     println!("process, ms             flock -n       sema try   ratio");
     println!(
         "  median            {flock:>12.2}   {sema:>12.2}   {:>5.2}",
         sema / flock
     );
     Ok(())
-}
-
-/// The program of this package that was built in the same way as this example.
-fn beside_the_examples(name: &str) -> Outcome<PathBuf> {
-    let example = std::env::current_exe()?;
-    let profile = example
-        .parent()
-        .and_then(Path::parent)
-        .ok_or("no build directory")?;
-    let program = profile.join(name);
-    if !program.exists() {
-        return Err(format!("{}: build it first", program.display()).into());
-    }
-    Ok(program)
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }

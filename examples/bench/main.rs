@@ -1,0 +1,281 @@
+//! Measures the four programs, and others beside them.
+//!
+//! ```text
+//! cargo build --release && cargo run --release --example bench -- own-keys --peers
+//! target/release/examples/bench one-key --server-binary old=/tmp/latchd \
+//!     --server-binary new=target/release/latchd --cores two
+//! ```
+//!
+//! Rates depend on the machine, the day and the neighbours. So each rate is beside that of a bare
+//! server: one thread per connection, which reads the bytes of a request and answers with those of
+//! a reply. All servers take turns in short rounds. What is left in the *ratio* to the bare server
+//! is the work of locking; that figure can be compared between machines and between versions.
+//!
+//! The columns: pairs of acquire and release a second; the ratios to the bare server and to the
+//! first other one, each the median of the rounds; from when a claim was sent, or its key was
+//! released if that was later, to when its grant was read; the processor time and the context
+//! switches of the server for each pair, and its memory; the share of the time in which the
+//! generator used the processor. With two cores and nearly 100 there, the generator is the limit.
+//!
+//! Mutual exclusion and the order of fences are checked while they are measured. The checker is
+//! tried first on the bare server, which grants every claim.
+//!
+//! Exit status: 0 when all went well, 1 when exclusion did not hold, a server failed, or an option
+//! is not valid.
+
+mod events;
+mod footprint;
+mod lfpd;
+mod load;
+mod lockfile;
+mod machine;
+mod peers;
+mod report;
+mod scenarios;
+mod startup;
+mod table;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use argh::FromArgs;
+
+use machine::Cores;
+use peers::Spec;
+use scenarios::Work;
+
+type Scenario = fn(&Plan) -> io::Result<()>;
+
+/// What can be measured, in the order of `--help`.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("own-keys", |plan| scenarios::rates(plan, Work::OwnKeys)),
+    ("one-key", |plan| scenarios::rates(plan, Work::OneKey)),
+    ("pairs", |plan| scenarios::rates(plan, Work::Pairs)),
+    ("semaphore", |plan| scenarios::rates(plan, Work::Semaphore)),
+    ("pipeline", |plan| scenarios::rates(plan, Work::Pipeline)),
+    ("connect", |plan| scenarios::rates(plan, Work::Connect)),
+    ("idle", scenarios::idle),
+    ("growth", scenarios::growth),
+    ("held", events::held),
+    ("waiters", events::waiters),
+    ("expiry", events::expiry),
+    ("disconnect", events::disconnect),
+    ("footprint", footprint::measure),
+    ("lockfile", lockfile::measure),
+    ("lfpd", lfpd::measure),
+    ("startup", startup::measure),
+    ("table", table::measure),
+];
+
+/// Measure latchd, latch, sema and lfpd, and others beside them.
+#[derive(FromArgs)]
+struct Options {
+    /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
+    /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
+    /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
+    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README
+    #[argh(positional)]
+    scenario: String,
+    /// cores for server and generator: one (both on it) or two (one each) (one)
+    #[argh(option, default = "Cores::One")]
+    cores: Cores,
+    /// time of a round, in seconds (0.5)
+    #[argh(option, default = "0.5")]
+    seconds: f64,
+    /// rounds of each server (9)
+    #[argh(option, default = "9")]
+    rounds: usize,
+    /// connections, as a list: 1,16,256
+    #[argh(option)]
+    connections: Option<List>,
+    /// idle connections, other keys, held locks, waiters, leases or hang-ups, as a list
+    #[argh(option)]
+    count: Option<List>,
+    /// a build of latchd to compare, as name=path; may be given several times
+    #[argh(option)]
+    server_binary: Vec<Named>,
+    /// a server with the protocol of latchd that already runs, such as dflockd,
+    /// as name=address
+    #[argh(option)]
+    server: Vec<Named>,
+    /// also measure redis, memcached and beanstalkd, if they are installed
+    #[argh(switch)]
+    peers: bool,
+    /// a file for the table as a picture
+    #[argh(option)]
+    svg: Option<PathBuf>,
+    /// where lockfile and lfpd put their files; /dev/shm is memory (/dev/shm)
+    #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
+    directory: PathBuf,
+}
+
+/// What all scenarios go by.
+#[derive(Clone)]
+struct Plan {
+    cores: Cores,
+    /// The time of a round.
+    time: Duration,
+    rounds: usize,
+    connections: Option<List>,
+    counts: Option<List>,
+    ours: Vec<Spec>,
+    peers: Vec<Spec>,
+    svg: Option<PathBuf>,
+    directory: PathBuf,
+}
+
+impl Plan {
+    /// The bare server first, then ours, then the peers.
+    fn specs(&self) -> Vec<Spec> {
+        [&[Spec::Bare], &self.ours[..], &self.peers[..]].concat()
+    }
+
+    /// The servers with the protocol of latchd.
+    fn latch_specs(&self) -> &[Spec] {
+        &self.ours
+    }
+
+    fn connections_or(&self, usual: &[usize]) -> Vec<usize> {
+        List::or(&self.connections, usual)
+    }
+
+    fn counts_or(&self, usual: &[usize]) -> Vec<usize> {
+        List::or(&self.counts, usual)
+    }
+}
+
+/// Numbers with commas between them.
+#[derive(Clone)]
+struct List(Vec<usize>);
+
+impl List {
+    fn or(given: &Option<List>, usual: &[usize]) -> Vec<usize> {
+        let given = given.as_ref().map(|List(numbers)| numbers.clone());
+        given.unwrap_or_else(|| usual.to_vec())
+    }
+}
+
+impl FromStr for List {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<List, String> {
+        let numbers = text.split(',').map(|number| match number.parse() {
+            Ok(number) => Ok(number),
+            Err(_) => Err(format!("expected numbers, such as 1,16: {text}")),
+        });
+        numbers.collect::<Result<_, _>>().map(List)
+    }
+}
+
+/// A name and a value.
+struct Named {
+    name: String,
+    value: String,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Named, String> {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("expected name=value: {text}"))?;
+        Ok(Named {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        })
+    }
+}
+
+impl FromStr for Cores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cores, String> {
+        match text {
+            "one" => Ok(Cores::One),
+            "two" => Ok(Cores::Two),
+            _ => Err(format!("expected one or two: {text}")),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let options: Options = argh::from_env();
+    let outcome = match options.scenario.as_str() {
+        peers::BARE_SERVER => peers::bare_server(peers::echo),
+        lfpd::BARE_SERVER => peers::bare_server(lfpd::echo),
+        _ => measure(options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(options: Options) -> io::Result<()> {
+    machine::raise_descriptor_limit()?;
+    let named = SCENARIOS.iter().find(|(name, _)| *name == options.scenario);
+    let Some((_, scenario)) = named else {
+        let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
+        let message = format!("{}: expected {}", options.scenario, names.join(", "));
+        return Err(io::Error::other(message));
+    };
+    let plan = plan(options)?;
+    scenarios::try_the_checker(&plan)?;
+    scenario(&plan)
+}
+
+fn plan(options: Options) -> io::Result<Plan> {
+    let mut ours = Vec::new();
+    for Named { name, value } in options.server_binary {
+        let binary = PathBuf::from(value);
+        ours.push(Spec::Latchd { name, binary });
+    }
+    if ours.is_empty() {
+        ours.push(Spec::Latchd {
+            name: "latchd".to_owned(),
+            binary: built("latchd")?,
+        });
+    }
+    for Named { name, value } in options.server {
+        let addr: SocketAddr = value
+            .parse()
+            .map_err(|_| io::Error::other(format!("--server {name}={value}: not an address")))?;
+        ours.push(Spec::Running { name, addr });
+    }
+    Ok(Plan {
+        cores: options.cores,
+        time: Duration::try_from_secs_f64(options.seconds).map_err(io::Error::other)?,
+        rounds: options.rounds.max(1),
+        connections: options.connections,
+        counts: options.count,
+        svg: options.svg,
+        directory: options.directory,
+        ours,
+        peers: match options.peers {
+            true => Spec::installed_peers(),
+            false => Vec::new(),
+        },
+    })
+}
+
+/// A program of this package that was built in the same way as this one.
+fn built(name: &str) -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?.with_file_name("..").join(name);
+    match program.exists() {
+        true => Ok(program),
+        false => {
+            let program = program.display();
+            Err(io::Error::other(format!(
+                "{program}: not there; build it first"
+            )))
+        }
+    }
+}
