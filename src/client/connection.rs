@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::cancel::CancelHandle;
-use super::error::Error;
+use super::error::{Auth, Error};
 use super::slot::{check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
@@ -105,6 +105,7 @@ pub struct Connection {
     /// What has been read of the next reply.
     buffer: Vec<u8>,
     reply_timeout: Duration,
+    auth: Auth,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -127,6 +128,7 @@ impl Connection {
             stream: Some(stream),
             buffer: Vec::new(),
             reply_timeout: settings.reply_timeout,
+            auth: auth_token.map_or(Auth::NoToken, |_| Auth::Token),
             cancelled_by: None,
         };
         if let Some(token) = auth_token {
@@ -256,6 +258,22 @@ impl Connection {
             Reply::Stats(json) => Ok(json),
             other => Err(self.refusal(&other)),
         }
+    }
+
+    /// Returns who holds a key and who waits for it (`stats` with the key line `holders`), as JSON.
+    /// A server that does not know this form sends other JSON, or refuses.
+    pub(crate) fn stats_of(&mut self, key: &str) -> Result<String, Error> {
+        check_key(key)?;
+        match self.exchange(&Request::Queues(Some(key)), self.reply_due())? {
+            Reply::Stats(json) => Ok(json),
+            other => Err(self.refusal(&other)),
+        }
+    }
+
+    /// The name under which the server shows this connection, without the name of the program;
+    /// `None` if it is closed.
+    pub(crate) fn name_at_server(&self) -> Option<String> {
+        self.stream.as_ref()?.own_identity()
     }
 
     fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
@@ -393,7 +411,10 @@ impl Connection {
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters,
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
             Reply::Refused(Refusal::Draining) => Error::Draining,
-            Reply::AuthFailed => Error::AuthFailed { server: server() },
+            Reply::AuthFailed => Error::AuthFailed {
+                server: server(),
+                auth: self.auth,
+            },
             Reply::Ok
             | Reply::Granted(_)
             | Reply::Acquired(_)

@@ -7,6 +7,7 @@
 //! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
 mod group;
+mod input;
 mod job;
 mod shim;
 mod signals;
@@ -20,6 +21,7 @@ use crate::sys::process;
 
 pub use crate::sys::event::Event;
 use group::Group;
+pub use input::Input;
 pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
