@@ -11,6 +11,7 @@ use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, Talk, WaitingLine};
 use crate::client::{Connection, Error, Guard};
 use crate::supervise::{Event, Killed, SignalWatch};
+use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
 use super::{is_shortage, shown, system_error, PROGRAM, UNAVAILABLE};
@@ -216,7 +217,7 @@ fn describe_queue(json: &str, name: Option<&str>) -> Option<String> {
     if let Some(holder) = queue.get("holders")?.get(0) {
         let who = ["tag", "peer"].into_iter().find_map(|member| {
             let text = holder.get(member)?.as_str()?;
-            Some(shown(text).to_string()).filter(|text| !text.is_empty())
+            Some(Plain(text.as_bytes()).to_string()).filter(|text| !text.is_empty())
         });
         let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
         // It is a number with a fraction, and not negative.

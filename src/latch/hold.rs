@@ -3,7 +3,7 @@
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::client::Guard;
-use crate::supervise::{Event, Input, SignalWatch};
+use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::claim::{wait, WaitEnd};
 use super::run::{cannot_catch, lost_lock, release};
@@ -17,7 +17,8 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let place = target.place();
-    let input = Input::watch().map_err(|error| system_error("cannot start a thread", &error))?;
+    let input =
+        StdinWatch::watch().map_err(|error| system_error("cannot start a thread", &error))?;
     match wait(
         target,
         options.patience(),
@@ -34,7 +35,7 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     }
 }
 
-fn keep(guard: Guard, place: &str, input: &Input, signals: &mut SignalWatch) -> CommandResult {
+fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch) -> CommandResult {
     let lost = Event::new().map_err(cannot_catch)?;
     let lost_setter = lost.clone();
     guard.on_lost(move |_| lost_setter.set());

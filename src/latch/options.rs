@@ -49,7 +49,7 @@ macro_rules! command {
         $(#[$meta])*
         pub(super) struct $name {
             $($fields)*
-            /// server as HOST, HOST:PORT or path of a Unix socket; several divide the keys, and none
+            /// server as HOST, HOST:PORT or path of a Unix socket; several divide the keys, none
             /// takes over for another; repeat for several (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             pub(super) server: Vec<String>,

@@ -3,7 +3,7 @@
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::lockfile::{Semaphore, SemaphoreGuard};
-use crate::supervise::{Event, Input, SignalWatch};
+use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::options::SemaRequest;
 use super::report::shown_path;
@@ -18,7 +18,7 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let lost_setter = lost.clone();
     let watched = request.options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
-    let input = Input::watch().map_err(|error| failure("cannot start a thread", &error))?;
+    let input = StdinWatch::watch().map_err(|error| failure("cannot start a thread", &error))?;
     let end = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match end {
         WaitEnd::Granted(at, guard) => {

@@ -102,7 +102,7 @@ fn the_help_and_the_manual_name_the_same_options() {
 #[test]
 fn the_help_and_the_manual_of_latch_name_the_same_sub_commands() {
     let names = commands_in(&help(LATCH, &[]));
-    assert_eq!(names.len(), 8, "{names:?}");
+    assert_eq!(names.len(), 9, "{names:?}");
     let page = page("latch.1");
     let sections = section(&page, "DESCRIPTION");
     let described: Vec<&str> = sections
@@ -135,6 +135,11 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let mut manual: BTreeMap<String, Option<String>> = entries
             .flat_map(|entry| {
                 let (names, value) = match entry.split_once(" Ar ") {
+                    // `Fl -retry Ns Oo = Ns Ar time Oc` is `--retry[=time]`.
+                    Some((names, value)) if names.contains(" Ns") => {
+                        let names = names.split(" Ns").next().unwrap_or_default();
+                        (names, value.strip_suffix(" Oc").map(str::to_owned))
+                    }
                     Some((names, value)) => (names, Some(value.to_owned())),
                     None => (entry, None),
                 };

@@ -5,5 +5,7 @@ mod support;
 
 mod client;
 mod commands;
+mod hold;
 mod run;
 mod terminal;
+mod waiting;

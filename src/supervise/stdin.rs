@@ -11,16 +11,16 @@ use crate::sys::event::Event;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The end of the standard input, which a thread waits for. What comes before is not used.
-pub struct Input {
+pub struct StdinWatch {
     /// Set at the end.
     pub closed: Event,
     /// Set after the end, but not before the wait has lasted for a second.
     pub abandoned: Event,
 }
 
-impl Input {
+impl StdinWatch {
     /// Begins to read.
-    pub fn watch() -> io::Result<Input> {
+    pub fn watch() -> io::Result<StdinWatch> {
         let (closed, abandoned) = (Event::new()?, Event::new()?);
         let events = (closed.clone(), abandoned.clone());
         let began = Instant::now();
@@ -31,6 +31,6 @@ impl Input {
             thread::sleep(GRACE.saturating_sub(began.elapsed()));
             abandoned.set();
         })?;
-        Ok(Input { closed, abandoned })
+        Ok(StdinWatch { closed, abandoned })
     }
 }
