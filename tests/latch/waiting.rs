@@ -189,15 +189,14 @@ fn a_lock_that_is_lost_is_not_retried() {
     let server = socket.to_str().expect("text");
     let other = Daemon::start(&[]);
     let daemon = Daemon::start_unix(&socket, &[]);
-    let arguments = [
-        "run", "k", "--retry", "--server", server, "--", "sleep", "60",
-    ];
-    let mut running = piped(&other, &arguments);
-    let mut asking = crate::support::Client::unix(&socket);
-    eventually(PATIENCE, "the lock is held", || {
-        let queue = asking.request("stats", "holders", "k");
-        queue.contains("\"holder_count\":1")
-    });
+    let script = ["sh", "-c", "echo it runs; exec sleep 60"];
+    let arguments = ["run", "k", "--retry", "--server", server, "--"];
+    let mut command = latch(&other, &[&arguments[..], &script].concat());
+    let mut running = Latch::start(command.stdout(Stdio::piped()));
+    let stdout = running.stdout.take().expect("piped");
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).expect("text");
+    assert_eq!(line, "it runs\n");
     daemon.signal(Signal::KILL);
     assert_eq!(wait(&mut running), Some(70));
 }
