@@ -169,3 +169,31 @@ pub fn age(seconds: u64) -> String {
         _ => format!("{} d", seconds / 86_400),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_in_its_largest_unit() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 m"),
+            (3599, "59 m"),
+            (3600, "1 h"),
+            (172_799, "47 h"),
+            (172_800, "2 d"),
+        ] {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn quiet_wins_over_verbose() {
+        assert_eq!(Talk::of(true, true), Talk::Never);
+        assert_eq!(Talk::of(false, true), Talk::Always);
+        assert_eq!(Talk::of(false, false), Talk::OnTerminal);
+        assert_eq!(Talk::Never.place(), None);
+    }
+}

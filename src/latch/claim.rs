@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, Talk, WaitingLine};
-use crate::client::{Connection, Error, Guard};
+use crate::client::{Error, Guard};
 use crate::supervise::{Event, Killed, SignalWatch};
 use crate::text::Plain;
 
@@ -105,7 +105,8 @@ impl Claim {
             let mut connected_at = None;
             let asked = self.target.lock().ask_over(wait_of(timeout), |connection| {
                 connected_at = Some(Instant::now());
-                *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name_of(connection);
+                *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
+                    connection.name_at_server();
             });
             let error = match asked {
                 Ok(guard) => return Ok(guard),
@@ -190,10 +191,6 @@ fn may_pass(error: &Error) -> bool {
         Error::Closed { .. } | Error::NoReply { .. } | Error::Draining => true,
         _ => false,
     }
-}
-
-fn name_of(connection: &Connection) -> Option<String> {
-    connection.name_at_server()
 }
 
 /// How many are ahead of the client with this name, and who holds the key, by the answer to `stats`

@@ -33,8 +33,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     let place = target.place();
     match wait(target, options.patience(), None, &mut signals)? {
         WaitEnd::Granted(guard) => run_under(guard, &place, options, command, &mut signals),
-        WaitEnd::Busy | WaitEnd::Abandoned if options.busy_ok => Ok(0),
-        WaitEnd::Busy | WaitEnd::Abandoned => Err(Failure::new(options.busy_status, busy(&place))),
+        WaitEnd::Busy if options.busy_ok => Ok(0),
+        WaitEnd::Busy => Err(Failure::new(options.busy_status, busy(&place))),
+        WaitEnd::Abandoned => unreachable!("there is no such event"),
         WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
 }

@@ -14,9 +14,7 @@ use crate::text::reason;
 
 use super::options::{LossPolicy, SemaRequest};
 use super::report::{complain, shown_path};
-use super::{
-    refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT,
-};
+use super::{refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, HELD, TIMEOUT};
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
@@ -37,7 +35,7 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
             // As flock(1) has it.
             Ok(options.busy_status.unwrap_or(HELD))
         }
-        WaitEnd::Abandoned => Ok(BUSY),
+        WaitEnd::Abandoned => unreachable!("there is no such event"),
         WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
 }

@@ -275,7 +275,10 @@ fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
         (&["renew"][..], "key token"),
-        (&[], "run wait acquire renew release stats ping fence-check"),
+        (
+            &[],
+            "run hold wait acquire renew release stats ping fence-check",
+        ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],
             "latch: /nowhere/at/all: ",
@@ -792,7 +795,7 @@ fn every_dead_server_is_named_with_its_reason() {
     let daemon = Daemon::start(&["--auth-token", "secret"]);
     let (_port, dead) = refusing_addr();
     let refusing = format!(
-        "latch: {}: the server refused the auth token",
+        "latch: {}: the server wants an auth token; see --auth-token-file",
         daemon.addr()
     );
     let absent = "latch: /nowhere/at/all: no such file or directory".to_owned();

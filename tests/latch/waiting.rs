@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::latch::{fed, latch, output, run, status, text, wait, Latch};
 use crate::support::silent::refusing_addr;
-use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
 
 /// Starts a command with its stderr in a pipe.
 fn piped(daemon: &Daemon, arguments: &[&str]) -> Latch {
@@ -143,10 +143,13 @@ fn retry_waits_for_a_server_that_is_not_there_yet() {
         thread::sleep(Duration::from_millis(300));
         assert_eq!(waiting.try_wait().expect("a child"), None);
         let daemon = Daemon::start_unix(&socket, &[]);
-        drop(waiting.stdin.take().filter(|_| arguments[0] == "run"));
+        let mut asking = Client::unix(&socket);
         if arguments[0] == "hold" {
-            // Its input is closed too early for a lock that is not granted yet.
-            thread::sleep(Duration::from_millis(100));
+            eventually(PATIENCE, "the lock is held", || {
+                let queue = asking.request("stats", "holders", "k");
+                queue.contains("\"holder_count\":1")
+            });
+            drop(waiting.stdin.take());
         }
         let ended = wait(&mut waiting);
         assert!(ended == Some(0), "{arguments:?}: {ended:?}");
@@ -157,29 +160,33 @@ fn retry_waits_for_a_server_that_is_not_there_yet() {
 
 #[test]
 fn retry_asks_again_when_the_server_restarts() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let socket = directory.path().join("socket");
-    let server = socket.to_str().expect("text");
     let other = Daemon::start(&[]);
-    let first = Daemon::start_unix(&socket, &[]);
-    let mut holder = crate::support::Client::unix(&socket);
-    holder.acquire("k", 0);
-    let started = |options: &[&str]| {
-        let arguments = [&["run", "k", "--server", server], options, &["--", "true"]];
-        piped(&other, &arguments.concat())
-    };
-    let (mut with, mut without) = (started(&["--retry"]), started(&[]));
-    let mut asking = crate::support::Client::unix(&socket);
-    eventually(PATIENCE, "both wait", || {
-        let queue = asking.request("stats", "holders", "k");
-        queue.contains("\"waiter_count\":2")
-    });
-    first.signal(Signal::KILL);
-    assert_eq!(wait(&mut without), Some(69));
-    assert_eq!(with.try_wait().expect("a child"), None);
-    let _second = Daemon::start_unix(&socket, &[]);
-    assert_eq!(wait(&mut with), Some(0));
-    assert_eq!(all_of(&mut with), "");
+    for (end, refused) in [(Signal::KILL, 69), (Signal::TERM, 75)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("socket");
+        let server = socket.to_str().expect("text");
+        let first = Daemon::start_unix(&socket, &[]);
+        let mut holder = Client::unix(&socket);
+        holder.acquire("k", 0);
+        let started = |options: &[&str]| {
+            let arguments = [&["run", "k", "--server", server], options, &["--", "true"]];
+            piped(&other, &arguments.concat())
+        };
+        let (mut with, mut without) = (started(&["--retry"]), started(&[]));
+        let mut asking = Client::unix(&socket);
+        eventually(PATIENCE, "both wait", || {
+            let queue = asking.request("stats", "holders", "k");
+            queue.contains("\"waiter_count\":2")
+        });
+        first.signal(end);
+        assert_eq!(wait(&mut without), Some(refused));
+        assert_eq!(with.try_wait().expect("a child"), None);
+        drop(holder);
+        first.wait_exit(PATIENCE).expect("it ends");
+        let _second = Daemon::start_unix(&socket, &[]);
+        assert_eq!(wait(&mut with), Some(0));
+        assert_eq!(all_of(&mut with), "");
+    }
 }
 
 #[test]
