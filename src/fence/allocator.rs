@@ -456,7 +456,8 @@ mod tests {
         });
         in_directory(|path| {
             let missing = path.join("deeper");
-            assert!(matches!(open(&missing, CLOCK, 10), Err(Unusable::Io(_))));
+            let opened = open(&missing, CLOCK, 10);
+            assert!(matches!(opened, Err(Unusable::NoDirectory(directory)) if directory == path));
         });
         assert_eq!(refusal(Path::new("/dev/null")), "it is not a regular file");
     }
