@@ -8,13 +8,13 @@ use crate::sys::event::Event;
 
 /// How long a wait is before an input that is closed ends it. A lock that is free is granted
 /// before, however the two threads run.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The end of the standard input, which a thread waits for. What comes before is not used.
 pub struct StdinWatch {
     /// Set at the end.
     pub closed: Event,
-    /// Set after the end, but not before the wait has lasted for a second.
+    /// Set after the end, but not before the wait has lasted for two seconds.
     pub abandoned: Event,
 }
 
