@@ -100,6 +100,15 @@ pub fn whole_seconds(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "expected whole seconds, such as 90, 90s or 1m30s".into())
 }
 
+/// A time in whole seconds, or the range that is expected.
+pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
+    whole_seconds(text)
+        .ok()
+        .filter(|seconds| range.contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
+}
+
 /// A path that is not empty.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {
@@ -193,6 +202,8 @@ mod tests {
         for text in ["1.5", "500ms", "x", ""] {
             assert!(whole_seconds(text).is_err(), "{text:?}");
         }
+        assert_eq!(seconds("2m", 1..=120), Ok(Duration::from_secs(120)));
+        assert_eq!(seconds("2m1s", 1..=120), Err("expected 1-120".into()));
     }
 
     #[test]
