@@ -47,7 +47,8 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --lease --limit --tag --kill-after --busy-status --busy-ok --server --auth-token-file --connect-timeout --help --version --' ;;
+        'run') words='--timeout --lease --limit --tag --kill-after --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --help --version --' ;;
+        'hold') words='--timeout --lease --limit --tag --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --help --version' ;;
         'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --help --version' ;;
         'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
@@ -60,6 +61,7 @@ _latch() {
     if [[ $cur != -* ]]; then
         case "$command $operand" in
             'run 0') return ;;
+            'hold 0') return ;;
             'wait 0') return ;;
             'acquire 0') return ;;
             'renew 0') return ;;
@@ -70,7 +72,7 @@ _latch() {
             'break 0') return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            ' 0') words='run wait acquire renew release stats break ping fence-check' ;;
+            ' 0') words='run hold wait acquire renew release stats break ping fence-check' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

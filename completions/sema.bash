@@ -40,12 +40,13 @@ _sema() {
     case $command in
         '') words='--help --version' ;;
         'try') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
-        'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
+        'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --pid --token --mode --no-sync --settle --help --version' ;;
         'release') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --force --help --version' ;;
         'status') words='--stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'clean') words='--stale --stale-rule --tag --json --quiet --force --help --version' ;;
-        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --slots --token --mode --no-sync --settle --busy-status --on-lost --kill-after --help --version --' ;;
+        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --on-lost --kill-after --help --version --' ;;
+        'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in
@@ -56,7 +57,8 @@ _sema() {
             'wait 0') _sema_files; return ;;
             'clean 0') _sema_files; return ;;
             'run 0') _sema_files; return ;;
-            ' 0') words='try acquire release status wait clean run' ;;
+            'hold 0') _sema_files; return ;;
+            ' 0') words='try acquire release status wait clean run hold' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

@@ -310,10 +310,18 @@ fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&str>) -> P
     };
     let mut text = text.replace(ARGH_HELP, OUR_HELP).replace(ARGH_DASHES, " ");
     for boolean in booleans {
-        text = text.replace(
-            &format!("[{boolean} <bool>]"),
-            &format!("[{boolean}[=<bool>]]"),
-        );
+        // A short option has no attached value.
+        let is_long = boolean.starts_with("--");
+        if let Some((before, rest)) = text.split_once(&format!("[{boolean} <")) {
+            if let Some((value, after)) = rest.split_once(">]") {
+                let value = if is_long {
+                    format!("[=<{value}>]")
+                } else {
+                    String::new()
+                };
+                text = format!("{before}[{boolean}{value}]{after}");
+            }
+        }
     }
     Parsed::Print(text)
 }

@@ -4,3 +4,4 @@ pub mod arguments;
 pub mod failure;
 pub mod output;
 pub mod values;
+pub mod waiting;

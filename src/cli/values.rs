@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Says that `value` does not fit the option or variable `name`; `reason` says what does.
 pub fn invalid(value: &str, name: &str, reason: &str) -> String {
@@ -38,6 +39,76 @@ pub fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
+/// A time in seconds, or numbers with units, the longest first: `90`, `1.5s`, `250ms`, `1m30s`.
+pub fn duration(text: &str) -> Option<Duration> {
+    let (mut rest, mut total, mut larger) = (text, 0_u128, u128::MAX);
+    loop {
+        let (number, after) = split_before(rest, |c| c.is_ascii_alphabetic());
+        let (unit, after) = split_before(after, |c| !c.is_ascii_alphabetic());
+        let nanoseconds: u128 = match unit {
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60 * 1_000_000_000,
+            "h" => 3600 * 1_000_000_000,
+            // A number without a unit is alone: the one in `1m30` could be anything.
+            "" if number == text => 1_000_000_000,
+            _ => return None,
+        };
+        if nanoseconds >= larger {
+            return None;
+        }
+        total += multiple(number, nanoseconds)?;
+        if after.is_empty() {
+            break;
+        }
+        (rest, larger) = (after, nanoseconds);
+    }
+    let seconds = u64::try_from(total / 1_000_000_000).ok()?;
+    let rest = u32::try_from(total % 1_000_000_000).ok()?;
+    Some(Duration::new(seconds, rest))
+}
+
+fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(is_end).unwrap_or(text.len()))
+}
+
+/// So many units of this many nanoseconds. The number may have a fraction.
+fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
+    let is_digits =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if !is_digits(whole) || !is_digits(fraction) {
+        return None;
+    }
+    let whole = u128::from(whole.parse::<u64>().ok()?) * nanoseconds;
+    // Digits below a nanosecond make no difference.
+    let fraction = &fraction[..fraction.len().min(9)];
+    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    Some(whole + fraction.parse::<u128>().ok()? * nanoseconds / scale)
+}
+
+/// A time, or what is expected.
+pub fn time(text: &str) -> Result<Duration, String> {
+    duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
+}
+
+/// A time in whole seconds, or what is expected.
+pub fn whole_seconds(text: &str) -> Result<u64, String> {
+    duration(text)
+        .filter(|time| time.subsec_nanos() == 0)
+        .map(|time| time.as_secs())
+        .ok_or_else(|| "expected whole seconds, such as 90, 90s or 1m30s".into())
+}
+
+/// A time in whole seconds, or the range that is expected.
+pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
+    whole_seconds(text)
+        .ok()
+        .filter(|seconds| range.contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
+}
+
 /// A path that is not empty.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {
@@ -66,6 +137,73 @@ mod tests {
         ] {
             assert_eq!(number(text, 1..=9), Err("expected 1-9".into()), "{text}");
         }
+    }
+
+    #[test]
+    fn a_time_without_a_unit_is_seconds() {
+        for (text, milliseconds) in [
+            ("0", 0),
+            ("90", 90_000),
+            ("1.5", 1500),
+            ("1.5s", 1500),
+            ("250ms", 250),
+            ("0.25s", 250),
+            ("2m", 120_000),
+            ("1.5h", 5_400_000),
+            ("1m30s", 90_000),
+            ("1h0m1.5s250ms", 3_601_750),
+            ("0.0009999999999999s", 0),
+        ] {
+            let time = duration(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(time.as_millis(), milliseconds, "{text}");
+        }
+        let longest = Duration::from_secs(u64::MAX);
+        assert_eq!(duration("18446744073709551615"), Some(longest));
+    }
+
+    #[test]
+    fn malformed_times_are_refused() {
+        for text in [
+            "",
+            " ",
+            "-1",
+            "+1",
+            "1 s",
+            "s",
+            ".5",
+            "1.",
+            "1.s",
+            "1..2",
+            "1.2.3",
+            "1d",
+            "1m30",
+            "30s1m",
+            "1s1s",
+            "1ms1s",
+            "1m 30s",
+            "1S",
+            "1e3",
+            "0x1",
+            "abc",
+            "inf",
+            "18446744073709551616",
+            "18446744073709551615m",
+            "١",
+        ] {
+            assert_eq!(duration(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_fraction_of_a_second_is_no_whole_number() {
+        assert_eq!(whole_seconds("1m30s"), Ok(90));
+        assert_eq!(whole_seconds("0.5m"), Ok(30));
+        assert_eq!(whole_seconds("2000ms"), Ok(2));
+        for text in ["1.5", "500ms", "x", ""] {
+            assert!(whole_seconds(text).is_err(), "{text:?}");
+        }
+        assert_eq!(seconds("2m", 1..=120), Ok(Duration::from_secs(120)));
+        assert_eq!(seconds("2m1s", 1..=120), Err("expected 1-120".into()));
     }
 
     #[test]

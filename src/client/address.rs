@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,6 +15,9 @@ use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFla
 use crate::net::stream::Stream;
 use crate::protocol::limits;
 
+/// The port of a server that is named without one.
+const DEFAULT_PORT: u16 = 6388;
+
 /// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
 /// no limit.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
@@ -22,7 +25,8 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 /// The longest time, so that no clock overflows.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
-/// Where a server listens: `HOST:PORT`, or the path of a Unix socket, which has a `/` in it.
+/// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
+/// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front.
 ///
 /// Nothing is looked up before something connects.
 ///
@@ -31,7 +35,8 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 ///
 /// assert_eq!("/run/latchd.sock".parse(), Ok(Address::Unix("/run/latchd.sock".into())));
 /// assert_eq!("[::1]:6388".parse(), Ok(Address::Tcp("[::1]:6388".into())));
-/// assert!("localhost".parse::<Address>().is_err(), "a port is missing");
+/// assert_eq!("localhost".parse(), Ok(Address::Tcp("localhost:6388".into())));
+/// assert_eq!("unix:/run/latchd.sock".parse::<Address>(), "/run/latchd.sock".parse());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -111,16 +116,39 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.contains('/') {
-            return Ok(Address::Unix(text.into()));
-        }
-        let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
-        match text.rsplit_once(':') {
-            Some((host, port)) if !host.is_empty() && is_port(port) => {
-                Ok(Address::Tcp(text.into()))
-            }
-            _ => Err("a server is HOST:PORT or the path of a Unix socket".into()),
-        }
+        let address = match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
+            (Some(path), _) => Some(path).filter(|path| !path.is_empty()).map(unix),
+            (None, Some(host)) => tcp(host),
+            (None, None) if text.contains('/') => Some(unix(text)),
+            (None, None) => tcp(text),
+        };
+        address.ok_or_else(|| {
+            "a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it"
+                .into()
+        })
+    }
+}
+
+fn unix(path: &str) -> Address {
+    Address::Unix(path.into())
+}
+
+/// An address with a port; `None` if the text is none, or has another scheme.
+fn tcp(text: &str) -> Option<Address> {
+    // The colons of an IPv6 address are not in front of a port.
+    if let Ok(ip) = text.parse::<Ipv6Addr>() {
+        return Some(Address::Tcp(format!("[{ip}]:{DEFAULT_PORT}")));
+    }
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_host = |host: &str| {
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        let is_part = |c: char| !matches!(c, ':' | '/' | '[' | ']') && !c.is_whitespace();
+        is_bracketed || !host.is_empty() && host.chars().all(is_part)
+    };
+    match text.rsplit_once(':') {
+        Some((host, port)) if is_host(host) && is_port(port) => Some(Address::Tcp(text.into())),
+        _ if is_host(text) => Some(Address::Tcp(format!("{text}:{DEFAULT_PORT}"))),
+        _ => None,
     }
 }
 
@@ -213,14 +241,31 @@ mod tests {
             assert_eq!(text.parse(), Ok(address.clone()));
             assert_eq!(address.to_string(), text);
         }
+        for (text, address) in [
+            ("localhost", "localhost:6388"),
+            ("10.0.0.1", "10.0.0.1:6388"),
+            ("::1", "[::1]:6388"),
+            ("[::1]", "[::1]:6388"),
+            ("tcp://host:7000", "host:7000"),
+            ("tcp://host", "host:6388"),
+            ("unix:/run/latchd.sock", "/run/latchd.sock"),
+            ("unix:sock", "sock"),
+        ] {
+            let parsed: Address = text.parse().expect(text);
+            assert_eq!(parsed.to_string(), address);
+        }
         for text in [
             "",
-            "localhost",
             "localhost:",
             ":6388",
             "localhost:0",
             "localhost:70000",
             "localhost:x",
+            "unix:",
+            "tcp://",
+            "tcp://localhost/",
+            "tcp:localhost",
+            "a host",
         ] {
             assert!(text.parse::<Address>().is_err(), "{text:?}");
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::cancel::CancelHandle;
-use super::error::Error;
+use super::error::{Auth, Error};
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
@@ -108,6 +108,7 @@ pub struct Connection {
     reply_timeout: Duration,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
+    auth: Auth,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -131,6 +132,7 @@ impl Connection {
             buffer: Vec::new(),
             reply_timeout: settings.reply_timeout,
             tag: None,
+            auth: auth_token.map_or(Auth::NoToken, |_| Auth::Token),
             cancelled_by: None,
         };
         if let Some(token) = auth_token {
@@ -311,6 +313,12 @@ impl Connection {
         }
     }
 
+    /// The name under which the server shows this connection, without the name of the program;
+    /// `None` if it is closed.
+    pub(crate) fn name_at_server(&self) -> Option<String> {
+        self.stream.as_ref()?.own_identity()
+    }
+
     fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
         match self.exchange(request, due)? {
             Reply::Ok => Ok(()),
@@ -465,7 +473,10 @@ impl Connection {
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters,
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
             Reply::Refused(Refusal::Draining) => Error::Draining,
-            Reply::AuthFailed => Error::AuthFailed { server: server() },
+            Reply::AuthFailed => Error::AuthFailed {
+                server: server(),
+                auth: self.auth,
+            },
             Reply::Ok
             | Reply::Granted(_)
             | Reply::Acquired(_)

@@ -40,6 +40,8 @@ pub enum Error {
     AuthFailed {
         /// The server that was asked.
         server: Address,
+        /// Whether the client has presented an auth token.
+        auth: Auth,
     },
     /// The reply is none of this protocol, or does not fit the request.
     #[non_exhaustive]
@@ -83,6 +85,15 @@ pub enum Error {
     System(io::Error),
 }
 
+/// Whether a client presents an auth token to its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// It presents one.
+    Token,
+    /// It has none.
+    NoToken,
+}
+
 impl Error {
     pub(super) fn unreachable(server: &Address, error: io::Error) -> Error {
         let server = server.clone();
@@ -103,7 +114,7 @@ impl Error {
             Error::Unreachable { server, .. }
             | Error::Closed { server }
             | Error::NoReply { server }
-            | Error::AuthFailed { server }
+            | Error::AuthFailed { server, .. }
             | Error::BadReply { server, .. } => Some(server),
             _ => None,
         }
@@ -124,7 +135,10 @@ impl Error {
             Error::InvalidArgument(what) => what,
             Error::Closed { .. } => "the server closed the connection",
             Error::NoReply { .. } => "the server does not answer",
-            Error::AuthFailed { .. } => "the server refused the auth token",
+            Error::AuthFailed { auth, .. } => match auth {
+                Auth::Token => "the server refused the auth token",
+                Auth::NoToken => "the server wants an auth token",
+            },
             Error::MaxLocks => "the server allows no more keys or slots",
             Error::MaxWaiters => "the server allows no more waiters",
             Error::LimitMismatch => "the key is in use with another kind or limit",

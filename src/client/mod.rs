@@ -53,7 +53,7 @@ pub use crate::token::{InvalidToken, Token};
 pub use address::Address;
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued, Settings};
-pub use error::Error;
+pub use error::{Auth, Error};
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
 use slot::{check_key, checked_tag};
@@ -314,7 +314,7 @@ impl<'a> Lock<'a> {
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
-        claim: impl Fn(&mut Connection) -> Result<T, Error>,
+        mut claim: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<(Connection, T), Error> {
         let tag = checked_tag(self.tag)?;
         let mut connection = self.connect(deadline)?;
@@ -328,16 +328,34 @@ impl<'a> Lock<'a> {
     }
 
     /// Asks, and waits as long as `wait` says.
-    pub(crate) fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        let granted = self.claim(wait)?;
+    fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
+        self.ask_over(wait, |_| ())
+    }
+
+    /// Asks as [`Lock::ask`] does, and shows `connected` the connection before the wait.
+    pub(crate) fn ask_over(
+        &self,
+        wait: Wait,
+        connected: impl FnMut(&Connection),
+    ) -> Result<Option<Guard>, Error> {
+        let granted = self.claim_over(wait, connected)?;
         granted.map(Granted::keep).transpose()
     }
 
     /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it.
     pub(crate) fn claim(&self, wait: Wait) -> Result<Option<Granted>, Error> {
+        self.claim_over(wait, |_| ())
+    }
+
+    fn claim_over(
+        &self,
+        wait: Wait,
+        mut connected: impl FnMut(&Connection),
+    ) -> Result<Option<Granted>, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
+            connected(connection);
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
             let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;

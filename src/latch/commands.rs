@@ -46,7 +46,7 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
             LOST,
             format_args!(
                 "{}: the server released it when the connection closed; it keeps locks only \
-                 if it runs with --no-auto-release-on-disconnect",
+                 if it runs with --no-auto-release-on-disconnect; use latch hold or latch run",
                 target.place()
             ),
         )),

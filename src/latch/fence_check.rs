@@ -13,8 +13,8 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::sys::directory::{open_exclusive, sync_name};
-use crate::text::reason;
+use crate::sys::directory::{missing_directory, open_exclusive, sync_name};
+use crate::text::{reason, Escaped};
 
 use super::{options, shown, token, FILE_ERROR, OUTDATED};
 
@@ -34,13 +34,18 @@ enum Verdict {
 
 pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     let token = token(&options.token)?;
-    match check(Path::new(&options.file), token.fence()) {
+    let file = Path::new(&options.file);
+    match check(file, token.fence()) {
         Ok(Verdict::Current) => Ok(0),
         Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
-        Err(error) => Err(Failure::new(
-            FILE_ERROR,
-            format_args!("{}: {}", shown(&options.file), reason(&error)),
-        )),
+        Err(error) => {
+            let why = match missing_directory(file, &error) {
+                Some(directory) => format!("no such directory: {}", Escaped::path(directory)),
+                None => reason(&error),
+            };
+            let message = format_args!("{}: {why}", shown(&options.file));
+            Err(Failure::new(FILE_ERROR, message))
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The program `latch`: locks and semaphores of a `latchd` server, for the shell. See latch(1).
 
+mod claim;
 mod commands;
 mod fence_check;
+mod hold;
 mod options;
 mod run;
 mod servers;
@@ -20,7 +22,7 @@ use rustix::io::Errno;
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{Error, InvalidToken, Token};
+use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise;
 use crate::text::{reason, Escaped};
 use options::{Flags, SubCommand};
@@ -47,14 +49,32 @@ pub fn main() -> ExitCode {
         .take_while(|argument| argument != "--")
         .collect();
     let command: Vec<OsString> = arguments.collect();
+    let is_run = ours.first().is_some_and(|name| name == "run");
     let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, ours.into_iter()) {
         Parsed::Run(flags) => flags,
+        Parsed::Print(text) if is_run => {
+            // argh does not know of what follows the two dashes.
+            let text = text.replacen('\n', " -- COMMAND [ARGS]\n", 1);
+            return print(&text).map_or_else(fail, ExitCode::from);
+        }
         Parsed::Print(text) => return print(&text).map_or_else(fail, ExitCode::from),
-        Parsed::Usage(reason) => return fail(usage(reason)),
+        Parsed::Usage(reason) => return fail(usage(with_hint(&reason, is_run, &command))),
     };
     match dispatch(&flags.command, &command) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => fail(failure),
+    }
+}
+
+/// The reason why the command line is wrong, or, if the command of `run` is not behind `--`, that
+/// it belongs there.
+fn with_hint<'a>(reason: &'a str, is_run: bool, command: &[OsString]) -> &'a str {
+    let stray = reason.strip_prefix("Unrecognized argument: ");
+    match stray {
+        Some(word) if is_run && command.is_empty() && !word.starts_with('-') => {
+            "put -- before the command"
+        }
+        _ => reason,
     }
 }
 
@@ -102,6 +122,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     }
     match command {
         SubCommand::Run(options) => run::run(options, words),
+        SubCommand::Hold(options) => hold::hold(options),
         SubCommand::Wait(options) => commands::wait(options),
         SubCommand::Acquire(options) => commands::acquire(options),
         SubCommand::Renew(options) => commands::renew(options),
@@ -147,7 +168,11 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
         _ => PROTOCOL,
     };
-    Failure::new(status, format_args!("{about}: {}", error.reason()))
+    let hint = match error {
+        Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
+        _ => "",
+    };
+    Failure::new(status, format_args!("{about}: {}{hint}", error.reason()))
 }
 
 /// Whether this host lacks the means for a connection, such as a free descriptor.

@@ -1,11 +1,25 @@
 //! The command line of `latch`: see latch(1).
 
+use std::time::Duration;
+
 use argh::FromArgs;
 
-use crate::cli::values::yes_or_no;
+use crate::cli::values::{time, whole_seconds, yes_or_no};
+use crate::cli::waiting::Talk;
 
-/// The options that need no value.
-pub(super) const BOOLEANS: [&str; 3] = ["--busy-ok", "--json", "--watch"];
+use super::claim::Patience;
+
+/// The options that need no value, in both forms.
+pub(super) const BOOLEANS: [&str; 8] = [
+    "--busy-ok",
+    "--json",
+    "--quiet",
+    "-q",
+    "--retry",
+    "--verbose",
+    "-v",
+    "--watch",
+];
 
 /// Locks and semaphores of a latchd server, for the shell.
 #[derive(FromArgs, Debug)]
@@ -18,6 +32,7 @@ pub(super) struct Flags {
 #[argh(subcommand)]
 pub(super) enum SubCommand {
     Run(Run),
+    Hold(Hold),
     Wait(Wait),
     Acquire(Acquire),
     Renew(Renew),
@@ -35,15 +50,21 @@ macro_rules! command {
         $(#[$meta])*
         pub(super) struct $name {
             $($fields)*
-            /// server as HOST:PORT or path of a Unix socket; repeat for several (127.0.0.1:6388)
+            /// server as HOST, HOST:PORT or path of a Unix socket; several divide the keys, none
+            /// takes over for another; repeat for several (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             pub(super) server: Vec<String>,
             /// a file with the auth token of the server
             #[argh(option, arg_name = "path")]
             pub(super) auth_token_file: Option<String>,
-            /// how long connecting, or a reply, may take, in seconds (5)
-            #[argh(option, arg_name = "seconds", default = "5")]
-            pub(super) connect_timeout: u64,
+            /// how long connecting, or a reply, may take (5)
+            #[argh(
+                option,
+                arg_name = "time",
+                default = "Duration::from_secs(5)",
+                from_str_fn(positive_time)
+            )]
+            pub(super) connect_timeout: Duration,
         }
 
         impl $name {
@@ -63,21 +84,21 @@ macro_rules! command {
 pub(super) struct Reach<'a> {
     pub(super) servers: &'a [String],
     pub(super) auth_token_file: Option<&'a str>,
-    pub(super) connect_timeout: u64,
+    pub(super) connect_timeout: Duration,
 }
 
 command! {
-    /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGUMENTS]
+    /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
     Run {
         /// the key to hold
         #[argh(positional)]
         pub(super) key: String,
-        /// how long to wait for the lock, in seconds; 0 tries once (for ever)
-        #[argh(option, arg_name = "seconds")]
+        /// how long to wait for the lock; 0 tries once (for ever)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) timeout: Option<u64>,
-        /// length of the lease, in seconds (the server's default)
-        #[argh(option, arg_name = "seconds")]
+        /// length of the lease (the server's default)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) lease: Option<u64>,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
@@ -85,15 +106,109 @@ command! {
         /// what the server shows operators of this holder (COMMAND@HOST pid N)
         #[argh(option, arg_name = "text")]
         pub(super) tag: Option<String>,
-        /// how long the command may take to end once the lock is lost, in seconds (10)
-        #[argh(option, arg_name = "seconds", default = "10")]
-        pub(super) kill_after: u64,
+        /// how long the command may take to end once the lock is lost (10)
+        #[argh(
+            option,
+            arg_name = "time",
+            default = "Duration::from_secs(10)",
+            from_str_fn(time)
+        )]
+        pub(super) kill_after: Duration,
         /// exit status if another client holds the lock (75)
         #[argh(option, short = 'E', arg_name = "status", default = "75")]
         pub(super) busy_status: u8,
         /// exit with 0 if another client holds the lock
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) busy_ok: bool,
+        /// while it waits, try again if the server restarts or is not there yet, for at most this
+        /// long (as long as --timeout allows)
+        #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
+        pub(super) retry: Duration,
+        /// do not say who holds the lock while it waits
+        #[argh(
+            option,
+            short = 'q',
+            arg_name = "bool",
+            default = "false",
+            from_str_fn(yes_or_no)
+        )]
+        pub(super) quiet: bool,
+        /// say who holds the lock while it waits, also where stderr is no terminal
+        #[argh(
+            option,
+            short = 'v',
+            arg_name = "bool",
+            default = "false",
+            from_str_fn(yes_or_no)
+        )]
+        pub(super) verbose: bool,
+    }
+}
+
+impl Run {
+    pub(super) fn patience(&self) -> Patience {
+        Patience {
+            timeout: self.timeout,
+            retry: self.retry,
+            talk: Talk::of(self.quiet, self.verbose),
+        }
+    }
+}
+
+command! {
+    /// Hold a lock until standard input is closed, and print its token and fence
+    #[argh(subcommand, name = "hold")]
+    Hold {
+        /// the key to hold
+        #[argh(positional)]
+        pub(super) key: String,
+        /// how long to wait for the lock; 0 tries once (for ever)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        pub(super) timeout: Option<u64>,
+        /// length of the lease (the server's default)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        pub(super) lease: Option<u64>,
+        /// take one of this many slots of a semaphore
+        #[argh(option, arg_name = "count")]
+        pub(super) limit: Option<u32>,
+        /// what the server shows operators of this holder (latch@HOST pid N)
+        #[argh(option, arg_name = "text")]
+        pub(super) tag: Option<String>,
+        /// exit status if another client holds the lock (75)
+        #[argh(option, short = 'E', arg_name = "status", default = "75")]
+        pub(super) busy_status: u8,
+        /// while it waits, try again if the server restarts or is not there yet, for at most this
+        /// long (as long as --timeout allows)
+        #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
+        pub(super) retry: Duration,
+        /// do not say who holds the lock while it waits
+        #[argh(
+            option,
+            short = 'q',
+            arg_name = "bool",
+            default = "false",
+            from_str_fn(yes_or_no)
+        )]
+        pub(super) quiet: bool,
+        /// say who holds the lock while it waits, also where stderr is no terminal
+        #[argh(
+            option,
+            short = 'v',
+            arg_name = "bool",
+            default = "false",
+            from_str_fn(yes_or_no)
+        )]
+        pub(super) verbose: bool,
+    }
+}
+
+impl Hold {
+    pub(super) fn patience(&self) -> Patience {
+        Patience {
+            timeout: self.timeout,
+            retry: self.retry,
+            talk: Talk::of(self.quiet, self.verbose),
+        }
     }
 }
 
@@ -104,8 +219,8 @@ command! {
         /// the key to wait for
         #[argh(positional)]
         pub(super) key: String,
-        /// how long to wait, in seconds; 0 tries once (for ever)
-        #[argh(option, arg_name = "seconds")]
+        /// how long to wait; 0 tries once (for ever)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) timeout: Option<u64>,
         /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
@@ -120,11 +235,11 @@ command! {
         /// the key to hold
         #[argh(positional)]
         pub(super) key: String,
-        /// how long to wait for the lock, in seconds; 0 tries once (for ever)
-        #[argh(option, arg_name = "seconds")]
+        /// how long to wait for the lock; 0 tries once (for ever)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) timeout: Option<u64>,
-        /// length of the lease, in seconds (the server's default)
-        #[argh(option, arg_name = "seconds")]
+        /// length of the lease (the server's default)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) lease: Option<u64>,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count")]
@@ -145,8 +260,8 @@ command! {
         /// the token of the grant
         #[argh(positional)]
         pub(super) token: String,
-        /// length of the lease, in seconds (the server's default)
-        #[argh(option, arg_name = "seconds")]
+        /// length of the lease (the server's default)
+        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
         pub(super) lease: Option<u64>,
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count")]
@@ -218,4 +333,19 @@ pub(super) struct FenceCheck {
     /// the token to check
     #[argh(positional)]
     pub(super) token: String,
+}
+
+fn positive_time(text: &str) -> Result<Duration, String> {
+    match time(text)? {
+        Duration::ZERO => Err("expected more than 0".into()),
+        time => Ok(time),
+    }
+}
+
+/// How long a server may be away: without a value, for ever.
+fn retry(text: &str) -> Result<Duration, String> {
+    match text {
+        "true" => Ok(Duration::MAX),
+        text => time(text),
+    }
 }

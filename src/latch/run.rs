@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
@@ -13,7 +13,8 @@ use crate::client::{Error, Guard, Loss};
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::servers::{wait_of, Target};
+use super::claim::{wait, WaitEnd};
+use super::servers::Target;
 use super::tag::tag_of;
 use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
 
@@ -32,35 +33,13 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     supervise::check_proc().map_err(cannot_start)?;
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let place = target.place();
-    let granted = Event::new().map_err(cannot_catch)?;
-    let waiting = wait_on_thread(target, timeout, granted.clone())
-        .map_err(|error| system_error("cannot start a thread", &error))?;
-    if let Err(killed) = signals.wait_for(&granted) {
-        // The end of this process ends its connection, and so gives up its place in the queue.
-        return Ok(killed.follow());
+    match wait(target, options.patience(), None, &mut signals)? {
+        WaitEnd::Granted(guard) => run_under(guard, &place, options, command, &mut signals),
+        WaitEnd::Busy if options.busy_ok => Ok(0),
+        WaitEnd::Busy => Err(Failure::new(options.busy_status, busy(&place))),
+        WaitEnd::Abandoned => unreachable!("there is no such event"),
+        WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
-    match waiting.join().expect("the thread does not panic") {
-        Ok(Some(guard)) => run_under(guard, &place, options, command, &mut signals),
-        Ok(None) if options.busy_ok => Ok(0),
-        Ok(None) => Err(Failure::new(options.busy_status, busy(&place))),
-        Err(failure) => Err(failure),
-    }
-}
-
-/// Waits for the lock on a thread of its own, so that the main thread can handle signals meanwhile.
-/// Sets `granted` when the wait is over, however it ended.
-fn wait_on_thread(
-    target: Target,
-    timeout: Option<u64>,
-    granted: Event,
-) -> io::Result<JoinHandle<Result<Option<Guard>, Failure>>> {
-    thread::Builder::new()
-        .name("waiting".into())
-        .spawn(move || {
-            let guard = target.lock().ask(wait_of(timeout));
-            granted.set();
-            guard.map_err(|error| target.failure(&error))
-        })
 }
 
 fn run_under(
@@ -74,7 +53,7 @@ fn run_under(
     let confirmed = Event::new().map_err(cannot_catch)?;
     let lost_setter = lost.clone();
     guard.on_lost(move |_| lost_setter.set());
-    let kill_after = Duration::from_secs(options.kill_after);
+    let kill_after = options.kill_after;
     let lost_setter = lost.clone();
     // A command that ignores SIGTERM is killed before the server can grant the lock to another
     // holder.
@@ -84,7 +63,7 @@ fn run_under(
              SIGTERM may outlast it",
             shown(&options.key),
             guard.lease().as_secs(),
-            options.kill_after
+            kill_after.as_secs_f64()
         ));
     }
     let look = || {
@@ -128,7 +107,7 @@ fn run_under(
 
 /// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
 /// the lease runs: the end of this process ends the connection, and that releases the lock, too.
-fn release(guard: Guard) -> Result<(), String> {
+pub(super) fn release(guard: Guard) -> Result<(), String> {
     if let Some(loss) = guard.loss() {
         return Err(loss.to_string());
     }
@@ -151,7 +130,7 @@ fn release(guard: Guard) -> Result<(), String> {
     }
 }
 
-fn cannot_catch(error: io::Error) -> Failure {
+pub(super) fn cannot_catch(error: io::Error) -> Failure {
     system_error("cannot catch signals", &error)
 }
 
@@ -159,6 +138,6 @@ fn cannot_start(why: impl Display) -> Failure {
     Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
 }
 
-fn lost_lock(place: &str, why: &str) -> Failure {
+pub(super) fn lost_lock(place: &str, why: &str) -> Failure {
     Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
 }

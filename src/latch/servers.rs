@@ -30,11 +30,7 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
         None => environment::auth_token(),
     };
     let auth_token = auth_token.map_err(unusable)?;
-    if reach.connect_timeout == 0 {
-        let message = "invalid value '0' for --connect-timeout: expected at least 1";
-        return Err(usage(message));
-    }
-    let timeout = Duration::from_secs(reach.connect_timeout);
+    let timeout = reach.connect_timeout;
     let settings = Settings {
         connect_timeout: timeout,
         reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),

@@ -287,11 +287,11 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 fn some_time(text: &str) -> Result<Duration, String> {
-    values::number(text.trim(), 1..=MAX_SECONDS).map(seconds)
+    values::seconds(text.trim(), 1..=MAX_SECONDS)
 }
 
 fn any_time(text: &str) -> Result<Duration, String> {
-    values::number(text.trim(), 0..=MAX_SECONDS).map(seconds)
+    values::seconds(text.trim(), 0..=MAX_SECONDS)
 }
 
 fn unless_0(text: &str) -> Result<Unless<Duration>, String> {
@@ -409,6 +409,7 @@ mod tests {
         );
         let bad = ("LATCHD_DEFAULT_LEASE_TTL_S", "soon");
         assert_eq!(lease(Some("1"), &[bad]), Ok(1));
+        assert_eq!(lease(Some("1m30s"), &[]), Ok(90));
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn peer_rule(text: &str) -> Result<PeerRule, String> {
 }
 
 fn idle_timeout(text: &str) -> Result<Duration, String> {
-    values::number(text, 1..=1_000_000).map(Duration::from_secs)
+    values::seconds(text, 1..=1_000_000)
 }
 
 fn connection_count(text: &str) -> Result<usize, String> {
@@ -280,9 +280,10 @@ mod tests {
             options(&["--peer-uid", "maybe"]).expect_err("bad"),
             "invalid value 'maybe' for --peer-uid: expected enforce, log or off"
         );
-        for value in ["0", "-1", "", "1s", "99999999999"] {
+        for value in ["0", "-1", "", "1d", "500ms", "99999999999"] {
             let message = options(&["--idle-timeout", value]).expect_err("bad");
             assert!(message.contains(" for --idle-timeout: "), "{message}");
         }
+        assert!(options(&["--idle-timeout", "5m"]).is_ok());
     }
 }

@@ -49,8 +49,8 @@ pub(crate) use path::check as check_path;
 pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
 pub use staleness::{Alive, StaleRule};
-pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
+pub(crate) use status::{WithoutFlock, WrittenHolder};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 

@@ -150,6 +150,16 @@ pub struct Cleaned {
     pub temporaries: u32,
 }
 
+/// The holder that a lock file names, whether or not it lives.
+#[derive(Clone, Debug)]
+pub(crate) struct WrittenHolder {
+    pub(crate) pid: u32,
+    pub(crate) host: Option<String>,
+    pub(crate) tag: Option<String>,
+    /// How long ago the lock was granted, in seconds.
+    pub(crate) age: Option<u64>,
+}
+
 /// Whether to remove a stale lock on a file system without locks on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutFlock {
@@ -184,6 +194,23 @@ impl Semaphore {
     pub fn status(&self) -> SemaphoreResult<Status> {
         let found = self.look()?;
         Ok(found.map_or(Status::Free, |busy| Status::of(busy.details)))
+    }
+
+    /// The holder that the file names; `None` if there is no file that names one. Judges nothing
+    /// and takes no lock on the file, so that it is in no other process's way.
+    pub(crate) fn written_holder(&self) -> Option<WrittenHolder> {
+        let opened = self.directory().ok()?.open_file(&self.lock_path.name);
+        let Ok(Entry::File(file)) = opened else {
+            return None;
+        };
+        let record = Record::parse(&read(&file).ok()?.bytes);
+        let since = record.since.or(record.timestamp);
+        Some(WrittenHolder {
+            pid: record.pid?,
+            host: record.host,
+            tag: record.tag,
+            age: since.map(|since| seconds_since_1970().saturating_sub(since)),
+        })
     }
 
     /// The lock and its obstacle, as if it were not stale; `None` if it is free.

@@ -53,6 +53,18 @@ impl Stream {
         format!("unix pid {pid} uid {uid}{name}")
     }
 
+    /// What [`Stream::identity`] says of this end at the other, without the name of the program;
+    /// `None` if the connection has no end here any more.
+    pub fn own_identity(&self) -> Option<String> {
+        Some(match self {
+            Stream::Tcp(stream) => stream.local_addr().ok()?.to_string(),
+            Stream::Unix(_) => {
+                let (pid, uid) = (rustix::process::getpid(), rustix::process::geteuid());
+                format!("unix pid {} uid {}", pid.as_raw_nonzero(), uid.as_raw())
+            }
+        })
+    }
+
     /// The user behind a Unix socket; `None` for another socket.
     pub fn peer_uid(&self) -> Option<u32> {
         match self {

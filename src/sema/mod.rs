@@ -1,11 +1,13 @@
 //! The program `sema`: lock files without a server, for the shell. See sema(1).
 
+mod hold;
 mod options;
 mod report;
 mod run;
 mod semats;
 
 use std::env;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use nix::unistd::{self, getsid};
 
 use crate::cli::arguments::Parsed;
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::waiting::{Talk, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
     ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
@@ -29,11 +32,17 @@ use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
 
-// The exit statuses of sema(1).
+// The exit statuses of sema(1): first those of the commands that an older program of this name
+// has, then those that `run` and `hold` share with latch(1).
 const DONE: u8 = 0;
 const HELD: u8 = 1;
-const USAGE: u8 = 2;
-const SYSTEM_ERROR: u8 = 3;
+const OLDER_USAGE: u8 = 2;
+const OLDER_ERROR: u8 = 3;
+const USAGE: u8 = 64;
+const LOST: u8 = 70;
+const SYSTEM_ERROR: u8 = 71;
+const FILE_ERROR: u8 = 74;
+const BUSY: u8 = 75;
 
 /// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
@@ -43,31 +52,37 @@ const TIMEOUT: &str = "Timeout waiting for lock";
 const TIMEOUT_OF_WAIT: &str = "Timeout waiting for lock to be released";
 
 impl Failure {
-    /// A failure of the system or of the lock.
+    /// A failure of the system.
     fn system(message: impl Display) -> Failure {
         Failure::new(SYSTEM_ERROR, message)
     }
 
+    /// A failure of a file.
+    fn of_file(message: impl Display) -> Failure {
+        Failure::new(FILE_ERROR, message)
+    }
+
     /// The reason why the file at this path cannot be used.
     fn at(path: &Path, cause: impl Display) -> Failure {
-        Failure::system(format_args!("IO error: {}: {cause}", shown_path(path)))
+        Failure::of_file(format_args!("IO error: {}: {cause}", shown_path(path)))
     }
 
     /// An error of the library about this path.
     fn about(path: &Path, error: &SemaphoreError) -> Failure {
         match error {
             SemaphoreError::IoError(error) => Failure::at(path, reason(error)),
-            SemaphoreError::Lost => {
-                Failure::system(format_args!("the lock was lost: {}", shown_path(path)))
-            }
+            SemaphoreError::Lost => Failure::new(
+                LOST,
+                format_args!("the lock was lost: {}", shown_path(path)),
+            ),
             // The other errors name their path, or are not about one.
-            other => Failure::system(Plain(other.to_string().as_bytes())),
+            other => Failure::of_file(Plain(other.to_string().as_bytes())),
         }
     }
 
     /// An error of the standard output.
     fn unprintable(error: io::Error) -> Failure {
-        Failure::system(format_args!("standard output: {}", reason(&error)))
+        Failure::of_file(format_args!("standard output: {}", reason(&error)))
     }
 
     /// Prints the reason, and returns the exit status.
@@ -88,15 +103,49 @@ pub fn main() -> ExitCode {
     if name == "semats" || name == "file-semaphore-ts" {
         return ExitCode::from(semats::main(arguments));
     }
-    let result = match options::parse(arguments) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let statuses = Statuses::of(options::command_in(&arguments));
+    let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => dispatch(&request),
         Parsed::Print(text) => print(&text).map(|()| DONE).map_err(Failure::unprintable),
         Parsed::Usage(reason) => {
             complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
-            return ExitCode::from(USAGE);
+            return ExitCode::from(statuses.of_usage());
         }
     };
-    ExitCode::from(result.unwrap_or_else(Failure::explain))
+    ExitCode::from(result.unwrap_or_else(|failure| statuses.of_failure(failure.explain())))
+}
+
+/// Which exit statuses a command has for what goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Statuses {
+    /// Those of the older program of this name.
+    Older,
+    /// Those of latch(1): those of an older program would be lost among those of the command.
+    OfLatch,
+}
+
+impl Statuses {
+    fn of(command: Option<SubCommand>) -> Statuses {
+        match command {
+            Some(SubCommand::Run | SubCommand::Hold) => Statuses::OfLatch,
+            _ => Statuses::Older,
+        }
+    }
+
+    fn of_usage(self) -> u8 {
+        match self {
+            Statuses::Older => OLDER_USAGE,
+            Statuses::OfLatch => USAGE,
+        }
+    }
+
+    fn of_failure(self, status: u8) -> u8 {
+        match self {
+            Statuses::Older => OLDER_ERROR,
+            Statuses::OfLatch => status,
+        }
+    }
 }
 
 fn dispatch(request: &SemaRequest) -> CommandResult {
@@ -108,6 +157,7 @@ fn dispatch(request: &SemaRequest) -> CommandResult {
         SubCommand::Wait => wait(request),
         SubCommand::Clean => clean(request),
         SubCommand::Run => run::run(request),
+        SubCommand::Hold => hold::hold(request),
     }
 }
 
@@ -132,7 +182,12 @@ fn take(
 ) -> CommandResult {
     let slots = slots(request, &request.options.lock)?;
     let limit = WaitLimit::new(timeout, None);
+    let line = match timeout {
+        Some(Duration::ZERO) => None,
+        _ => Some(waiting_line(request)?),
+    };
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
+    drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
         Waited::Granted(at, ()) => acquired(&slots[at], request),
         Waited::Busy(at, busy) => {
@@ -143,15 +198,34 @@ fn take(
     }
 }
 
+/// Says what the command waits for, and who holds it.
+fn waiting_line(request: &SemaRequest) -> Result<WaitingLine, Failure> {
+    let options = &request.options;
+    let slots = slots(request, &options.lock)?;
+    let about = format!("waiting for {}", shown_path(&request.path));
+    let talk = Talk::of(options.quiet, options.verbose);
+    Ok(WaitingLine::start(PROGRAM, talk, move || {
+        match slots.iter().find_map(Semaphore::written_holder) {
+            Some(holder) => format!("{about}: held by {}", report::holder_line(&holder)),
+            None => about.clone(),
+        }
+    }))
+}
+
+/// What was acquired, as JSON.
+fn acquired_object(slot: &Semaphore, options: &SemaOptions) -> Object {
+    let written = slot.lock_info().unwrap_or_else(|| info(options));
+    Object::new()
+        .with("acquired", true)
+        .with("path", shown_path(slot.path()))
+        .with("pid", written.pid)
+        .with("since", written.timestamp)
+}
+
 fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let path = shown_path(slot.path());
-    let written = slot.lock_info().unwrap_or_else(|| info(options));
-    let object = Object::new()
-        .with("acquired", true)
-        .with("path", path.clone())
-        .with("pid", written.pid)
-        .with("since", written.timestamp);
+    let object = acquired_object(slot, options);
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
         // The caller does not know that it must release it.

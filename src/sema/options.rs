@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
-use crate::cli::values::digits;
+use crate::cli::values::{digits, duration};
 use crate::lockfile::{check_path, SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::Plain;
 
@@ -36,12 +36,13 @@ pub(super) enum SubCommand {
     Wait,
     Clean,
     Run,
+    Hold,
 }
 
-use SubCommand::{Acquire, Clean, Release, Run, Status, Try, Wait};
+use SubCommand::{Acquire, Clean, Hold, Release, Run, Status, Try, Wait};
 
 /// Every command with its name and its line of the help.
-const COMMANDS: [(SubCommand, &str, &str); 7] = [
+const COMMANDS: [(SubCommand, &str, &str); 8] = [
     (Try, "try", "take the lock if it is free or stale"),
     (Acquire, "acquire", "wait for the lock and take it"),
     (Release, "release", "give the lock back"),
@@ -57,10 +58,18 @@ const COMMANDS: [(SubCommand, &str, &str); 7] = [
         "remove a stale lock and the left-overs of crashes",
     ),
     (Run, "run", "run a command while holding the lock"),
+    (
+        Hold,
+        "hold",
+        "hold the lock until standard input is closed, and print its path",
+    ),
 ];
 
-const ALL: &[SubCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run];
-const TAKING: &[SubCommand] = &[Try, Acquire, Run];
+const ALL: &[SubCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
+const TAKING: &[SubCommand] = &[Try, Acquire, Run, Hold];
+
+/// For a command line that has the command of `run` among the words of sema.
+const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
 /// An option: one row of the grammar and of the help.
 struct OptionRow {
@@ -97,12 +106,12 @@ impl OptionRow {
 }
 
 /// Every option, in the order of the help.
-const OPTIONS: [OptionRow; 19] = [
+const OPTIONS: [OptionRow; 20] = [
     OptionRow {
         name: "--timeout",
         short: Some("-w"),
         help: "how long to wait; 0 tries once (for ever)",
-        commands: &[Acquire, Wait, Run],
+        commands: &[Acquire, Wait, Run, Hold],
         set: Value("time", |options, value| {
             duration(value).map(|time| options.timeout = Some(time))
         }),
@@ -111,7 +120,7 @@ const OPTIONS: [OptionRow; 19] = [
         name: "--nonblock",
         short: Some("-n"),
         help: "do not wait, as with --timeout 0",
-        commands: &[Acquire, Run],
+        commands: &[Acquire, Run, Hold],
         set: Flag(|options| options.timeout = Some(Duration::ZERO)),
     },
     OptionRow {
@@ -158,9 +167,16 @@ const OPTIONS: [OptionRow; 19] = [
         ..ROW
     },
     OptionRow {
+        name: "--verbose",
+        short: Some("-v"),
+        help: "say who holds the lock while waiting, also where stderr is no terminal",
+        commands: &[Acquire, Run, Hold],
+        set: Flag(|options| options.verbose = true),
+    },
+    OptionRow {
         name: "--slots",
         help: "use one of this many locks, PATH.0.lock and so on",
-        commands: &[Try, Acquire, Release, Status, Wait, Run],
+        commands: &[Try, Acquire, Release, Status, Wait, Run, Hold],
         set: Value("count", |options, value| {
             let count = digits(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
             count.map(|count| options.slots = Some(count))
@@ -180,7 +196,7 @@ const OPTIONS: [OptionRow; 19] = [
     OptionRow {
         name: "--token",
         help: "a word to keep in the lock file; release wants the same",
-        commands: &[Try, Acquire, Run, Release],
+        commands: &[Try, Acquire, Run, Hold, Release],
         set: Value("word", |options, value| {
             let is_word = !value.is_empty()
                 && value.len() <= MAX_TOKEN_LEN
@@ -232,10 +248,10 @@ const OPTIONS: [OptionRow; 19] = [
     OptionRow {
         name: "--busy-status",
         short: Some("-E"),
-        help: "exit status of run if the lock is not granted in time (1)",
-        commands: &[Run],
+        help: "exit status if the lock is not granted in time (1 for run, 75 for hold)",
+        commands: &[Run, Hold],
         set: Value("status", |options, value| {
-            digits(value).map(|status| options.busy_status = status)
+            digits(value).map(|status| options.busy_status = Some(status))
         }),
     },
     OptionRow {
@@ -288,13 +304,15 @@ pub(super) struct SemaOptions {
     pub(super) tag: Option<String>,
     pub(super) json: bool,
     pub(super) quiet: bool,
+    pub(super) verbose: bool,
     pub(super) slots: Option<u32>,
     pub(super) pid: Option<u32>,
     pub(super) token: Option<String>,
     pub(super) force: bool,
     /// The options that the library takes, except for the token.
     pub(super) lock: SemaphoreOptions,
-    pub(super) busy_status: u8,
+    /// `None` for that of the command.
+    pub(super) busy_status: Option<u8>,
     pub(super) on_lost: LossPolicy,
     pub(super) kill_after: Duration,
 }
@@ -307,12 +325,13 @@ impl Default for SemaOptions {
             tag: None,
             json: false,
             quiet: false,
+            verbose: false,
             slots: None,
             pid: None,
             token: None,
             force: false,
             lock: SemaphoreOptions::new(),
-            busy_status: 1,
+            busy_status: None,
             on_lost: LossPolicy::Term,
             kill_after: Duration::from_secs(10),
         }
@@ -366,7 +385,12 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
             others.push(argument);
             continue;
         }
-        given.push(set(&mut options, &argument, &mut arguments)?);
+        let row = set(&mut options, &argument, &mut arguments);
+        given.push(row.map_err(|reason| match &others[..] {
+            // It may be an option of the command.
+            [name, _, _, ..] if name == "run" && words.is_empty() => BEFORE_THE_COMMAND.to_owned(),
+            _ => reason,
+        })?);
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
@@ -383,6 +407,9 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     let mut operands = others.chain(operands);
     let path = PathBuf::from(operands.next().ok_or("missing lock path")?);
     if let Some(more) = operands.next() {
+        if command == Run && words.is_empty() {
+            return Err(BEFORE_THE_COMMAND.to_owned());
+        }
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
     if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
@@ -399,6 +426,25 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         options,
         words,
     })
+}
+
+/// The command that a command line names, right or wrong as the rest may be.
+pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        if argument.as_bytes().first() != Some(&b'-') {
+            let mut commands = COMMANDS.iter();
+            return commands
+                .find(|(_, name, _)| argument == name)
+                .map(|(command, ..)| *command);
+        }
+        let (name, attached) = split_value(argument);
+        let row = OPTIONS.iter().find(|row| row.has_name(name));
+        if attached.is_none() && row.is_some_and(|row| matches!(row.set, Value(..))) {
+            arguments.next();
+        }
+    }
+    None
 }
 
 /// Sets one option. Its value may be the next argument.
@@ -449,40 +495,11 @@ fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Option<T> {
     all.find(|(word, _)| *word == text).map(|(_, value)| value)
 }
 
-/// Reads seconds, or a number with a unit: `90`, `1.5s`, `250ms`, `2m`, `1h`.
-fn duration(text: &str) -> Option<Duration> {
-    let unit_at = text
-        .find(|c: char| c.is_ascii_alphabetic())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let nanoseconds: u128 = match unit {
-        "ms" => 1_000_000,
-        "" | "s" => 1_000_000_000,
-        "m" => 60 * 1_000_000_000,
-        "h" => 3600 * 1_000_000_000,
-        _ => return None,
-    };
-    let is_digits =
-        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    if !is_digits(whole) || !is_digits(fraction) {
-        return None;
-    }
-    let whole = u128::from(whole.parse::<u64>().ok()?) * nanoseconds;
-    // Digits below a nanosecond make no difference.
-    let fraction = &fraction[..fraction.len().min(9)];
-    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    let total = whole + fraction.parse::<u128>().ok()? * nanoseconds / scale;
-    let seconds = u64::try_from(total / 1_000_000_000).ok()?;
-    let rest = u32::try_from(total % 1_000_000_000).ok()?;
-    Some(Duration::new(seconds, rest))
-}
-
 /// The usage that follows a message about the command line.
 pub(super) const SHORT_USAGE: &str = "\
 Usage: sema COMMAND PATH [OPTIONS]
        sema run PATH [OPTIONS] -- PROGRAM [ARGUMENTS]
-Commands: try, acquire, release, status, wait, clean, run; see sema --help
+Commands: try, acquire, release, status, wait, clean, run, hold; see sema --help
 ";
 
 fn help() -> String {
@@ -513,7 +530,7 @@ fn help() -> String {
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
     }
-    text.push_str("\nA time is in seconds, or has a unit: 250ms, 1.5s, 2m, 1h.\n");
+    text.push_str("\nA time is in seconds, or has units: 250ms, 1.5s, 2m, 1m30s, 1h.\n");
     text
 }
 
@@ -524,54 +541,6 @@ fn shown(text: &OsStr) -> Plain<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_time_without_a_unit_is_seconds() {
-        for (text, milliseconds) in [
-            ("0", 0),
-            ("90", 90_000),
-            ("1.5", 1500),
-            ("1.5s", 1500),
-            ("250ms", 250),
-            ("0.25s", 250),
-            ("2m", 120_000),
-            ("1.5h", 5_400_000),
-            ("0.0009999999999999s", 0),
-        ] {
-            let time = duration(text).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!(time.as_millis(), milliseconds, "{text}");
-        }
-        let longest = Duration::from_secs(u64::MAX);
-        assert_eq!(duration("18446744073709551615"), Some(longest));
-    }
-
-    #[test]
-    fn malformed_times_are_refused() {
-        for text in [
-            "",
-            " ",
-            "-1",
-            "+1",
-            "1 s",
-            "s",
-            ".5",
-            "1.",
-            "1.s",
-            "1..2",
-            "1.2.3",
-            "1d",
-            "1S",
-            "1e3",
-            "0x1",
-            "abc",
-            "inf",
-            "18446744073709551616",
-            "18446744073709551615m",
-            "١",
-        ] {
-            assert_eq!(duration(text), None, "{text:?}");
-        }
-    }
 
     #[test]
     fn every_option_is_in_the_help() {

@@ -7,7 +7,8 @@ use std::path::Path;
 use serde_json::Value;
 
 pub(super) use crate::cli::output::print_if_read as print;
-use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status};
+use crate::cli::waiting::age;
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status, WrittenHolder};
 use crate::text::Plain;
 
 /// A JSON object that keeps the order of its keys.
@@ -157,6 +158,21 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
         .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     line("Note", note.map(str::to_owned));
+    text
+}
+
+/// The holder of a lock in one line, as its file has it.
+pub(super) fn holder_line(holder: &WrittenHolder) -> String {
+    let mut text = format!("pid {}", holder.pid);
+    if let Some(host) = holder.host.as_deref() {
+        text += &format!(" on {}", shown(host));
+    }
+    if let Some(tag) = holder.tag.as_deref().filter(|tag| !tag.is_empty()) {
+        text += &format!(" ({})", shown(tag));
+    }
+    if let Some(seconds) = holder.age {
+        text += &format!(" for {}", age(seconds));
+    }
     text
 }
 

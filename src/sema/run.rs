@@ -12,9 +12,9 @@ use crate::supervise::{self, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch}
 use crate::sys::event::Event;
 use crate::text::reason;
 
-use super::options::{LossPolicy, SemaOptions, SemaRequest};
+use super::options::{LossPolicy, SemaRequest};
 use super::report::{complain, shown_path};
-use super::{refuse_if_hopeless, slots, tell_timeout, ALREADY_HELD, TIMEOUT};
+use super::{refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, HELD, TIMEOUT};
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
@@ -27,22 +27,31 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let lost_setter = lost.clone();
     let watched = options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
-    let end = wait(&slots, options, &mut signals)
-        .map_err(|error| failure("cannot start a thread", &error))?;
+    let end = wait(&slots, request, None, &mut signals)?;
     match end {
         WaitEnd::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
         WaitEnd::Busy(at, busy) => {
-            refuse_if_hopeless(&slots[at], &busy)?;
-            let line = match options.timeout {
-                Some(timeout) if timeout.is_zero() => ALREADY_HELD,
-                _ => TIMEOUT,
-            };
-            tell_timeout(line, &slots[at], &busy, request)?;
-            Ok(options.busy_status)
+            tell_busy(&slots[at], &busy, request)?;
+            // As flock(1) has it.
+            Ok(options.busy_status.unwrap_or(HELD))
         }
-        WaitEnd::Failed(error) => Err(Failure::about(&request.path, &error)),
+        WaitEnd::Abandoned => unreachable!("there is no such event"),
         WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
+}
+
+/// Prints that the lock was not granted, and who holds it.
+pub(super) fn tell_busy(
+    slot: &Semaphore,
+    busy: &Busy,
+    request: &SemaRequest,
+) -> Result<(), Failure> {
+    refuse_if_hopeless(slot, busy)?;
+    let line = match request.options.timeout {
+        Some(timeout) if timeout.is_zero() => ALREADY_HELD,
+        _ => TIMEOUT,
+    };
+    tell_timeout(line, slot, busy, request)
 }
 
 /// Runs the command while the guard holds the lock, and releases the lock.
@@ -94,57 +103,67 @@ fn run_under(
 }
 
 /// How a wait for the lock ended.
-enum WaitEnd<'a> {
+pub(super) enum WaitEnd<'a> {
     /// The lock, or the slot with this index, was granted.
     Granted(usize, SemaphoreGuard<'a>),
     /// The timeout is over. The slot with this index is an example of what prevents the grant.
     Busy(usize, Busy),
-    Failed(SemaphoreError),
+    /// The caller's event has ended it.
+    Abandoned,
     /// A signal ended the wait.
     Killed(Killed),
 }
 
 /// Waits for the lock on a thread of its own, so that this thread can handle signals meanwhile.
-fn wait<'a>(
+/// When `abandoned` is set, no longer waits.
+pub(super) fn wait<'a>(
     slots: &'a [Semaphore],
-    options: &SemaOptions,
+    request: &SemaRequest,
+    abandoned: Option<&Event>,
     signals: &mut SignalWatch,
-) -> io::Result<WaitEnd<'a>> {
+) -> Result<WaitEnd<'a>, Failure> {
+    let options = &request.options;
     let info = LockInfo {
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Event::new()?;
-    let granted = Event::new()?;
+    let cancel = Event::new().map_err(cannot_catch)?;
+    let over = Event::new().map_err(cannot_catch)?;
+    let line = waiting_line(request)?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
             .name("waiting".into())
             .spawn_scoped(scope, || {
                 let limit = WaitLimit::new(options.timeout, Some(&cancel));
                 let acquired = acquire_any(slots, &info, &limit);
-                granted.set();
+                over.set();
                 acquired
-            })?;
-        let killed = signals.wait_for(&granted).err();
-        if killed.is_some() {
+            })
+            .map_err(|error| failure("cannot start a thread", &error))?;
+        let events: Vec<&Event> = [&over].into_iter().chain(abandoned).collect();
+        let killed = signals.wait_for(&events).err();
+        let is_abandoned = !over.is_set();
+        if is_abandoned {
             cancel.set();
         }
         let acquired = waiting.join().expect("the thread does not panic");
+        drop(line);
         // A signal wins over a grant at the same moment: the guard is dropped, and that releases
         // it.
         Ok(match (killed, acquired) {
             (Some(killed), _) => WaitEnd::Killed(killed),
+            (None, _) if is_abandoned => WaitEnd::Abandoned,
             (None, Ok(Waited::Granted(at, guard))) => WaitEnd::Granted(at, guard),
             (None, Ok(Waited::Busy(at, busy))) => WaitEnd::Busy(at, busy),
-            (None, Err(error)) => WaitEnd::Failed(error),
+            (None, Err(error)) => return Err(Failure::about(&request.path, &error)),
         })
     })
 }
 
-fn cannot_catch(error: io::Error) -> Failure {
+pub(super) fn cannot_catch(error: io::Error) -> Failure {
     failure("cannot catch signals", &error)
 }
 
-fn failure(what: &str, error: &io::Error) -> Failure {
+pub(super) fn failure(what: &str, error: &io::Error) -> Failure {
     Failure::system(format_args!("{what}: {}", reason(error)))
 }

@@ -7,9 +7,11 @@
 //! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
 mod group;
+
 mod job;
 mod shim;
 mod signals;
+mod stdin;
 mod terminal;
 
 use std::io;
@@ -20,9 +22,11 @@ use crate::sys::process;
 
 pub use crate::sys::event::Event;
 use group::Group;
+
 pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
 pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
+pub use stdin::StdinWatch;
 use terminal::Terminal;
 
 /// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if

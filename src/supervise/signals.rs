@@ -69,12 +69,12 @@ impl SignalWatch {
         let _ = SigSet::from(NixSignal::SIGTTOU).thread_block();
     }
 
-    /// Blocks until `event` is set, or until a signal ends the wait. Reaps children meanwhile: as
-    /// process 1, this program has children that it did not start.
-    pub fn wait_for(&mut self, event: &Event) -> Result<(), Killed> {
+    /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children
+    /// meanwhile: as process 1, this program has children that it did not start.
+    pub fn wait_for(&mut self, events: &[&Event]) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-            for signal in self.next(&[event], Moment::NEVER) {
+            for signal in self.next(events, Moment::NEVER) {
                 match signal {
                     SIGTSTP if has_job_control() => {
                         let _ = kill_process(getpid(), Signal::STOP);
@@ -88,7 +88,7 @@ impl SignalWatch {
                     _ => {}
                 }
             }
-            if event.take() {
+            if events.iter().any(|event| event.is_set()) {
                 return Ok(());
             }
         }

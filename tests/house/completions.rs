@@ -70,6 +70,7 @@ fn the_help_is_understood_to_the_last_option() {
         names,
         [
             "run",
+            "hold",
             "wait",
             "acquire",
             "renew",
@@ -81,7 +82,7 @@ fn the_help_is_understood_to_the_last_option() {
         ]
     );
     let run = &latch.commands[0];
-    assert!(run.takes_command && !latch.commands[1].takes_command);
+    assert!(run.takes_command && latch.commands[1..].iter().all(|it| !it.takes_command));
     assert_eq!(run.operands, ["key"]);
     let option = |name: &str| {
         run.options
@@ -89,7 +90,7 @@ fn the_help_is_understood_to_the_last_option() {
             .find(|it| it.long == name)
             .expect("it is one")
     };
-    assert_eq!(option("--timeout").value, Value::Wanted("seconds".into()));
+    assert_eq!(option("--timeout").value, Value::Wanted("time".into()));
     assert_eq!(option("--busy-ok").value, Value::AfterEquals);
     assert_eq!(option("--busy-status").short.as_deref(), Some("-E"));
     assert_eq!(
@@ -97,6 +98,10 @@ fn the_help_is_understood_to_the_last_option() {
         Value::Wanted("status".into())
     );
     assert!(option("--server").repeats && !option("--timeout").repeats);
+    // No completion knows a time.
+    assert_eq!(option("--retry").value, Value::None);
+    assert_eq!(option("--quiet").short.as_deref(), Some("-q"));
+    assert_eq!(option("--quiet").value, Value::None);
     assert_eq!(option("--help").short.as_deref(), Some("-h"));
     assert_eq!(option("--help").value, Value::None);
     assert!(option("--server")
@@ -449,8 +454,7 @@ impl Opt {
             short,
             value: match wanted {
                 Some(value) => Value::Wanted(value.trim_end_matches("...").into()),
-                // "[--name[=<bool>]]": the split has taken what follows.
-                None if shown == Some("") => Value::AfterEquals,
+                None if usage.contains(&format!("[{long}[=<bool>]]")) => Value::AfterEquals,
                 None => Value::None,
             },
             repeats: wanted.is_some_and(|value| value.ends_with("...")),

@@ -137,6 +137,11 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let mut manual: BTreeMap<String, Option<String>> = entries
             .flat_map(|entry| {
                 let (names, value) = match entry.split_once(" Ar ") {
+                    // `Fl -retry Ns Oo = Ns Ar time Oc` is `--retry[=time]`.
+                    Some((names, value)) if names.contains(" Ns") => {
+                        let names = names.split(" Ns").next().unwrap_or_default();
+                        (names, value.strip_suffix(" Oc").map(str::to_owned))
+                    }
                     Some((names, value)) => (names, Some(value.to_owned())),
                     None => (entry, None),
                 };

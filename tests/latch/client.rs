@@ -641,7 +641,7 @@ fn an_error_names_the_server_that_it_is_about() {
     let daemon = Daemon::start(&["--auth-token", "secret"]);
     let error = self::client(&daemon).lock("k").acquire();
     let error = error.expect_err("no auth token").to_string();
-    let expected = format!("{}: the server refused the auth token", daemon.addr());
+    let expected = format!("{}: the server wants an auth token", daemon.addr());
     assert_eq!(error, expected);
 }
 

@@ -81,7 +81,7 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
         ],
         &["release", "k", "no-token", "--server", "/nowhere/at/all"],
         &["renew", "k", "no-token"],
-        &["ping", "--server", "nowhere"],
+        &["ping", "--server", "nowhere:"],
     ] {
         let output = run(&daemon, arguments);
         assert_eq!(
@@ -102,6 +102,93 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
         74
     );
     assert_eq!(status(&daemon, &["ping"]), 0);
+}
+
+#[test]
+fn a_usage_error_says_what_to_write_instead() {
+    let daemon = Daemon::start(&[]);
+    for (arguments, hint) in [
+        (
+            &["run", "k", "date"][..],
+            "latch: put -- before the command",
+        ),
+        (
+            &["run", "k", "date", "-u"],
+            "latch: put -- before the command",
+        ),
+        (
+            &["run", "k", "--limit", "2", "sh", "-c", "x"],
+            "latch: put -- before the command",
+        ),
+        (
+            &["run", "k", "-x", "--", "true"],
+            "latch: Unrecognized argument: -x",
+        ),
+        (
+            &["run", "k", "--lease", "500ms", "--", "true"],
+            "latch: invalid value '500ms' for --lease: expected whole seconds, \
+             such as 90, 90s or 1m30s",
+        ),
+        (
+            &["ping", "--connect-timeout", "0s"],
+            "latch: invalid value '0s' for --connect-timeout: expected more than 0",
+        ),
+        (
+            &["ping", "--server", "host:x"],
+            "latch: host:x: a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, \
+             or a path with a / in it",
+        ),
+    ] {
+        let output = run(&daemon, arguments);
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        assert_eq!(text(&output.stderr), format!("{hint}\n"), "{arguments:?}");
+    }
+    let help = text(&run(&daemon, &["run", "--help"]).stdout);
+    let usage = help.lines().next().expect("a usage");
+    assert!(usage.ends_with(" <key> -- COMMAND [ARGS]"), "{usage}");
+}
+
+#[test]
+fn times_may_have_units() {
+    let daemon = Daemon::start(&[]);
+    let times = [
+        "--timeout",
+        "1m30s",
+        "--lease",
+        "1m",
+        "--kill-after",
+        "500ms",
+    ];
+    let run = [
+        &["run", "k"],
+        &times[..],
+        &["--connect-timeout", "1.5s", "--", "true"],
+    ];
+    assert_eq!(status(&daemon, &run.concat()), 0);
+    assert_eq!(status(&daemon, &["wait", "k", "--timeout", "1h"]), 0);
+}
+
+#[test]
+fn a_server_may_be_named_in_all_forms() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let socket = socket.to_str().expect("text");
+    let daemon = Daemon::start(&["--unix", socket]);
+    for server in [
+        format!("tcp://{}", daemon.addr()),
+        format!("localhost:{}", daemon.port()),
+        format!("unix:{socket}"),
+        socket.to_owned(),
+    ] {
+        let pinged = run(&daemon, &["ping", "--server", &server]);
+        assert_eq!(pinged.status.code(), Some(0), "{server}: {pinged:?}");
+    }
+    // Whether or not a server is there: the port is known.
+    let said = text(&run(&daemon, &["ping", "--server", "127.0.0.77"]).stderr);
+    assert!(
+        said.is_empty() || said.starts_with("latch: 127.0.0.77:6388: "),
+        "{said}"
+    );
 }
 
 #[test]
@@ -190,7 +277,7 @@ fn a_failure_names_what_is_missing_and_the_server() {
         (&["renew"][..], "key token"),
         (
             &[],
-            "run wait acquire renew release stats break ping fence-check",
+            "run hold wait acquire renew release stats break ping fence-check",
         ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],
@@ -221,6 +308,7 @@ fn acquire_fails_if_the_server_does_not_keep_the_lock() {
     let output = run(&daemon, &["acquire", "k"]);
     assert_eq!(output.status.code(), Some(70));
     assert!(text(&output.stderr).contains("--no-auto-release-on-disconnect"));
+    assert!(text(&output.stderr).contains("use latch hold or latch run"));
     assert!(output.stdout.is_empty());
 }
 
@@ -404,6 +492,8 @@ fn a_missing_auth_token_is_77_and_an_unreadable_file_74() {
             let output = output(&mut command);
             assert_eq!(output.status.code(), Some(expected), "{command:?}");
             assert!(!text(&output.stderr).contains("secret"));
+            let hint = ": the server wants an auth token; see --auth-token-file\n";
+            assert_eq!(text(&output.stderr).ends_with(hint), file.is_none());
         }
     }
 }
@@ -608,7 +698,7 @@ fn a_timeout_bounds_connecting_and_silence_together() {
 #[test]
 fn a_connect_timeout_of_zero_is_refused() {
     let daemon = Daemon::start(&[]);
-    for time in ["0", "-1", "x", "1.5"] {
+    for time in ["0", "-1", "x", "1.5d"] {
         let output = run(&daemon, &["ping", "--connect-timeout", time]);
         assert_eq!(output.status.code(), Some(64), "{time}");
         assert!(
@@ -705,7 +795,7 @@ fn every_dead_server_is_named_with_its_reason() {
     let daemon = Daemon::start(&["--auth-token", "secret"]);
     let (_port, dead) = refusing_addr();
     let refusing = format!(
-        "latch: {}: the server refused the auth token",
+        "latch: {}: the server wants an auth token; see --auth-token-file",
         daemon.addr()
     );
     let absent = "latch: /nowhere/at/all: no such file or directory".to_owned();
@@ -923,6 +1013,28 @@ fn remembered(file: &Path) -> Option<u64> {
     }
     assert!(text.len() == 17 && text.ends_with('\n'), "{text:?}");
     Some(u64::from_str_radix(text.trim_end(), 16).expect("a fence"))
+}
+
+#[test]
+fn the_missing_directory_of_a_fence_file_is_named() {
+    let daemon = Daemon::start(&[]);
+    let token = "0123456789abcdef".repeat(2);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("nowhere/fence");
+    let missing = directory.path().join("nowhere");
+    let expected = format!(
+        "{}: no such directory: {}\n",
+        file.display(),
+        missing.display()
+    );
+    let file = file.to_str().expect("text");
+    let output = run(&daemon, &["fence-check", file, &token]);
+    assert_eq!(output.status.code(), Some(74));
+    assert_eq!(text(&output.stderr), format!("latch: {expected}"));
+    let mut latchd = Daemon::command();
+    latchd.args(["--port", "0", "--fence-state-file", file]);
+    let said = text(&latchd.output().expect("it was built").stderr);
+    assert!(said.contains(&expected), "{said}");
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod support;
 
 mod client;
 mod commands;
+mod hold;
 mod operators;
 mod run;
 mod terminal;
+mod waiting;

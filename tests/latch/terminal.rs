@@ -602,6 +602,39 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
 }
 
 #[test]
+fn a_line_on_the_terminal_says_what_it_waits_for() {
+    needs!("bash", "dash", "python3");
+    at_each_shell(|daemon, mut terminal| {
+        let mut holder = daemon.connect();
+        assert_eq!(holder.request("tag", "_", "the holder"), "ok");
+        holder.acquire("k", 0);
+        terminal.enter("$LATCH run k -- echo done");
+        terminal.expect("\r\u{1b}[Klatch: waiting for k: 0 ahead, held by the holder for ");
+        drop(holder);
+        // The grant removes it.
+        terminal.expect(" s\r\u{1b}[K");
+        terminal.expect("done");
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+    });
+}
+
+#[test]
+fn a_quiet_wait_and_one_in_the_background_show_no_line() {
+    needs!("bash", "dash", "python3");
+    at_each_shell(|daemon, mut terminal| {
+        let mut holder = daemon.connect();
+        holder.acquire("k", 0);
+        terminal.enter("$LATCH run k -- true & $LATCH run k -q --timeout 4 -- true");
+        daemon.wait_for_waiters("k", 2);
+        terminal.expect("another client holds it");
+        terminal.expect(PROMPT);
+        assert!(!terminal.screen().contains("waiting for"));
+        drop(holder);
+    });
+}
+
+#[test]
 fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
     needs!("bash", "dash", "python3", "sed");
     for shell in SHELLS {

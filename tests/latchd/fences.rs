@@ -209,12 +209,13 @@ fn what_is_no_file_is_refused_in_one_line() {
     symlink("nowhere", at("dangling")).expect("there is room");
     mkfifo(&at("fifo"));
 
+    let missing = format!("no such directory: {}", at("missing").display());
     for (name, why) in [
         ("directory", "it is not a regular file"),
         ("link", "it is a symbolic link"),
         ("dangling", "it is a symbolic link"),
         ("fifo", "it is not a regular file"),
-        ("missing/fences", "no such file or directory"),
+        ("missing/fences", missing.as_str()),
         ("file/fences", "not a directory"),
     ] {
         refuses(latchd(Some(&at(name))), &at(name), why);

@@ -1178,8 +1178,9 @@ fn a_fence_file_that_cannot_be_used_is_named_in_one_line() {
     let used = path("used");
     let user = Daemon::start(&["--fence-state-file", &text_of(&used)]);
     std::os::unix::fs::symlink("elsewhere", path("link")).expect("the directory is ours");
+    let missing = format!("no such directory: {}", path("missing").display());
     for (path, why) in [
-        (path("missing/fences"), "no such file or directory"),
+        (path("missing/fences"), missing.as_str()),
         (dir.path().to_owned(), "it is not a regular file"),
         (PathBuf::from("/dev/null"), "it is not a regular file"),
         (path("link"), "it is a symbolic link"),

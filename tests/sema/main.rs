@@ -5,11 +5,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -924,6 +924,20 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             "invalid on-lost value",
         ),
         (&["run", "--", "true"], "missing lock path"),
+        (&["run", "g", "date"], "put -- before the command"),
+        (&["run", "g", "date", "-u"], "put -- before the command"),
+        (&["run", "-x", "g"], "unknown option: -x"),
+        (
+            &["--tag", "t", "run", "g"],
+            "missing command to run, after --",
+        ),
+        (&["hold"], "missing lock path"),
+        (&["hold", "g", "h"], "unexpected argument: h"),
+        (&["hold", "g", "-w", "1m30"], "invalid timeout value"),
+        (
+            &["hold", "g", "--kill-after", "1"],
+            "--kill-after is no option of hold",
+        ),
         (&["try", ""], "Invalid path: it is empty"),
         (&["try", "  "], "Invalid path: it is empty"),
         (
@@ -934,7 +948,13 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
     ] {
         let output = place.sema(arguments);
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        let is_ours = arguments.iter().any(|word| ["run", "hold"].contains(word));
+        let status = if is_ours { 64 } else { 2 };
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{arguments:?}: {stderr}"
+        );
         let expected = format!("Error: {reason}\n\nUsage: sema COMMAND PATH [OPTIONS]\n");
         assert!(stderr.starts_with(&expected), "{arguments:?}: {stderr}");
         assert!(stderr.lines().count() <= 5, "{arguments:?}: {stderr}");
@@ -977,7 +997,8 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
             assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
             continue;
         }
-        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {stderr}");
+        let status = if arguments[0] == "run" { 74 } else { 3 };
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         assert!(stderr.starts_with(&format!("Error: {reason}")), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
@@ -1387,7 +1408,8 @@ fn a_file_that_is_not_a_lock_file_is_never_touched() {
                 let words: Vec<&str> = arguments.split(' ').collect();
                 let output = place.sema(&words);
                 let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                let expected = (Some(3), "Error: f is not a lock file\n");
+                let status = if words[0] == "run" { 74 } else { 3 };
+                let expected = (Some(status), "Error: f is not a lock file\n");
                 assert_eq!((output.status.code(), &*said), expected, "{arguments}");
                 assert_eq!(place.read("f"), content, "{arguments}");
             }
@@ -1876,11 +1898,11 @@ fn the_commands_exit_status_and_streams_pass_through() {
     assert_eq!(text(&output.stderr), reason);
     for (arguments, expected) in [
         (&["run", "f", "--", "true"][..], 0),
-        (&["run", "--", "true"], 2),
+        (&["run", "--", "true"], 64),
         (&["run", "f", "--", "sh", "-c", "kill -KILL $$"], 137),
         (&["run", "f", "--", "/nowhere/at/all"], 127),
         (&["run", "f", "--", "/etc/passwd"], 126),
-        (&["run", "nowhere/f", "--", "true"], 3),
+        (&["run", "nowhere/f", "--", "true"], 74),
         (&["run", "f", "--", "-h"], 127),
     ] {
         assert_eq!(place.status(arguments), expected, "{arguments:?}");
@@ -1993,6 +2015,154 @@ fn a_short_command_sets_up_no_inotify_watch() {
     assert!(watches_for("sleep 1"));
 }
 
+/// Starts `sema hold f` and waits for its line. Returns it with its input and its line.
+fn held(place: &Place, options: &[&str]) -> (Child, ChildStdin, String) {
+    let mut command = place.command("sema", &["hold", "f"]);
+    let mut hold = command
+        .args(options)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sema starts");
+    let mut line = String::new();
+    BufReader::new(hold.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .expect("text");
+    let stdin = hold.stdin.take().expect("piped");
+    (hold, stdin, line)
+}
+
+fn complaint(mut child: Child) -> String {
+    let mut said = String::new();
+    let stderr = child.stderr.as_mut().expect("piped");
+    stderr.read_to_string(&mut said).expect("text");
+    said
+}
+
+#[test]
+fn hold_keeps_the_lock_until_its_input_is_closed() {
+    let place = Place::new();
+    let (mut hold, stdin, line) = held(&place, &["--tag", "release 7", "-q"]);
+    assert_eq!(line, "f\n");
+    assert!(place.read("f").contains("tag=release 7\n"));
+    assert_eq!(place.status(&["try", "f"]), 1);
+    assert_eq!(place.status(&["release", "f"]), 1);
+    drop(stdin);
+    assert_eq!(wait(&mut hold), Some(0));
+    assert_eq!(place.names(), [""; 0]);
+    assert_eq!(complaint(hold), "");
+    let (mut hold, _, line) = held(&place, &["--slots", "2", "--json"]);
+    assert!(line.starts_with(r#"{"acquired":true,"path":"f.0.lock","pid":"#));
+    assert_eq!(wait(&mut hold), Some(0));
+}
+
+#[test]
+fn a_signal_or_the_loss_of_the_lock_ends_hold() {
+    let place = Place::new();
+    let (mut hold, _stdin, _) = held(&place, &[]);
+    signal(&hold, Signal::TERM);
+    assert_eq!(shell_status(hold.wait().expect("a child")), Some(143));
+    assert_eq!(place.names(), [""; 0]);
+    let (mut hold, _stdin, _) = held(&place, &[]);
+    fs::remove_file(place.path("f")).expect("it is there");
+    assert_eq!(wait(&mut hold), Some(70));
+    assert_eq!(complaint(hold), "Error: the lock was lost: f\n");
+    // The lock of a holder that was killed is free at once.
+    let (mut hold, _stdin, _) = held(&place, &[]);
+    hold.kill().expect("it runs");
+    hold.wait().expect("a child");
+    assert_eq!(place.status(&["try", "f"]), 0);
+}
+
+#[test]
+fn a_held_lock_is_75_for_hold_or_the_busy_status() {
+    let place = Place::new();
+    place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+    let busy = "Lock already held\n  Holder PID: 1\n";
+    let abandoned = "Error: the standard input was closed before the grant\n";
+    for (options, code, said) in [
+        (&["-n"][..], 75, busy),
+        (&["-n", "-E", "9"], 9, busy),
+        // Its script has ended.
+        (&[], 75, abandoned),
+    ] {
+        let output = place.sema(&[&["hold", "f"], options].concat());
+        assert_eq!(output.status.code(), Some(code), "{options:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.starts_with(said), "{options:?}: {stderr}");
+        assert!(output.stdout.is_empty());
+    }
+    let full = File::options().write(true).open("/dev/full");
+    let mut command = place.command("sema", &["hold", "g"]);
+    let output = finish(command.stdout(full.expect("/dev/full")));
+    assert_eq!(output.status.code(), Some(74));
+    assert_eq!(place.names(), ["f"]);
+}
+
+#[test]
+fn a_verbose_wait_says_who_holds_the_lock() {
+    let place = Place::new();
+    let since = now() - 180;
+    let record = format!("pid=1\ntimestamp={since}\ntag=release 7\nx-host=elsewhere\n");
+    place.write("f", &record);
+    let commands: [&[&str]; 3] = [
+        &["acquire", "f"],
+        &["run", "f", "--", "true"],
+        &["hold", "f"],
+    ];
+    let start = |arguments: &[&str], options: &[&str]| {
+        let mut words = vec![arguments[0]];
+        words.extend(options);
+        words.extend(&arguments[1..]);
+        let mut command = place.command("sema", &words);
+        command.stdin(Stdio::piped()).spawn().expect("sema starts")
+    };
+    let quiet: Vec<Child> = [&[][..], &["-v", "-q"]]
+        .iter()
+        .flat_map(|options| commands.map(|command| start(command, options)))
+        .collect();
+    let talking = commands.map(|command| start(command, &["-v"]));
+    for mut child in talking {
+        let mut line = String::new();
+        let stderr = child.stderr.as_mut().expect("piped");
+        BufReader::new(stderr).read_line(&mut line).expect("text");
+        let expected = "sema: waiting for f: held by pid 1 on elsewhere (release 7) for 3 m\n";
+        assert_eq!(line, expected);
+        child.kill().expect("it waits");
+        child.wait().expect("a child");
+    }
+    for mut child in quiet {
+        child.kill().expect("it waits");
+        child.wait().expect("a child");
+        assert_eq!(complaint(child), "");
+    }
+}
+
+#[test]
+fn a_wait_on_a_terminal_shows_one_line_until_the_grant() {
+    needs!("python3");
+    let place = Place::new();
+    place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
+    // The lock is released when the line has been shown.
+    let python = "import os, pty, sys\n\
+                  def read(fd):\n\
+                  \x20   data = os.read(fd, 1024)\n\
+                  \x20   if b'waiting for' in data: os.remove('f')\n\
+                  \x20   return data\n\
+                  pty.spawn(sys.argv[1:], read)";
+    let mut command = Command::new("python3");
+    command
+        .args(["-c", python, env!("CARGO_BIN_EXE_sema")])
+        .args(["run", "f", "--", "echo", "done"])
+        .current_dir(place.directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let screen = text(&finish(&mut command).stdout);
+    let line = "\r\u{1b}[Ksema: waiting for f: held by pid 1 for ";
+    assert!(screen.contains(line), "{screen:?}");
+    assert!(screen.ends_with(" s\r\u{1b}[Kdone\r\n"), "{screen:?}");
+}
+
 #[test]
 fn signals_reach_the_command_and_the_lock_is_released() {
     for (sent, expected) in [
@@ -2103,7 +2273,7 @@ fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
         let place = Place::new();
         let (mut child, command) = place.started(&["--kill-after", "200ms"], script);
         fs::remove_file(place.path("f")).expect("it is there");
-        assert_eq!(wait(&mut child), Some(3), "{script}");
+        assert_eq!(wait(&mut child), Some(70), "{script}");
         assert!(is_gone(command), "{script}");
         let output = child.wait_with_output().expect("its output");
         assert_eq!(text(&output.stderr), "Error: the lock was lost: f\n");
@@ -2117,7 +2287,7 @@ fn a_replaced_lock_is_lost_and_its_new_file_stays() {
     let theirs = format!("pid=1\ntimestamp={}\n", now());
     place.write("f.1.0123456789abcdef.tmp", &theirs);
     fs::rename(place.path("f.1.0123456789abcdef.tmp"), place.path("f")).expect("a rename");
-    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(wait(&mut child), Some(70));
     assert!(is_gone(command));
     assert_eq!(place.read("f"), theirs);
     assert_eq!(place.names(), ["f"]);
@@ -2133,7 +2303,7 @@ fn the_lock_of_a_running_command_needs_force_to_release() {
         assert_eq!(place.status(&arguments), 1, "{terms:?}");
     }
     assert_eq!(place.status(&["release", "f", "--force"]), 0);
-    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(wait(&mut child), Some(70));
     assert_eq!(place.names(), [""; 0]);
 }
 
@@ -2151,7 +2321,7 @@ fn the_longest_times_work() {
     ];
     let (mut child, _) = place.started(&options, "exec sleep 60");
     fs::remove_file(place.path("f")).expect("it is there");
-    assert_eq!(wait(&mut child), Some(3));
+    assert_eq!(wait(&mut child), Some(70));
     assert_eq!(
         place.status(&["acquire", "f", "--timeout", &longest, "--stale", &longest]),
         0
@@ -2172,7 +2342,7 @@ fn a_lock_lost_during_a_stop_ends_the_command() {
         eventually(PATIENCE, "sema stops with it", || state() == "T");
         fs::remove_file(place.path("f")).expect("it is there");
         signal(&child, Signal::CONT);
-        assert_eq!(wait(&mut child), Some(3));
+        assert_eq!(wait(&mut child), Some(70));
         assert!(is_gone(command));
         assert_eq!(place.names(), [""; 0]);
     }

@@ -25,6 +25,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+/// The directory of `file`, if `error` came because there is none.
+pub fn missing_directory<'a>(file: &'a Path, error: &io::Error) -> Option<&'a Path> {
+    let directory = file.parent()?;
+    let is_named = !directory.as_os_str().is_empty();
+    let is_missing = error.kind() == io::ErrorKind::NotFound && is_named && !directory.exists();
+    is_missing.then_some(directory)
+}
+
 /// Which file it is, whatever its name. Valid for as long as the file has a name or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {

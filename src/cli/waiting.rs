@@ -1,0 +1,199 @@
+//! The line on stderr that says what a program waits for, and who holds it.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::getpgrp;
+use rustix::termios::{tcgetpgrp, tcgetwinsize};
+
+/// How long a wait is before the program speaks of it.
+const FIRST_AFTER: Duration = Duration::from_secs(2);
+
+/// The time between two looks at the holder.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whether a program says what it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Talk {
+    Never,
+    /// On a terminal that this program has, on one line that the end of the wait removes.
+    OnTerminal,
+    /// Also where stderr is something else, in lines that stay.
+    Always,
+}
+
+impl Talk {
+    /// What the options `--quiet` and `--verbose` ask for. The quiet one wins.
+    pub fn of(is_quiet: bool, is_verbose: bool) -> Talk {
+        match (is_quiet, is_verbose) {
+            (true, _) => Talk::Never,
+            (false, false) => Talk::OnTerminal,
+            (false, true) => Talk::Always,
+        }
+    }
+
+    /// Where the next line belongs; `None` if there is to be none.
+    fn place(self) -> Option<Place> {
+        let stderr = io::stderr();
+        // In the background the line would be in the middle of what the user types.
+        let is_ours = || tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp());
+        match self {
+            Talk::Never => None,
+            _ if stderr.is_terminal() && is_ours() => Some(Place::SameLine),
+            Talk::OnTerminal => None,
+            Talk::Always => Some(Place::NextLine),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    SameLine,
+    NextLine,
+}
+
+/// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
+/// and removes a line on a terminal; it does not block.
+pub struct WaitingLine(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_over: bool,
+    /// Whether a line is on the terminal.
+    is_shown: bool,
+    /// The last text.
+    said: String,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WaitingLine {
+    /// Has `describe` called on a thread of its own; it may block. Without a thread there is no
+    /// line.
+    pub fn start(
+        program: &'static str,
+        talk: Talk,
+        describe: impl Fn() -> String + Send + 'static,
+    ) -> WaitingLine {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            over: Condvar::new(),
+        });
+        let may_speak =
+            talk == Talk::Always || (talk == Talk::OnTerminal && io::stderr().is_terminal());
+        if may_speak {
+            let shared = Arc::clone(&shared);
+            let _ = thread::Builder::new()
+                .name("waiting-line".into())
+                .spawn(move || shared.speak(program, talk, describe));
+        }
+        WaitingLine(shared)
+    }
+}
+
+impl Drop for WaitingLine {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.is_over = true;
+        if state.is_shown {
+            let _ = io::stderr().write_all(b"\r\x1b[K");
+        }
+        self.0.over.notify_all();
+    }
+}
+
+impl Shared {
+    fn speak(&self, program: &str, talk: Talk, describe: impl Fn() -> String) {
+        let mut pause = FIRST_AFTER;
+        loop {
+            let state = self.state();
+            let waited = self
+                .over
+                .wait_timeout_while(state, pause, |state| !state.is_over);
+            let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if state.is_over {
+                return;
+            }
+            drop(state);
+            pause = INTERVAL;
+            if let Some(place) = talk.place() {
+                let text = format!("{program}: {}", describe());
+                self.say(place, text);
+            }
+        }
+    }
+
+    fn say(&self, place: Place, text: String) {
+        let mut state = self.state();
+        if state.is_over {
+            return;
+        }
+        let line = match place {
+            Place::SameLine => format!("\r\x1b[K{}", fitting(&text)),
+            Place::NextLine if state.said == text => return,
+            Place::NextLine => format!("{text}\n"),
+        };
+        let _ = io::stderr().write_all(line.as_bytes());
+        state.is_shown |= place == Place::SameLine;
+        state.said = text;
+    }
+}
+
+/// As much of the text as one line of the terminal has room for.
+fn fitting(text: &str) -> String {
+    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+    // The last column stays free: some terminals begin a new line there.
+    match columns.checked_sub(1) {
+        Some(room) if room > 0 => text.chars().take(room).collect(),
+        _ => text.to_owned(),
+    }
+}
+
+/// A time for people, in its largest unit.
+pub fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} m", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_in_its_largest_unit() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 m"),
+            (3599, "59 m"),
+            (3600, "1 h"),
+            (172_799, "47 h"),
+            (172_800, "2 d"),
+        ] {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn quiet_wins_over_verbose() {
+        assert_eq!(Talk::of(true, true), Talk::Never);
+        assert_eq!(Talk::of(false, true), Talk::Always);
+        assert_eq!(Talk::of(false, false), Talk::OnTerminal);
+        assert_eq!(Talk::Never.place(), None);
+    }
+}

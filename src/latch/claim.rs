@@ -1,0 +1,306 @@
+//! Waiting for a grant that is kept: what `latch run` and `latch hold` have in common.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cli::failure::Failure;
+use crate::cli::waiting::{age, Talk, WaitingLine};
+use crate::client::{Error, Guard};
+use crate::supervise::{Event, Killed, SignalWatch};
+use crate::text::Plain;
+
+use super::servers::{wait_of, Target};
+use super::{is_shortage, shown, system_error, PROGRAM, UNAVAILABLE};
+
+/// The first pause before the server is tried again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A connection that lasted so long ends an outage of its server.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// How to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// In seconds; `None` for no limit.
+    pub(super) timeout: Option<u64>,
+    /// How long a server may be away; zero if it is not tried again.
+    pub(super) retry: Duration,
+    pub(super) talk: Talk,
+}
+
+/// How a wait ended.
+pub(super) enum WaitEnd {
+    Granted(Guard),
+    /// Another client held the key all that time.
+    Busy,
+    /// The caller's event has ended it.
+    Abandoned,
+    /// A signal has ended it.
+    Killed(Killed),
+}
+
+/// Waits on a thread of its own, so that this one can handle signals meanwhile. When `abandoned` is
+/// set, no longer waits. Unless the wait ends with a grant or a reply, the end of this process ends
+/// the connection, and so gives up its place in the queue.
+pub(super) fn wait(
+    target: Target,
+    patience: Patience,
+    abandoned: Option<&Event>,
+    signals: &mut SignalWatch,
+) -> Result<WaitEnd, Failure> {
+    let is_over = Event::new().map_err(|error| system_error("cannot wait", &error))?;
+    let claim = Arc::new(Claim {
+        target,
+        patience,
+        name: Mutex::default(),
+    });
+    let asking = (Arc::clone(&claim), is_over.clone());
+    let waiting = thread::Builder::new()
+        .name("waiting".into())
+        .spawn(move || {
+            let (claim, is_over) = asking;
+            let guard = claim.ask();
+            is_over.set();
+            guard
+        })
+        .map_err(|error| system_error("cannot start a thread", &error))?;
+    let line = WaitingLine::start(PROGRAM, patience.talk, move || claim.describe());
+    let events: Vec<&Event> = [&is_over].into_iter().chain(abandoned).collect();
+    let killed = signals.wait_for(&events).err();
+    drop(line);
+    if let Some(killed) = killed {
+        return Ok(WaitEnd::Killed(killed));
+    }
+    if !is_over.is_set() {
+        return Ok(WaitEnd::Abandoned);
+    }
+    let guard = waiting.join().expect("the thread does not panic")?;
+    Ok(guard.map_or(WaitEnd::Busy, WaitEnd::Granted))
+}
+
+/// What is waited for, and under which name the server knows the waiter.
+struct Claim {
+    target: Target,
+    patience: Patience,
+    /// The latest connection, as the server shows it.
+    name: Mutex<Option<String>>,
+}
+
+impl Claim {
+    /// Asks for the key; again after a failure that may pass, if the user wants that. `None` if
+    /// another client held the key all that time.
+    fn ask(&self) -> Result<Option<Guard>, Failure> {
+        let mut outage = Outage::new();
+        let ends_at = self.patience.timeout.and_then(|timeout| {
+            let timeout = Duration::from_secs(timeout);
+            Instant::now().checked_add(timeout)
+        });
+        let mut timeout = self.patience.timeout;
+        loop {
+            let mut connected_at = None;
+            let asked = self.target.lock().ask_over(wait_of(timeout), |connection| {
+                connected_at = Some(Instant::now());
+                *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
+                    connection.name_at_server();
+            });
+            let error = match asked {
+                Ok(guard) => return Ok(guard),
+                Err(error) => error,
+            };
+            if connected_at.is_some_and(|at| at.elapsed() >= STEADY) {
+                outage = Outage::new();
+            }
+            let pause = match may_pass(&error) {
+                true => outage.pause(self.patience.retry, ends_at),
+                false => None,
+            };
+            let Some(pause) = pause else {
+                return Err(self.target.failure(&error));
+            };
+            thread::sleep(pause);
+            timeout = ends_at.map(|ends_at| {
+                let left = ends_at.saturating_duration_since(Instant::now());
+                // To the nearest second.
+                (left + Duration::from_millis(500)).as_secs()
+            });
+        }
+    }
+
+    /// What is waited for, how many are ahead, and who holds it, as far as the server tells.
+    fn describe(&self) -> String {
+        let target = &self.target;
+        let about = format!("waiting for {}", shown(&target.key));
+        let asked = target.connect().and_then(|mut connection| {
+            let queue = connection.holders(Some(&target.key));
+            queue.map_err(|error| target.failure(&error))
+        });
+        let name = self.name.lock().unwrap_or_else(PoisonError::into_inner);
+        let details = match asked {
+            Ok(json) => describe_queue(&json, name.as_deref()),
+            Err(failure) if failure.status == UNAVAILABLE => failure.message,
+            // An older server, or one that is short of connections.
+            Err(_) => None,
+        };
+        match details {
+            Some(details) => format!("{about}: {details}"),
+            None => about,
+        }
+    }
+}
+
+/// A time in which the server cannot be asked.
+struct Outage {
+    began: Instant,
+    next_pause: Duration,
+}
+
+impl Outage {
+    fn new() -> Outage {
+        Outage {
+            began: Instant::now(),
+            next_pause: FIRST_PAUSE,
+        }
+    }
+
+    /// How long to wait before the next try; `None` if there is to be none. Each pause is twice as
+    /// long as the one before, up to a limit, and up to half of it is left out at random, so that
+    /// waiters do not come together when their server is back.
+    fn pause(&mut self, longest: Duration, ends_at: Option<Instant>) -> Option<Duration> {
+        let gives_up_at = self.began.checked_add(longest);
+        let until = [gives_up_at, ends_at].into_iter().flatten().min();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return None;
+        }
+        let share = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
+        let pause = self.next_pause.mul_f64(1.0 - share / 2.0);
+        self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
+        Some(left.map_or(pause, |left| pause.min(left)))
+    }
+}
+
+/// Whether the server may be there again soon.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Unreachable { error, .. } => !is_shortage(error),
+        Error::Closed { .. } | Error::NoReply { .. } | Error::Draining => true,
+        _ => false,
+    }
+}
+
+/// How many are ahead of the client with this name, and who holds the key, by the answer to `stats`
+/// for its queue. `None` if the answer is something else.
+fn describe_queue(json: &str, name: Option<&str>) -> Option<String> {
+    let answer: Value = serde_json::from_str(json).ok()?;
+    let queue = answer.get("keys")?.get(0)?;
+    let waiters = queue.get("waiters")?.as_array()?;
+    let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
+    let ahead = waiters.iter().position(|waiter| {
+        waiter
+            .get("peer")
+            .and_then(Value::as_str)
+            .is_some_and(is_ours)
+    });
+    let mut text = match ahead {
+        Some(ahead) => format!("{ahead} ahead"),
+        // The way to the server changes addresses, or the queue is longer than the answer.
+        None => format!("{} waiting", queue.get("waiter_count")?.as_u64()?),
+    };
+    if let Some(holder) = queue.get("holders")?.get(0) {
+        let who = ["tag", "peer"].into_iter().find_map(|member| {
+            let text = holder.get(member)?.as_str()?;
+            Some(Plain(text.as_bytes()).to_string()).filter(|text| !text.is_empty())
+        });
+        let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
+        // It is a number with a fraction, and not negative.
+        let held_for = age(holder.get("age_s")?.as_f64()? as u64);
+        text += &format!(", held by {who} for {held_for}");
+        match queue.get("holder_count")?.as_u64()? {
+            0 | 1 => {}
+            count => text += &format!(" and by {} more", count - 1),
+        }
+    }
+    Some(text)
+}
+
+/// Whether the server calls this client `peer`. A server that listens for IPv6 shows an IPv4
+/// address in its other form, and the name of the program comes last.
+fn is_same_client(peer: &str, name: &str) -> bool {
+    let canonical = |text: &str| {
+        let address: SocketAddr = text.parse().ok()?;
+        Some((address.ip().to_canonical(), address.port()))
+    };
+    match canonical(name) {
+        Some(ours) => canonical(peer) == Some(ours),
+        None => peer == name || peer.starts_with(&format!("{name} ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(holders: &str, waiters: &str) -> String {
+        format!(
+            r#"{{"keys":[{{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":3,
+            "holders":[{holders}],"waiters":[{waiters}]}}]}}"#
+        )
+    }
+
+    #[test]
+    fn the_line_names_the_holder_and_those_ahead() {
+        let waiters = [1, 2, 3].map(|port| format!(r#"{{"peer":"127.0.0.1:{port}"}}"#));
+        let waiters = waiters.join(",");
+        let tagged = r#"{"peer":"127.0.0.1:9","tag":"backup.sh@host pid 4711","age_s":185.2}"#;
+        let text = describe_queue(&queue(tagged, &waiters), Some("127.0.0.1:3"));
+        let expected = "2 ahead, held by backup.sh@host pid 4711 for 3 m";
+        assert_eq!(text.as_deref(), Some(expected));
+
+        let bare = r#"{"peer":"unix pid 7 uid 0 a\u001bb","tag":null,"age_s":59.9}"#;
+        let text = describe_queue(&queue(bare, &waiters), Some("127.0.0.1:4"));
+        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 59 s";
+        assert_eq!(text.as_deref(), Some(expected));
+        assert_eq!(
+            describe_queue(&queue("", ""), None).as_deref(),
+            Some("3 waiting")
+        );
+    }
+
+    #[test]
+    fn an_answer_without_queues_names_no_holder() {
+        for json in [
+            "",
+            "{}",
+            r#"{"connections":1,"locks":[]}"#,
+            r#"{"keys":[]}"#,
+        ] {
+            assert_eq!(describe_queue(json, None), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_known_by_its_address_or_its_process() {
+        assert!(is_same_client("[::ffff:127.0.0.1]:7", "127.0.0.1:7"));
+        assert!(is_same_client("unix pid 7 uid 0 latch", "unix pid 7 uid 0"));
+        assert!(!is_same_client("unix pid 71 uid 0", "unix pid 7 uid 0"));
+        assert!(!is_same_client("127.0.0.1:71", "127.0.0.1:7"));
+    }
+
+    #[test]
+    fn pauses_grow_with_jitter_and_end_with_the_outage() {
+        let mut outage = Outage::new();
+        let mut longest = FIRST_PAUSE;
+        for _ in 0..10 {
+            let pause = outage.pause(Duration::MAX, None).expect("no end");
+            assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
+            longest = (longest * 2).min(LONGEST_PAUSE);
+        }
+        assert_eq!(outage.pause(Duration::ZERO, None), None);
+        assert_eq!(outage.pause(Duration::MAX, Some(outage.began)), None);
+    }
+}

@@ -1,0 +1,52 @@
+//! `latch hold`: keeps a lock for a script, until the script closes the standard input.
+
+use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::output;
+use crate::client::Guard;
+use crate::supervise::{Event, SignalWatch, StdinWatch};
+
+use super::claim::{wait, WaitEnd};
+use super::run::{cannot_catch, lost_lock, release};
+use super::servers::Target;
+use super::tag::tag_of;
+use super::{busy, options, system_error, unprintable, BUSY, PROGRAM};
+
+/// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
+/// closed or a signal comes.
+pub(super) fn hold(options: &options::Hold) -> CommandResult {
+    let (reach, timeout) = (options.reach(), options.timeout);
+    let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
+    let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
+    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
+    let place = target.place();
+    let input =
+        StdinWatch::watch().map_err(|error| system_error("cannot start a thread", &error))?;
+    match wait(
+        target,
+        options.patience(),
+        Some(&input.abandoned),
+        &mut signals,
+    )? {
+        WaitEnd::Granted(guard) => keep(guard, &place, &input, &mut signals),
+        WaitEnd::Busy => Err(Failure::new(options.busy_status, busy(&place))),
+        WaitEnd::Abandoned => Err(Failure::new(
+            BUSY,
+            format_args!("{place}: the standard input was closed before the grant"),
+        )),
+        WaitEnd::Killed(killed) => Ok(killed.follow()),
+    }
+}
+
+fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch) -> CommandResult {
+    let lost = Event::new().map_err(cannot_catch)?;
+    let lost_setter = lost.clone();
+    guard.on_lost(move |_| lost_setter.set());
+    let token = guard.token();
+    if let Err(error) = output::print(&format!("{token} {}\n", token.fence())) {
+        let _ = release(guard);
+        return Err(unprintable(&error));
+    }
+    let killed = signals.wait_for(&[&input.closed, &lost]).err();
+    release(guard).map_err(|why| lost_lock(place, &why))?;
+    Ok(killed.map_or(0, |killed| killed.follow()))
+}

@@ -1,0 +1,156 @@
+//! `latch hold`: a lock over several steps of a script.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{ChildStdin, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::latch::{
+    fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
+};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
+
+/// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
+fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
+    let mut command = latch(daemon, &["hold", "k"]);
+    command.args(options);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut hold = Latch::start(command.stderr(Stdio::piped()));
+    let stdin = hold.stdin.take().expect("piped");
+    let mut line = String::new();
+    BufReader::new(hold.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .expect("text");
+    (hold, stdin, line)
+}
+
+fn complaint(hold: &mut Latch) -> String {
+    let mut said = String::new();
+    let stderr = hold.stderr.as_mut().expect("piped");
+    stderr.read_to_string(&mut said).expect("text");
+    said
+}
+
+#[test]
+fn hold_keeps_the_lock_until_its_input_is_closed() {
+    let daemon = Daemon::start(&[]);
+    let (mut hold, stdin, line) = held(&daemon, &["--lease", "1"]);
+    let (token, fence) = line.trim_end().split_once(' ').expect("two words");
+    assert_eq!(
+        u64::from_str_radix(&token[..16], 16).ok(),
+        fence.parse().ok()
+    );
+    assert_eq!(token.len(), 32, "{line}");
+    // The lease ends several times, unless it is renewed.
+    thread::sleep(Duration::from_millis(2500));
+    assert!(is_held(&daemon, "k"));
+    assert_eq!(hold.try_wait().expect("a child"), None);
+    drop(stdin);
+    assert_eq!(wait(&mut hold), Some(0));
+    assert!(!is_held(&daemon, "k"));
+    assert_eq!(complaint(&mut hold), "");
+}
+
+#[test]
+fn what_hold_reads_before_the_end_is_ignored() {
+    let daemon = Daemon::start(&[]);
+    let output = fed(&mut latch(&daemon, &["hold", "k"]), &[b'x'; 100_000]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    // A lock that is free is granted before a closed input counts.
+    let output = fed(&mut latch(&daemon, &["hold", "k"]), b"");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(text(&output.stdout).split_whitespace().count(), 2);
+}
+
+#[test]
+fn a_signal_releases_the_lock_and_ends_hold() {
+    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
+    for (number, sent) in [(15, Signal::TERM), (1, Signal::HUP)] {
+        let (mut hold, _stdin, _) = held(&daemon, &[]);
+        signal(&hold, sent);
+        assert_eq!(wait_as_shell(&mut hold), Some(128 + number));
+        // The server does not release it by itself.
+        assert!(!is_held(&daemon, "k"));
+    }
+}
+
+#[test]
+fn hold_says_at_once_that_the_lock_is_lost() {
+    let daemon = Daemon::start(&[]);
+    let (mut hold, _stdin, _) = held(&daemon, &["--lease", "3600"]);
+    daemon.signal(Signal::KILL);
+    assert_eq!(wait(&mut hold), Some(70));
+    let said = complaint(&mut hold);
+    assert!(said.contains("the lock was lost: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn hold_gives_up_when_its_script_ends_during_the_wait() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let began = Instant::now();
+    let output = output(&mut latch(&daemon, &["hold", "k"]));
+    assert_eq!(output.status.code(), Some(75), "{output:?}");
+    assert!(output.stdout.is_empty() && began.elapsed() >= Duration::from_millis(1900));
+    let said = text(&output.stderr);
+    assert!(said.contains("input was closed before the grant"), "{said}");
+    daemon.wait_for_waiters("k", 0);
+}
+
+#[test]
+fn a_held_lock_is_busy_for_hold_too() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    assert_eq!(status(&daemon, &["hold", "k", "--timeout", "0"]), 75);
+    let arguments = ["hold", "k", "--timeout", "0", "-E", "9"];
+    assert_eq!(status(&daemon, &arguments), 9);
+    assert_eq!(status(&daemon, &["hold", "k", "--", "true"]), 64);
+    assert_eq!(status(&daemon, &["hold", "k", "true"]), 64);
+}
+
+#[test]
+fn a_grant_that_hold_cannot_print_is_released() {
+    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
+    let mut command = latch(&daemon, &["hold", "k"]);
+    let full = File::options().write(true).open("/dev/full");
+    command.stdin(Stdio::piped());
+    let mut hold = Latch::start(command.stdout(full.expect("every Linux has it")));
+    let _stdin = hold.stdin.take();
+    assert_eq!(wait(&mut hold), Some(74));
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn the_next_waiter_gets_the_lock_when_the_script_is_killed() {
+    let daemon = Daemon::start(&[]);
+    // The script's end of the pipe closes with it, and tells hold of its end.
+    let script = "exec 3>&1; { echo $$ >&2; exec sleep 60; } | latch hold k >&3";
+    let path = std::env::var("PATH").unwrap_or_default();
+    let bin = std::path::Path::new(env!("CARGO_BIN_EXE_latch"));
+    let bin = bin.parent().expect("a directory").display();
+    let mut shell = std::process::Command::new("sh");
+    shell
+        .args(["-c", script])
+        .env("PATH", format!("{bin}:{path}"))
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    let mut shell = Latch::start(shell.stdout(Stdio::null()).stderr(Stdio::null()));
+    eventually(PATIENCE, "the lock is held", || is_held(&daemon, "k"));
+    let pipeline = crate::support::children_of(shell.id());
+    let is_sleep = |pid: &&rustix::process::Pid| {
+        let comm = format!("/proc/{}/comm", pid.as_raw_nonzero());
+        std::fs::read_to_string(comm).is_ok_and(|name| name.trim() == "sleep")
+    };
+    let mut writer = None;
+    eventually(PATIENCE, "the script has begun to sleep", || {
+        writer = pipeline.iter().find(is_sleep).copied();
+        writer.is_some()
+    });
+    let writer = writer.expect("just found");
+    rustix::process::kill_process(writer, Signal::KILL).expect("it runs");
+    eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
+    assert_eq!(wait(&mut shell), Some(0));
+}

@@ -1,0 +1,254 @@
+//! What `latch` says and does while it waits: the waiting line, and a server that comes back.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::latch::{fed, latch, output, run, status, text, wait, Latch};
+use crate::support::silent::refusing_addr;
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
+
+/// Starts a command with its stderr in a pipe.
+fn piped(daemon: &Daemon, arguments: &[&str]) -> Latch {
+    let mut command = latch(daemon, arguments);
+    Latch::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))
+}
+
+fn first_line(child: &mut Latch) -> String {
+    let mut line = String::new();
+    let stderr = child.stderr.as_mut().expect("piped");
+    BufReader::new(stderr).read_line(&mut line).expect("text");
+    line
+}
+
+fn all_of(child: &mut Latch) -> String {
+    let mut said = String::new();
+    let stderr = child.stderr.as_mut().expect("piped");
+    stderr.read_to_string(&mut said).expect("text");
+    said
+}
+
+#[test]
+fn a_verbose_wait_names_the_holder_and_those_ahead() {
+    let daemon = Daemon::start(&[]);
+    let (mut holder, mut other) = (daemon.connect(), daemon.connect());
+    assert_eq!(holder.request("tag", "_", "backup.sh@host pid 4711"), "ok");
+    holder.acquire("k", 0);
+    other.send("l\nk\n60\n");
+    daemon.wait_for_waiters("k", 1);
+    let mut waiting = [
+        piped(&daemon, &["run", "k", "-v", "--", "true"]),
+        piped(&daemon, &["run", "k", "--", "true"]),
+        piped(&daemon, &["run", "k", "-q", "-v", "--", "true"]),
+    ];
+    let line = first_line(&mut waiting[0]);
+    let said = line.strip_prefix("latch: waiting for k: ").expect(&line);
+    let (ahead, said) = said.split_once(" ahead, ").expect(&line);
+    assert!((1..=3).contains(&ahead.parse().unwrap_or(0)), "{line}");
+    let age = said.strip_prefix("held by backup.sh@host pid 4711 for ");
+    let age = age.and_then(|age| age.strip_suffix(" s\n")).expect(&line);
+    assert!((2..60).contains(&age.parse().unwrap_or(0)), "{line}");
+    drop((holder, other));
+    for (at, latch) in waiting.iter_mut().enumerate() {
+        assert_eq!(wait(latch), Some(0));
+        let rest = all_of(latch);
+        assert!(at == 0 || rest.is_empty(), "{at}: {rest}");
+    }
+}
+
+#[test]
+fn a_wait_at_a_unix_socket_knows_its_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let socket = socket.to_str().expect("text");
+    let daemon = Daemon::start(&["--unix", socket]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let mut waiting = piped(
+        &daemon,
+        &["run", "k", "-v", "--server", socket, "--", "true"],
+    );
+    let line = first_line(&mut waiting);
+    assert!(line.contains(": 0 ahead, held by 127.0.0.1:"), "{line}");
+    drop(holder);
+    assert_eq!(wait(&mut waiting), Some(0));
+}
+
+#[test]
+fn a_short_wait_is_silent() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let output = run(&daemon, &["run", "k", "-v", "--timeout", "1", "--", "true"]);
+    assert_eq!(output.status.code(), Some(75));
+    assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+}
+
+/// Answers the first connection never, and all others with `reply`.
+fn older_server(reply: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = listener.local_addr().expect("its address").to_string();
+    thread::spawn(move || {
+        let _waiting = listener.accept();
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a client");
+            let mut request = [0; 64];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(reply);
+        }
+    });
+    addr
+}
+
+#[test]
+fn an_older_server_tells_no_holder() {
+    let daemon = Daemon::start(&[]);
+    let plain = concat!(
+        r#"ok {"connections":1,"locks":[],"semaphores":[],"#,
+        r#""idle_locks":[],"idle_semaphores":[]}"#,
+        "\n"
+    );
+    let replies: [&[u8]; 3] = [b"error\n", plain.as_bytes(), b""];
+    let mut waiting = replies.map(|reply| {
+        let server = older_server(reply);
+        piped(
+            &daemon,
+            &["run", "k", "-v", "--server", &server, "--", "true"],
+        )
+    });
+    for (latch, reply) in waiting.iter_mut().zip(replies) {
+        let line = first_line(latch);
+        let about = line.strip_prefix("latch: waiting for k").expect(&line);
+        // The last one closes the connection, and the user sees that.
+        assert_eq!(about == "\n", !reply.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn retry_waits_for_a_server_that_is_not_there_yet() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let other = Daemon::start(&[]);
+    let server = socket.to_str().expect("text");
+    for command in [&["run", "k"][..], &["hold", "k"]] {
+        let options = ["--server", server, "--retry", "--timeout", "60"];
+        let mut arguments = [command, &options].concat();
+        if command[0] == "run" {
+            arguments.extend(["--", "true"]);
+        }
+        let mut command = latch(&other, &arguments);
+        let mut waiting = Latch::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(waiting.try_wait().expect("a child"), None);
+        let daemon = Daemon::start_unix(&socket, &[]);
+        let mut asking = Client::unix(&socket);
+        if arguments[0] == "hold" {
+            eventually(PATIENCE, "the lock is held", || {
+                let queue = asking.request("stats", "holders", "k");
+                queue.contains("\"holder_count\":1")
+            });
+            drop(waiting.stdin.take());
+        }
+        let ended = wait(&mut waiting);
+        assert!(ended == Some(0), "{arguments:?}: {ended:?}");
+        drop(daemon);
+        let _ = std::fs::remove_file(&socket);
+    }
+}
+
+#[test]
+fn retry_asks_again_when_the_server_restarts() {
+    let other = Daemon::start(&[]);
+    for (end, refused) in [(Signal::KILL, 69), (Signal::TERM, 75)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("socket");
+        let server = socket.to_str().expect("text");
+        let first = Daemon::start_unix(&socket, &[]);
+        let mut holder = Client::unix(&socket);
+        holder.acquire("k", 0);
+        let started = |options: &[&str]| {
+            let arguments = [&["run", "k", "--server", server], options, &["--", "true"]];
+            piped(&other, &arguments.concat())
+        };
+        let (mut with, mut without) = (started(&["--retry"]), started(&[]));
+        let mut asking = Client::unix(&socket);
+        eventually(PATIENCE, "both wait", || {
+            let queue = asking.request("stats", "holders", "k");
+            queue.contains("\"waiter_count\":2")
+        });
+        first.signal(end);
+        assert_eq!(wait(&mut without), Some(refused));
+        assert_eq!(with.try_wait().expect("a child"), None);
+        drop(holder);
+        first.wait_exit(PATIENCE).expect("it ends");
+        let _second = Daemon::start_unix(&socket, &[]);
+        assert_eq!(wait(&mut with), Some(0));
+        assert_eq!(all_of(&mut with), "");
+    }
+}
+
+#[test]
+fn a_lock_that_is_lost_is_not_retried() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let server = socket.to_str().expect("text");
+    let other = Daemon::start(&[]);
+    let daemon = Daemon::start_unix(&socket, &[]);
+    let script = ["sh", "-c", "echo it runs; exec sleep 60"];
+    let arguments = ["run", "k", "--retry", "--server", server, "--"];
+    let mut command = latch(&other, &[&arguments[..], &script].concat());
+    let mut running = Latch::start(command.stdout(Stdio::piped()));
+    let stdout = running.stdout.take().expect("piped");
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).expect("text");
+    assert_eq!(line, "it runs\n");
+    daemon.signal(Signal::KILL);
+    assert_eq!(wait(&mut running), Some(70));
+}
+
+#[test]
+fn retries_end_with_their_time_or_the_timeout() {
+    let daemon = Daemon::start(&[]);
+    let (_port, dead) = refusing_addr();
+    let dead = dead.to_string();
+    for (options, at_least) in [
+        (&["--retry=1500ms"][..], 1400),
+        (&["--retry", "--timeout", "1"], 900),
+        (&["--retry=1h", "--timeout", "1"], 900),
+        (&["--retry", "--timeout", "0"], 0),
+        (&["--retry=0"], 0),
+        (&[], 0),
+    ] {
+        let fixed = ["run", "k", "--server", &dead];
+        let arguments = [&fixed[..], options, &["--", "true"]].concat();
+        let began = Instant::now();
+        let output = output(&mut latch(&daemon, &arguments));
+        let took = began.elapsed();
+        assert_eq!(output.status.code(), Some(69), "{options:?}: {output:?}");
+        assert!(
+            took >= Duration::from_millis(at_least),
+            "{options:?}: {took:?}"
+        );
+        let said = text(&output.stderr);
+        assert_eq!(said, format!("latch: {dead}: connection refused\n"));
+    }
+    assert_eq!(
+        status(&daemon, &["run", "k", "--retry=x", "--", "true"]),
+        64
+    );
+}
+
+#[test]
+fn retry_does_not_ask_twice_after_a_refusal() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "secret").expect("there is room");
+    let daemon = Daemon::start(&["--auth-token-file", secret.to_str().expect("text")]);
+    let output = fed(
+        &mut latch(&daemon, &["run", "k", "--retry", "--", "true"]),
+        b"",
+    );
+    assert_eq!(output.status.code(), Some(77), "{output:?}");
+}
