@@ -307,7 +307,7 @@ fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
 #[test]
 fn the_manual_of_lfpd_explains_every_default_event() {
     let explained = verbs_of_manual(&page("lfpd.8"));
-    let shared = ["/net/", "/log.rs"];
+    let shared = ["/net/", "/log/"];
     let logged = verbs_of_sources(|path| {
         path.contains("/lfp")
             || path.contains("/uucp")
