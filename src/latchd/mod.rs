@@ -81,11 +81,11 @@ fn run(
     let admin_token = admin_token
         .map(|path| read_token_file("admin", path))
         .transpose()?;
-    let log = server::start_log(options.log())?;
+    let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     // Until here a signal ends the process at once, even while the fence file is locked.
-    let signals = server::watch_signals()?;
+    let signals = server::watch_signals(&log)?;
     let listeners = serve::listen(options, sockets, inherited)?;
     warn_about(options, auth.as_ref());
 

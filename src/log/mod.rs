@@ -1,10 +1,14 @@
-//! The log: lines to stderr that never make a lock wait.
+//! The log: lines to stderr, a file or the syslog that never make a lock wait.
 //!
 //! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
-//! no reader, lines are dropped and counted; the count is written first when there is room again.
+//! no reader, or the disk is full, lines are dropped and counted; the count is written first when
+//! there is room again. The form of a line is in [`Log::start`].
 
+mod sink;
+pub mod syslog;
 mod throttle;
 
+use std::fmt;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,36 +16,44 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, Receiver, Sender};
+use crossbeam_channel::{bounded, select, Receiver, Sender};
 use env_logger::{Builder, Target};
-use log::LevelFilter;
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::io::Errno;
+use log::{Level, LevelFilter};
 
+pub use sink::LogTarget;
+use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
 
-/// How many lines may wait for stderr.
+/// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
 
 /// Whether lines begin with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timestamps {
-    /// Unless journald reads stderr and adds its own.
+    /// Unless the syslog or journald receives them, which add their own.
     Auto,
     Always,
     Never,
 }
 
-/// How much is logged, and how.
-#[derive(Clone, Copy, Debug)]
+/// How much is logged, how, and where.
+#[derive(Clone, Debug)]
 pub struct LogRules {
     /// Log the life of connections too, whatever RUST_LOG says.
     pub debug: bool,
     pub timestamps: Timestamps,
+    pub target: LogTarget,
 }
 
-/// The running log. Keep it for [`Log::flush`].
-pub struct Log(Option<Sender<Message>>);
+/// A handle to the running log. Keep it for [`Log::flush`] and [`Log::reopen`].
+#[derive(Clone)]
+pub struct Log(Option<ToWriter>);
+
+#[derive(Clone)]
+struct ToWriter {
+    messages: Sender<Message>,
+    reopen: Sender<()>,
+}
 
 /// What the writer thread receives.
 enum Message {
@@ -56,18 +68,35 @@ impl Log {
         Log(None)
     }
 
-    /// Starts the log and its writer thread. Call it once in a process.
-    pub fn start(rules: LogRules) -> io::Result<Log> {
+    /// Starts the log of `program` and its writer thread. Call it once in a process.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened, or the thread cannot be started.
+    pub fn start(program: &'static str, rules: &LogRules) -> io::Result<Log> {
+        let sink = Sink::open(&rules.target)?;
+        let is_syslog = rules.target == LogTarget::Syslog;
+        let header = move |level| match is_syslog {
+            true => syslog::header(program, level),
+            false => String::new(),
+        };
         let (sender, messages) = bounded(QUEUE_LEN);
+        // If one reopening is due, a second one adds nothing.
+        let (reopen, reopenings) = bounded(1);
         let dropped_count = Arc::new(AtomicUsize::new(0));
         let lines = LogLines {
             messages: sender.clone(),
             dropped_count: Arc::clone(&dropped_count),
         };
+        let writer = Writer {
+            sink,
+            warning_header: header(Level::Warn),
+            dropped_count,
+        };
         thread::Builder::new()
             .name("log".into())
             .stack_size(128 * 1024)
-            .spawn(move || write_all(&messages, &dropped_count))?;
+            .spawn(move || writer.run(&messages, &reopenings))?;
 
         let mut builder = Builder::new();
         builder.filter_level(LevelFilter::Info);
@@ -76,8 +105,9 @@ impl Log {
         } else {
             builder.parse_env("RUST_LOG");
         }
-        let with_time = rules.timestamps.apply();
+        let with_time = rules.has_timestamps();
         builder.format(move |line, record| {
+            line.write_all(header(record.level()).as_bytes())?;
             if with_time {
                 write!(line, "{} ", line.timestamp())?;
             }
@@ -85,57 +115,70 @@ impl Log {
         });
         builder.target(Target::Pipe(Box::new(lines)));
         builder.init();
-        Ok(Log(Some(sender)))
+        let messages = sender;
+        Ok(Log(Some(ToWriter { messages, reopen })))
     }
 
     /// Waits until the lines so far have been written, for at most `limit`.
     pub fn flush(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let (flush, flushed) = bounded(0);
-        if let Some(messages) = &self.0 {
+        if let Some(ToWriter { messages, .. }) = &self.0 {
             let _ = messages.send_deadline(Message::Flush(flush), deadline);
             let _ = flushed.recv_deadline(deadline);
         }
     }
-}
 
-/// The writer thread, which runs until the process ends. Lines that stderr refuses are lost.
-fn write_all(messages: &Receiver<Message>, dropped_count: &AtomicUsize) {
-    for message in messages {
-        let line = match message {
-            Message::Line(line) => line,
-            Message::Flush(flush) => {
-                drop(flush);
-                continue;
-            }
-        };
-        let dropped = dropped_count.swap(0, Ordering::Relaxed);
-        if dropped > 0 {
-            let notice = format!("WARN log-lines-lost dropped={dropped}\n");
-            if write_to_stderr(notice.as_bytes()).is_err() {
-                dropped_count.fetch_add(dropped, Ordering::Relaxed);
-            }
-        }
-        if write_to_stderr(&line).is_err() {
-            dropped_count.fetch_add(1, Ordering::Relaxed);
+    /// Has the log file opened again by its path, and returns at once. Does nothing for other
+    /// targets.
+    pub fn reopen(&self) {
+        if let Some(ToWriter { reopen, .. }) = &self.0 {
+            let _ = reopen.try_send(());
         }
     }
 }
 
-/// Writes all of it. Waits for room even if another process has made stderr non-blocking.
-fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
-    let stderr = io::stderr();
-    while !bytes.is_empty() {
-        match rustix::io::write(&stderr, bytes) {
-            Ok(len) => bytes = &bytes[len..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)?;
+/// The thread that writes lines.
+struct Writer {
+    sink: Sink,
+    /// What a warning of its own begins with.
+    warning_header: String,
+    dropped_count: Arc<AtomicUsize>,
+}
+
+impl Writer {
+    /// Runs until the process ends. Lines that the sink refuses are lost.
+    fn run(mut self, messages: &Receiver<Message>, reopenings: &Receiver<()>) {
+        loop {
+            select! {
+                recv(messages) -> message => match message {
+                    Ok(Message::Line(line)) => self.write(&line),
+                    Ok(Message::Flush(flush)) => drop(flush),
+                    Err(_) => return,
+                },
+                recv(reopenings) -> _ => if let Err(error) = self.sink.reopen() {
+                    self.warn(format_args!("cannot-reopen-log error=\"{error}\""));
+                },
             }
-            Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+
+    /// Writes a line, and before it how many were lost.
+    fn write(&self, line: &[u8]) {
+        let dropped = self.dropped_count.swap(0, Ordering::Relaxed);
+        if dropped > 0 && !self.warn(format_args!("log-lines-lost dropped={dropped}")) {
+            self.dropped_count.fetch_add(dropped, Ordering::Relaxed);
+        }
+        if self.sink.write(line).is_err() {
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes a line of its own, and returns whether the sink took it.
+    fn warn(&self, line: fmt::Arguments<'_>) -> bool {
+        let line = format!("{}WARN {line}\n", self.warning_header);
+        self.sink.write(line.as_bytes()).is_ok()
+    }
 }
 
 /// The target of env_logger, which writes each line with one call.
@@ -161,12 +204,13 @@ impl Write for LogLines {
     }
 }
 
-impl Timestamps {
-    fn apply(self) -> bool {
-        match self {
-            Timestamps::Always => true,
-            Timestamps::Never => false,
-            Timestamps::Auto => !journald_reads_stderr(),
+impl LogRules {
+    fn has_timestamps(&self) -> bool {
+        match (self.timestamps, &self.target) {
+            (Timestamps::Always, _) => true,
+            (Timestamps::Never, _) | (Timestamps::Auto, LogTarget::Syslog) => false,
+            (Timestamps::Auto, LogTarget::File(_)) => true,
+            (Timestamps::Auto, LogTarget::Stderr) => !journald_reads_stderr(),
         }
     }
 }

@@ -41,6 +41,8 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
+    ("--log", Some("LOG")),
+    ("--log-file", Some("LOG_FILE")),
     ("--log-timestamps", Some("LOG_TIMESTAMPS")),
     ("--debug", Some("DEBUG")),
     ("--help", None),

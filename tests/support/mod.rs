@@ -12,6 +12,7 @@ pub mod locks;
 pub mod needs;
 pub mod silent;
 pub mod stalls;
+pub mod syslog;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
