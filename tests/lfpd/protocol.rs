@@ -1537,7 +1537,7 @@ fn race_of_servers(content: Option<String>) {
     for _ in 0..CLIENTS {
         clients.push(Client::tcp(addr));
         let ours = OwnedFd::from(listener.accept().expect("accept").0);
-        let copy = || OwnedFd::from(ours.try_clone().expect("a descriptor"));
+        let copy = || Stdio::from(ours.try_clone().expect("a descriptor"));
         let mut lfpd = command(dirs.path());
         lfpd.stdin(copy()).stdout(copy()).stderr(copy());
         servers.push(lfpd.spawn().expect("lfpd was built"));
