@@ -83,12 +83,12 @@ impl Sink {
 
 /// Opens a file to append to. A FIFO without a reader is an error, and does not block.
 fn open_file(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     File::options()
         .append(true)
         .create(true)
         .mode(FILE_MODE)
-        .custom_flags(flags.cast_signed())
+        .custom_flags(flags.bits() as i32)
         .open(path)
 }
 
