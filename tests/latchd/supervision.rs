@@ -606,6 +606,10 @@ fn the_logrotate_example_has_the_server_open_a_new_file() {
         command.arg(&log);
         command
     });
+    // An empty log is not rotated.
+    eventually(PATIENCE, "it logs", || {
+        fs::read_to_string(&log).is_ok_and(|log| log.contains(" listening "))
+    });
     fs::write(&pid, daemon.pid().to_string()).expect("there is room");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let example = example("latchd.logrotate");
