@@ -26,6 +26,8 @@ complete -c latchd -l auth-token -x -d 'the token that clients must present; ps 
 complete -c latchd -l auth-token-file -r -F -d 'a file with the token that clients must present'
 complete -c latchd -l admin-token-file -r -F -d 'a file with the token that lets latch break grants over the network'
 complete -c latchd -l print-port -d 'print the bound port on stdout once listening'
+complete -c latchd -l log -x -d 'where the log goes: stderr or syslog (stderr)'
+complete -c latchd -l log-file -r -F -d 'append the log to this file, and open it again at SIGHUP'
 complete -c latchd -l log-timestamps -x -d 'begin each log line with the time: auto, always or never (auto: unless journald does)'
 complete -c latchd -l debug -d 'log the life of connections'
 complete -c latchd -l fence-state-file -r -F -d 'reserve fences in this file, so that they rise across crashes and clock steps'

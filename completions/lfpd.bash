@@ -14,7 +14,7 @@ _lfpd() {
             option=
         else
             case $word in
-                --listen | --unix | --lock-dir | --search-dirs | --peer-uid | --idle-timeout | --max-connections) option=$word ;;
+                --listen | --unix | --lock-dir | --search-dirs | --peer-uid | --idle-timeout | --max-connections | --log | --log-file) option=$word ;;
                 -*) ;;
                 *) ((operand += 1)) ;;
             esac
@@ -29,14 +29,14 @@ _lfpd() {
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --unix | --lock-dir)
+        --unix | --lock-dir | --log-file)
             _lfpd_files
             return
             ;;
         *) return ;;
     esac
     case $command in
-        '') words='--inetd --stdio --listen --unix --lock-dir --search-dirs --peer-uid --require-live-pid --chown --idle-timeout --max-connections --print-port --debug --help --version' ;;
+        '') words='--inetd --stdio --listen --unix --lock-dir --search-dirs --peer-uid --require-live-pid --chown --idle-timeout --max-connections --print-port --log --log-file --debug --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in

@@ -14,6 +14,8 @@ complete -c lfpd -l chown -d 'give lock files to the user whose process holds th
 complete -c lfpd -l idle-timeout -x -d 'how long a command may take to arrive, in seconds (300)'
 complete -c lfpd -l max-connections -x -d 'the most connections at once (256)'
 complete -c lfpd -l print-port -d 'print the bound port on stdout once listening'
+complete -c lfpd -l log -x -d 'where the log goes: stderr or syslog (stderr)'
+complete -c lfpd -l log-file -r -F -d 'append the log to this file, and open it again at SIGHUP'
 complete -c lfpd -l debug -d 'log connections, locks and unlocks'
 complete -c lfpd -s h -l help -d 'print this and exit'
 complete -c lfpd -s V -l version -d 'print the version and exit'

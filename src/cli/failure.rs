@@ -1,4 +1,5 @@
-//! Why a command fails, with the exit status that says so.
+//! Why a command fails, with the exit status that says so. Each program has its own table of
+//! statuses: `latch` and `sema` at the top of their module, the servers in `server`.
 
 use std::fmt::Display;
 

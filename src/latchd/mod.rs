@@ -82,11 +82,11 @@ fn run(
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
-    let log = server::start_log(options.log())?;
+    let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     // Until here a signal ends the process at once, even while the fence file is locked.
-    let signals = server::watch_signals()?;
+    let signals = server::watch_signals(&log)?;
     let listeners = serve::listen(options, sockets, inherited)?;
     warn_about(options, auth.as_ref());
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
 use crate::cli::values;
-use crate::log::{LogRules, Timestamps};
+use crate::log::{LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 
@@ -21,12 +21,13 @@ const MAX_COUNT: u64 = u32::MAX as u64;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Options of which one, where it is given, overrules also the other.
-const RIVALS: [[&str; 2]; 2] = [
+const RIVALS: [[&str; 2]; 3] = [
     [
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
     ],
     ["--auth-token", "--auth-token-file"],
+    ["--log", "--log-file"],
 ];
 
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
@@ -109,6 +110,12 @@ arguments::options! {
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
+        /// where the log goes: stderr or syslog (stderr)
+        #[argh(option, arg_name = "where")]
+        log: Option<LogTarget> = ["LOG"],
+        /// append the log to this file, and open it again at SIGHUP
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        log_file: Option<PathBuf> = ["LOG_FILE"],
         /// begin each log line with the time: auto, always or never (auto: unless journald does)
         #[argh(option, arg_name = "when", default = "Timestamps::Auto", from_str_fn(timestamps))]
         log_timestamps: Timestamps = ["LOG_TIMESTAMPS"],
@@ -203,11 +210,12 @@ impl Options {
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.refuse_tls(origins)?;
-        let [auto_release, no_auto_release] = RIVALS[0].map(|option| origins.get(option));
-        match (auto_release, no_auto_release) {
-            (Some(yes), Some(no)) => Err(exclusive(no, yes)),
-            _ => Ok(()),
+        for rivals in [RIVALS[0], RIVALS[2]] {
+            if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
+                return Err(exclusive(other, one));
+            }
         }
+        Ok(())
     }
 
     /// Refuses TLS. One option without the other is wrong in any build, and is refused as that.
@@ -274,6 +282,7 @@ impl Options {
         LogRules {
             debug: self.debug,
             timestamps: self.log_timestamps,
+            target: LogTarget::of_options(self.log.as_ref(), self.log_file.as_deref()),
         }
     }
 }
@@ -454,6 +463,29 @@ mod tests {
             ],
         );
         assert!(matches!(found.expect("one a level"), Some(Auth::File(_))));
+    }
+
+    #[test]
+    fn the_log_goes_to_one_place_and_a_flag_beats_both_variables() {
+        let target = |arguments: &[&str], variables: &[(&str, &str)]| {
+            read_all(arguments, variables).map(|(options, _)| options.log().target)
+        };
+        let (file, syslog) = (("LATCHD_LOG_FILE", "f"), ("DFLOCKD_LOG", "syslog"));
+        assert_eq!(target(&[], &[]), Ok(LogTarget::Stderr));
+        assert_eq!(target(&[], &[syslog]), Ok(LogTarget::Syslog));
+        assert_eq!(
+            target(&[], &[file, syslog]),
+            Ok(LogTarget::File("f".into()))
+        );
+        assert_eq!(target(&["--log", "stderr"], &[file]), Ok(LogTarget::Stderr));
+        assert_eq!(
+            target(&["--log", "syslog", "--log-file", "f"], &[]),
+            Err("--log-file: cannot be given together with --log".into())
+        );
+        assert_eq!(
+            target(&["--log", "file"], &[]),
+            Err("invalid value 'file' for --log: expected stderr or syslog".into())
+        );
     }
 
     #[test]

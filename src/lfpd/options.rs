@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::peer::PeerRule;
 use crate::cli::arguments::{self, Dashes, Parsed, Variables};
 use crate::cli::values;
-use crate::log::{LogRules, Timestamps};
+use crate::log::{LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
 
@@ -61,6 +61,12 @@ arguments::options! {
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
+        /// where the log goes: stderr or syslog (stderr)
+        #[argh(option, arg_name = "where")]
+        log: Option<LogTarget>,
+        /// append the log to this file, and open it again at SIGHUP
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        log_file: Option<PathBuf>,
         /// log connections, locks and unlocks
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         debug: bool,
@@ -111,6 +117,9 @@ impl Options {
         if self.print_port && self.listen.is_empty() {
             return Err("--print-port: there is no port without --listen".into());
         }
+        if self.log.is_some() && self.log_file.is_some() {
+            return Err("--log-file: cannot be given together with --log".into());
+        }
         match (self.inetd, self.stdio, binds) {
             (true, true, _) => Err("--stdio: cannot be given together with --inetd".into()),
             (true, _, true) => Err("--inetd: cannot be given together with an address".into()),
@@ -138,6 +147,7 @@ impl Options {
         LogRules {
             debug: self.debug,
             timestamps: Timestamps::Auto,
+            target: LogTarget::of_options(self.log.as_ref(), self.log_file.as_deref()),
         }
     }
 }

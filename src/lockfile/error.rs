@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 /// Why a lock was not taken or not released.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum SemaphoreError {
     /// Another process holds the lock.
     AlreadyLocked {

@@ -26,6 +26,7 @@ pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
 /// Whether to wait after a grant for implementations that judge, remove and create in separate
 /// steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Settle {
     /// Never.
     Never,

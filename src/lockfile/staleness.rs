@@ -14,6 +14,7 @@ const START_TOLERANCE: u64 = 2;
 
 /// When a lock counts as stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StaleRule {
     /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]

@@ -58,6 +58,7 @@ impl Status {
 
 /// What a lock file says, and what that means here and now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LockDetails {
     /// The process that holds the lock.
     pub pid: Option<u32>,
@@ -104,6 +105,7 @@ impl LockDetails {
 
 /// Why a lock was not granted or not released, and who holds it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Busy {
     /// What is in the way.
     pub obstacle: Obstacle,
@@ -143,6 +145,7 @@ impl Busy {
 
 /// What [`Semaphore::clean`] has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Cleaned {
     /// Whether it removed a stale lock.
     pub lock: bool,

@@ -115,6 +115,7 @@ pub(super) enum Acquisition<F> {
 
 /// Why a lock cannot be taken or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Obstacle {
     /// It is not stale.
     NotStale,

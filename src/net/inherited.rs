@@ -133,6 +133,12 @@ pub fn stderr_is_a_peers() -> bool {
     }
 }
 
+/// Whether inetd or its like has started this process, and may start it again at once: descriptor 0
+/// listens, or stderr is the socket on it. Some inetds leave stderr alone.
+pub fn is_from_inetd() -> bool {
+    stderr_is_a_peers() || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
+}
+
 fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
     if sockopt::socket_type(&socket)? != SocketType::STREAM {
         return Err(NotListening::NotAStreamSocket);

@@ -1,4 +1,5 @@
-//! One accepted connection, over TCP or a Unix socket.
+//! One connection of a server or a client, over TCP or a Unix socket. Another transport, such as
+//! TLS, would be a third kind of [`Stream`].
 
 use std::fmt;
 use std::io::{self, Read};

@@ -1,6 +1,8 @@
 //! Three lines in, one request out, and back: latch-protocol(7), REQUESTS.
 //!
-//! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`].
+//! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`]. A command is a
+//! variant of [`Request`], with its line in [`parse`] and in [`Request::write`]; `latchd::requests`
+//! carries it out.
 
 use std::io::Write;
 use std::time::Duration;

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
@@ -16,7 +17,7 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIG
 use signal_hook::iterator::Signals;
 
 use crate::cli::output;
-use crate::log::{Log, LogRules};
+use crate::log::{syslog, Log, LogRules, LogTarget};
 use crate::net::inherited;
 use crate::net::listener::Listener;
 use crate::sys::thread;
@@ -27,6 +28,9 @@ pub const CANNOT_START: u8 = 1;
 /// Exit status: the command line or a variable asks for something impossible.
 pub const USAGE: u8 = 2;
 
+/// How long a server that inetd has started, and that cannot serve, takes to exit.
+const PAUSE_BEFORE_RESTART: Duration = Duration::from_secs(1);
+
 /// Prints a text instead of serving, and returns the exit status.
 pub fn print(text: &str) -> ExitCode {
     match output::print(text) {
@@ -35,22 +39,40 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Says in one line why `program` does not serve, unless a client would read it, and returns the
-/// exit status.
+/// Says in one line why `program` does not serve, and returns the exit status. The line goes to
+/// stderr, unless a client would read it. Under inetd it goes to the syslog too, and the exit is
+/// delayed: inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     if !inherited::stderr_is_a_peers() {
-        output::complain(program, reason);
+        output::complain(program, &reason);
+    }
+    if inherited::is_from_inetd() {
+        syslog::report(program, &reason);
+        std::thread::sleep(PAUSE_BEFORE_RESTART);
     }
     ExitCode::from(status)
 }
 
-/// Starts the log. If a client would read it, the log and the messages of panics stay silent.
-pub fn start_log(rules: LogRules) -> Result<Log, String> {
+/// Starts the log. If a client would read stderr, nothing is logged there, and the messages of
+/// panics go to the syslog.
+pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String> {
     if inherited::stderr_is_a_peers() {
-        std::panic::set_hook(Box::new(|_| {}));
-        return Ok(Log::silent());
+        std::panic::set_hook(Box::new(move |panic| {
+            syslog::report(program, panic.to_string().replace('\n', " "));
+        }));
+        if rules.target == LogTarget::Stderr {
+            return Ok(Log::silent());
+        }
     }
-    Log::start(rules).map_err(|error| format!("cannot start the log: {}", reason(&error)))
+    Log::start(program, rules).map_err(|error| match &rules.target {
+        LogTarget::File(path) => {
+            let (path, reason) = (Escaped::path(path), reason(&error));
+            format!("cannot open the log file {path}: {reason}")
+        }
+        LogTarget::Stderr | LogTarget::Syslog => {
+            format!("cannot start the log: {}", reason(&error))
+        }
+    })
 }
 
 /// Starts a thread; an error is one line.
@@ -71,19 +93,24 @@ pub struct EndSignals {
     pub stop: Arc<OwnedFd>,
 }
 
-/// Catches signals from now on. Those that must not end a server are caught and ignored. Rust
-/// ignores SIGPIPE in every program.
-pub fn watch_signals() -> Result<EndSignals, String> {
+/// Catches signals from now on. SIGHUP has the log file opened again. The others that must not end
+/// a server are caught and ignored. Rust ignores SIGPIPE in every program.
+pub fn watch_signals(log: &Log) -> Result<EndSignals, String> {
     let no_signals = |error: io::Error| format!("cannot catch signals: {}", reason(&error));
     let caught = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ];
     let mut signals = Signals::new(caught).map_err(no_signals)?;
     let (sender, received) = unbounded();
     let (alarm, stop) = UnixStream::pair().map_err(no_signals)?;
+    let log = log.clone();
     let listen = move || {
         for signal in signals.forever() {
-            if matches!(signal, SIGTERM | SIGINT) {
-                let _ = alarm.shutdown(Shutdown::Both);
-                let _ = sender.send(signal);
+            match signal {
+                SIGTERM | SIGINT => {
+                    let _ = alarm.shutdown(Shutdown::Both);
+                    let _ = sender.send(signal);
+                }
+                SIGHUP => log.reopen(),
+                _ => {}
             }
         }
     };

@@ -1,4 +1,5 @@
-//! When each holder's lease is over: a heap, with one entry for each holder.
+//! When each holder's lease is over: a heap, with one entry for each holder. What a lease is good
+//! for is not decided here: the table begins and renews leases, and `expiry` ends them.
 //!
 //! An entry goes when its holder goes, so that a hundred thousand grants a second with a long lease
 //! leave nothing behind. For this, each place knows where in the heap its entry is.

@@ -41,6 +41,8 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
+    ("--log", Some("LOG")),
+    ("--log-file", Some("LOG_FILE")),
     ("--log-timestamps", Some("LOG_TIMESTAMPS")),
     ("--debug", Some("DEBUG")),
     ("--help", None),
@@ -316,7 +318,7 @@ fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
 #[test]
 fn the_manual_of_lfpd_explains_every_default_event() {
     let explained = verbs_of_manual(&page("lfpd.8"));
-    let shared = ["/net/", "/log.rs"];
+    let shared = ["/net/", "/log/"];
     let logged = verbs_of_sources(|path| {
         path.contains("/lfp")
             || path.contains("/uucp")

@@ -141,9 +141,14 @@ fn exactly_max_connections_of_racing_clients_are_served() {
     const RACERS: usize = 24;
     let daemon = Daemon::start(&["--max-connections", "9"]);
     let mut monitor = daemon.connect(); // takes one place itself
+    monitor.stats();
+    let descriptors = format!("/proc/{}/fd", daemon.pid());
+    let descriptor_count = || std::fs::read_dir(&descriptors).expect("it runs").count();
+    let at_rest = descriptor_count();
     for round in 0..20 {
+        // A place is free when the descriptor is closed, a moment after the statistics say so.
         eventually(PATIENCE, "the last round has gone", || {
-            monitor.stats()["connections"] == 1
+            monitor.stats()["connections"] == 1 && descriptor_count() == at_rest
         });
         // They are kept until all have tried.
         let mut clients: Vec<Option<Client>> = (0..RACERS).map(|_| None).collect();

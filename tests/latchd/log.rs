@@ -1,14 +1,17 @@
 //! The log: it says what happened, gives nothing away, cannot be forged by a client, and never
 //! holds up a lock.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::needs::needs;
 use crate::support::stalls::fairly;
-use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
+use crate::support::syslog::Syslog;
+use crate::support::{eventually, parse_grant, Client, Daemon, Signal, PATIENCE};
 use rustix::fs::{mknodat, FileType, Mode, CWD};
 
 // ---- it delays no client ---------------------------------------------------------------------
@@ -389,6 +392,117 @@ fn timestamps_can_be_turned_on_and_off() {
     }
 }
 
+// ---- it can go to a file or to the syslog ------------------------------------------------------
+
+#[test]
+fn a_log_file_is_appended_to_and_opened_again_at_sighup() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let [path, rotated] = ["log", "log.1"].map(|name| directory.path().join(name));
+    fs::write(&path, "before\n").expect("there is room");
+    let daemon = Daemon::from_command(logging_to(&path));
+    let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    eventually(PATIENCE, "it logs", || {
+        read(&path).contains(" INFO listening addr=")
+    });
+    assert!(read(&path).starts_with("before\n20"), "{}", read(&path));
+
+    fs::rename(&path, &rotated).expect("both are ours");
+    daemon.signal(Signal::HUP);
+    eventually(PATIENCE, "there is a new file", || path.exists());
+    let mode = fs::metadata(&path).expect("just seen").mode();
+    assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
+    assert!(read(&path).contains(" INFO stopping"), "{}", read(&path));
+    assert!(!read(&rotated).contains("stopping"), "{}", read(&rotated));
+    assert_eq!(daemon.log(), "", "nothing else is on stderr");
+}
+
+#[test]
+fn a_log_file_that_cannot_be_opened_again_stays_in_use() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("log");
+    let daemon = Daemon::from_command(logging_to(&path));
+    let rotated = directory.path().join("log.1");
+    fs::rename(&path, &rotated).expect("both are ours");
+    fs::create_dir(&path).expect("there is room");
+    daemon.signal(Signal::HUP);
+    let read = || fs::read_to_string(&rotated).expect("it is there");
+    eventually(PATIENCE, "it says so", || {
+        read().contains("WARN cannot-reopen-log error=\"Is a directory (os error 21)\"\n")
+    });
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
+    assert!(read().contains(" INFO stopping"), "{}", read());
+}
+
+#[test]
+fn without_a_log_file_sighup_does_nothing() {
+    let daemon = Daemon::start(&[]);
+    daemon.wait_for_log("listening", PATIENCE);
+    daemon.signal(Signal::HUP);
+    daemon.connect().acquire("k", 0);
+    assert!(daemon.wait_exit(Duration::from_millis(100)).is_none());
+    assert_eq!(daemon.log().lines().count(), 2, "{}", daemon.log());
+}
+
+#[test]
+fn a_log_file_that_cannot_be_opened_is_named() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let fifo = directory.path().join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("there is room");
+    for (path, reason) in [
+        (Path::new("/nowhere/log"), "no such file or directory"),
+        (directory.path(), "is a directory"),
+        (&fifo, "no such device or address"),
+    ] {
+        let daemon = Daemon::from_command(logging_to_unheard(path));
+        let status = daemon.wait_exit(PATIENCE).expect("it does not start");
+        assert_eq!(status.code(), Some(1));
+        let shown = path.display();
+        assert_eq!(
+            daemon.log(),
+            format!("latchd: cannot open the log file {shown}: {reason}\n")
+        );
+    }
+}
+
+#[test]
+fn a_full_disk_under_a_log_file_holds_up_no_command() {
+    let mut command = logging_to(Path::new("/dev/full"));
+    command.env("RUST_LOG", "trace");
+    answers_promptly(&Daemon::from_command(command));
+}
+
+#[test]
+fn the_log_can_go_to_the_syslog() {
+    needs!("unshare", "mount");
+    let Some(syslog) = Syslog::new() else { return };
+    let daemon = Daemon::from_command(to_syslog(&syslog));
+    let header = |priority: u8| format!("<{priority}>latchd[{}]: ", daemon.pid());
+    let starting = syslog.next();
+    let expected = format!("{}INFO starting version=", header(30));
+    assert!(starting.starts_with(&expected), "{starting}");
+    let listening = syslog.next();
+    let expected = format!("INFO listening addr=127.0.0.1:{}", daemon.port());
+    assert_eq!(listening, header(30) + &expected);
+
+    daemon.connect().request("nonsense", "k", "");
+    let refused = std::iter::from_fn(|| Some(syslog.next())).find(|line| line.contains("refused"));
+    let refused = refused.expect("just found");
+    assert!(refused.starts_with(&header(31)), "{refused}");
+    assert_eq!(daemon.log(), "", "nothing is on stderr");
+}
+
+#[test]
+fn a_syslog_that_reads_nothing_holds_up_no_command() {
+    needs!("unshare", "mount");
+    let Some(syslog) = Syslog::new() else { return };
+    let mut command = to_syslog(&syslog);
+    command.env("RUST_LOG", "trace");
+    answers_promptly(&Daemon::from_command(command));
+}
+
 // ---- helpers ---------------------------------------------------------------------------------
 
 /// The log of a server whose stderr is a file, and whose JOURNAL_STREAM names that file (`this`),
@@ -448,6 +562,32 @@ fn fields_of(line: &str) -> Option<Vec<String>> {
 fn is_name(text: &str) -> bool {
     let is_fit = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'-' | b'_');
     !text.is_empty() && text.bytes().all(is_fit)
+}
+
+/// A daemon that logs to the file at `path`.
+fn logging_to(path: &Path) -> Command {
+    let mut command = logging_to_unheard(path);
+    command.args(["--port", "0", "--print-port"]);
+    command
+}
+
+/// The same on its usual port, which it does not print.
+fn logging_to_unheard(path: &Path) -> Command {
+    let mut command = Daemon::command();
+    command.arg("--log-file").arg(path);
+    command
+}
+
+/// A daemon that logs the life of connections to `syslog`.
+fn to_syslog(syslog: &Syslog) -> Command {
+    let mut command = Daemon::command();
+    command.args(["--log", "syslog", "--port", "0", "--print-port", "--debug"]);
+    let mut command = syslog.reached_by(&command);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
 }
 
 /// A daemon which logs all that it can.

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use crate::support::limited::copy_program;
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
+use crate::support::syslog::Syslog;
 use crate::support::{
     children_of, described, eventually, fence, installed, parse_grant, processor_time, stat_of,
     Client, Daemon, Deadline, Event, Signal, PATIENCE,
@@ -98,6 +99,74 @@ fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
     eventually(PATIENCE, "no server is left", || inetd.servers().is_empty());
 }
 
+#[test]
+fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
+    needs!("unshare", "mount");
+    let Some(syslog) = Syslog::new() else { return };
+    for (args, reason) in [
+        (
+            &["--fence-state-file", "/nowhere/fences"][..],
+            "cannot use the fence file /nowhere/fences: no such file or directory",
+        ),
+        (&["--port", "0"], "--port: the sockets are inherited"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        // Some inetds make stderr the socket, and some leave it alone.
+        for stderr_is_the_socket in [true, false] {
+            let again = || OwnedFd::from(listener.try_clone().expect("descriptors are left"));
+            let mut command = syslog.reached_by(Daemon::command().arg("--inetd").args(args));
+            command.stdin(again()).stdout(again());
+            match stderr_is_the_socket {
+                true => command.stderr(again()),
+                false => command.stderr(Stdio::null()),
+            };
+            let mut daemon = command.spawn().expect("latchd was built by cargo");
+            let expected = format!("<27>latchd[{}]: {reason}", daemon.id());
+            assert_eq!(syslog.next(), expected);
+            let reported_at = Instant::now();
+            assert!(!wait_for(&mut daemon, PATIENCE).success());
+            let pause = reported_at.elapsed();
+            assert!(pause >= Duration::from_millis(900), "only {pause:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_fails_is_started_by_inetd_once_a_second() {
+    needs!("inetd", "setpriv", "unshare", "mount", "root");
+    let Some(syslog) = Syslog::new() else { return };
+    let inetd = Inetd::start_with(Some(&syslog), 1, |line| {
+        edited(&line, "--fence-state-file ", "--fence-state-file /nowhere")
+    });
+    let _client = TcpStream::connect(inetd.addrs[0]).expect("inetd listens");
+    let deadline = Deadline::after(Duration::from_millis(2500));
+    let mut start_count = 0;
+    while let Some(message) = syslog.next_within(deadline.remaining().max(Duration::from_millis(1)))
+    {
+        // inetd has messages of its own.
+        let is_ours = message.starts_with("<27>latchd[");
+        let says_why = message.contains("]: cannot use the fence file /nowhere/");
+        assert_eq!(is_ours, says_why, "{message}");
+        start_count += u32::from(is_ours);
+    }
+    assert!((1..=3).contains(&start_count), "{start_count} starts");
+}
+
+#[test]
+fn the_log_of_a_server_under_inetd_is_in_the_syslog() {
+    needs!("inetd", "setpriv", "unshare", "mount", "root");
+    let Some(syslog) = Syslog::new() else { return };
+    let inetd = Inetd::start_with(Some(&syslog), 1, |line| line);
+    Client::tcp(inetd.addrs[0]).acquire("k", 0);
+    let messages = std::iter::from_fn(|| Some(syslog.next()));
+    // inetd has messages of its own.
+    let mut ours = messages.filter(|line| line.contains("latchd["));
+    for verb in ["starting", "listening"] {
+        let message = ours.next().expect("it comes");
+        assert!(message.contains(&format!("]: INFO {verb} ")), "{message}");
+    }
+}
+
 // ---- descriptor 0 ----------------------------------------------------------------------------
 
 #[test]
@@ -130,13 +199,14 @@ fn a_descriptor_0_that_does_not_listen_is_refused() {
 
 #[test]
 fn nothing_that_goes_wrong_at_start_is_said_to_a_client() {
-    for (args, status) in [
+    for (args, status, mut daemon, peer) in [
         (&["--inetd"][..], 1),
         (&["--inetd", "--port", "0"], 2),
         (&["--inetd", "--no-such-option"], 2),
         (&["--inetd", "--auth-token-file", "/nowhere"], 1),
         (&["--inetd", "--fence-state-file", "/nowhere/fences"], 1),
-    ] {
+    ]
+    .map(|(args, status)| {
         let (socket, peer) = UnixStream::pair().expect("descriptors are left");
         let mut command = Daemon::command();
         let again = || OwnedFd::from(socket.try_clone().expect("descriptors are left"));
@@ -145,8 +215,9 @@ fn nothing_that_goes_wrong_at_start_is_said_to_a_client() {
             .stdin(again())
             .stdout(again())
             .stderr(again());
-        let mut daemon = command.spawn().expect("latchd was built by cargo");
-        drop((command, socket));
+        let daemon = command.spawn().expect("latchd was built by cargo");
+        (args, status, daemon, peer)
+    }) {
         let ended = wait_for(&mut daemon, PATIENCE);
         assert_eq!(ended.code(), Some(status), "{args:?}");
         assert_eq!(all_that_comes(peer), "", "{args:?}");
@@ -524,6 +595,46 @@ fn the_busybox_script_runs_a_server_from_start_to_stop() {
 }
 
 #[test]
+fn the_logrotate_example_has_the_server_open_a_new_file() {
+    needs!("logrotate");
+    let directory = world_readable_directory();
+    let within = |name: &str| directory.path().join(name);
+    let [log, rotated, pid, config] = ["log", "log.1", "pid", "config"].map(within);
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port", "--log-file"]);
+    let daemon = Daemon::from_command({
+        command.arg(&log);
+        command
+    });
+    // An empty log is not rotated.
+    eventually(PATIENCE, "it logs", || {
+        fs::read_to_string(&log).is_ok_and(|log| log.contains(" listening "))
+    });
+    fs::write(&pid, daemon.pid().to_string()).expect("there is room");
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let example = example("latchd.logrotate");
+    let example = edited(
+        &example,
+        "/var/log/latchd/latchd.log {",
+        &(text(&log) + " {"),
+    );
+    let example = edited(&example, "/run/latchd.pid", &text(&pid));
+    let example = edited(&example, "    su latchd latchd\n", "");
+    fs::write(&config, example).expect("there is room");
+
+    let mut logrotate = Command::new(installed("logrotate", "logrotate"));
+    logrotate.arg("--force").arg("--state").arg(within("state"));
+    let (status, said) = finished(logrotate.arg(&config));
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
+    assert!(rotated.exists());
+    eventually(PATIENCE, "there is a new file", || log.exists());
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+    let written = fs::read_to_string(&log).expect("just seen");
+    assert!(written.contains(" INFO stopping"), "{written}");
+}
+
+#[test]
 fn the_s6_script_becomes_the_server_and_reports_readiness() {
     let directory = world_readable_directory();
     for (fd_3, is_told) in [("exec 3>\"$1\"", true), ("exec 3>&-", false)] {
@@ -570,6 +681,15 @@ impl Inetd {
     /// Starts inetd with as many services, each by the example's line, except for its paths and its
     /// patience, after `edit`. Returns when it listens.
     fn start(service_count: usize, edit: impl Fn(String) -> String) -> Inetd {
+        Inetd::start_with(None, service_count, edit)
+    }
+
+    /// The same, with `syslog` for the services. That takes root.
+    fn start_with(
+        syslog: Option<&Syslog>,
+        service_count: usize,
+        edit: impl Fn(String) -> String,
+    ) -> Inetd {
         let directory = world_readable_directory();
         let addrs: Vec<SocketAddr> = (0..service_count).map(|_| free_addr()).collect();
         let program = copy_for_all(directory.path());
@@ -584,6 +704,9 @@ impl Inetd {
         let inetd = installed("inetd", "openbsd-inetd");
         let mut command = unprivileged(&inetd, directory.path());
         command.arg("-d").arg(&config);
+        if let Some(syslog) = syslog {
+            command = syslog.reached_by(&command);
+        }
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::limited::copy_program;
 use crate::support::needs::{needs, skipped};
+use crate::support::syslog::Syslog;
 use crate::support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -572,6 +573,73 @@ fn a_listening_socket_on_descriptor_0_is_accepted_from() {
 }
 
 #[test]
+fn a_failure_under_inetd_is_in_the_syslog_and_not_on_the_wire() {
+    needs!("unshare", "mount");
+    let Some(syslog) = Syslog::new() else { return };
+    let dirs = lock_dirs();
+    let (mut theirs, ours) = tcp_pair();
+    let mut command = syslog.reached_by(command(dirs.path()).arg("--nonsense"));
+    let copy = || OwnedFd::from(ours.try_clone().expect("a descriptor"));
+    let mut child = command
+        .stdin(copy())
+        .stdout(copy())
+        .stderr(copy())
+        .spawn()
+        .expect("lfpd was built");
+    drop((command, ours));
+    let expected = format!(
+        "<27>lfpd[{}]: Unrecognized argument: --nonsense",
+        child.id()
+    );
+    assert_eq!(syslog.next(), expected);
+    assert_eq!(child.wait().expect("a child").code(), Some(2));
+    let mut text = String::new();
+    theirs.read_to_string(&mut text).expect("the end");
+    assert_eq!(text, "");
+}
+
+#[test]
+fn under_inetd_the_log_can_go_to_the_syslog() {
+    needs!("unshare", "mount");
+    let Some(syslog) = Syslog::new() else { return };
+    let dirs = lock_dirs();
+    let (mut theirs, ours) = tcp_pair();
+    let mut command = command(dirs.path());
+    let mut command = syslog.reached_by(command.args(["--log", "syslog", "--debug"]));
+    let copy = || OwnedFd::from(ours.try_clone().expect("a descriptor"));
+    let mut child = command
+        .stdin(copy())
+        .stdout(copy())
+        .stderr(copy())
+        .spawn()
+        .expect("lfpd was built");
+    let lines = format!("lock /dev/lfpd-a {}\nquit\n", own_pid());
+    theirs.write_all(lines.as_bytes()).expect("sent");
+    let message = std::iter::from_fn(|| Some(syslog.next())).find(|line| line.contains("lfpd-a"));
+    let message = message.expect("just found");
+    let header = format!("<31>lfpd[{}]: DEBUG ", child.id());
+    assert!(message.starts_with(&header), "{message}");
+    assert_eq!(child.wait().expect("a child").code(), Some(0));
+}
+
+#[test]
+fn a_log_file_is_opened_again_at_sighup() {
+    let dirs = lock_dirs();
+    let [path, rotated] = ["log", "log.1"].map(|name| dirs.path().join(name));
+    let mut command = command(dirs.path());
+    command.args(["--listen", "0", "--print-port", "--log-file"]);
+    command.arg(&path);
+    let daemon = Daemon::from_command(command);
+    fs::rename(&path, &rotated).expect("it is there");
+    daemon.signal(Signal::HUP);
+    eventually(PATIENCE, "there is a new file", || path.exists());
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).expect("it ends").success());
+    let text = fs::read_to_string(&path).expect("it is there");
+    assert!(text.ends_with(" INFO stopping\n"), "{text}");
+}
+
+#[test]
 fn pipes_are_served_only_if_that_is_asked_for() {
     let dirs = lock_dirs();
     let run = |args: &[&str]| {
@@ -615,6 +683,8 @@ fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
     assert_eq!(run(&["--nonsense"]), Some(2));
     assert_eq!(run(&["--listen", "0.0.0.0:50001"]), Some(2));
     assert_eq!(run(&["--inetd", "--stdio"]), Some(2));
+    assert_eq!(run(&["--log", "stderr", "--log-file", "x"]), Some(2));
+    assert_eq!(run(&["--log", "x"]), Some(2));
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = taken.local_addr().expect("an address").to_string();
     assert_eq!(run(&["--listen", &addr]), Some(1));

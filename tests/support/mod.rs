@@ -12,6 +12,7 @@ pub mod locks;
 pub mod needs;
 pub mod silent;
 pub mod stalls;
+pub mod syslog;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -369,12 +370,16 @@ impl Client {
     pub fn next_event(&mut self, limit: Duration) -> Event {
         let deadline = Deadline::after(limit);
         let mut chunk = [0; 16 * 1024];
+        let mut searched = 0;
         loop {
-            if let Some(length) = self.received.iter().position(|&byte| byte == b'\n') {
+            let unsearched = &self.received[searched..];
+            if let Some(at) = unsearched.iter().position(|&byte| byte == b'\n') {
+                let length = searched + at;
                 let mut line: Vec<u8> = self.received.drain(..=length).collect();
                 line.pop();
                 return Event::Line(line);
             }
+            searched = self.received.len();
             if deadline.is_over() && limit > Duration::ZERO {
                 return Event::Nothing;
             }

@@ -22,6 +22,7 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("groff", "groff"),
     ("inetd", "openbsd-inetd"),
     ("kermit", "ckermit"),
+    ("logrotate", "logrotate"),
     ("make", "make"),
     ("mandoc", "mandoc"),
     ("mgetty", "mgetty"),

@@ -3,11 +3,12 @@
 //!
 //! The state of a process is its program and the results of its steps so far. To find its next
 //! step, the search runs the program again from its start and replays those results; the first step
-//! without a result is the next. So the search covers the code itself and not a description of it.
+//! without a result is the next. It does so once for each list of results. So the search covers the
+//! code itself and not a description of it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashSet};
-use std::hash::{Hash, Hasher};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::time::Duration;
 
@@ -160,14 +161,13 @@ fn file_id(inode: (usize, usize)) -> FileId {
 }
 
 impl ModelDisk {
-    /// Takes one step of a process; `number` counts its steps before this one. `alive` says which
-    /// processes are alive.
+    /// Takes one step of a process; `number` counts its steps before this one.
     fn take(
         &mut self,
         process: usize,
         number: usize,
         step: &FileStep,
-        alive: &[bool],
+        is_alive: &dyn Fn(usize) -> bool,
     ) -> StepResult {
         let own = Name::Own(process);
         let handle = (process, number);
@@ -220,7 +220,7 @@ impl ModelDisk {
                 self.close(handle);
                 StepResult::Done
             }
-            FileStep::IsAlive(other) => StepResult::Alive(alive.get(*other) == Some(&true)),
+            FileStep::IsAlive(other) => StepResult::Alive(is_alive(*other)),
             FileStep::Enter | FileStep::Leave => StepResult::Done,
         };
         let ModelDisk {
@@ -659,25 +659,73 @@ enum Phase {
     Crashed,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// What a process has done so far, and what it does next.
 struct ModelProcess {
     answers: Vec<StepResult>,
     next: Option<FileStep>,
     phase: Phase,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// The numbers of the processes that have ended in either way, in the list of the search.
+const ENDED: usize = 0;
+const CRASHED: usize = 1;
+
+/// The most processes in a search. Those that are left over have ended from the beginning.
+const MAX_PROCESSES: usize = 4;
+
+/// The state of a search: numbers in its lists.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct State {
-    disk: ModelDisk,
-    processes: Vec<ModelProcess>,
+    disk: usize,
+    processes: [usize; MAX_PROCESSES],
     crashes_left: u32,
+}
+
+/// A hash of a few numbers. It need not withstand an attacker, and the search spends most of its
+/// time on it.
+type FastHash = BuildHasherDefault<ByMultiplication>;
+
+#[derive(Default)]
+struct ByMultiplication(u64);
+
+impl Hasher for ByMultiplication {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_usize((*byte).into());
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_usize(number as usize);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        let mixed = self.0.rotate_left(23) ^ number as u64 ^ 0x243f_6a88_85a3_08d3;
+        let product = u128::from(mixed) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// The state and the results of a search.
 struct Search {
     programs: Vec<Program>,
-    seen: HashSet<u128>,
-    path: Vec<String>,
+    mutation: Option<Mutation>,
+    /// Each process in each state of its own that was met.
+    processes: Vec<ModelProcess>,
+    /// Where each result takes a process, by their numbers in the list.
+    successors: HashMap<(usize, StepResult), usize>,
+    /// Each disk that was met, and its number.
+    disks: Vec<ModelDisk>,
+    disk_numbers: HashMap<ModelDisk, usize>,
+    /// Where the next step of a process takes a disk and the process, by their numbers.
+    steps: HashMap<(usize, usize), (usize, usize), FastHash>,
+    seen: HashSet<State, FastHash>,
+    /// The steps to here: a process, and its number in the list before the step; or its crash.
+    path: Vec<(usize, usize)>,
     /// The steps to two holders at once.
     double_grant: Option<Vec<String>>,
     /// The steps to an end that leaves a file behind, without a crash.
@@ -705,125 +753,165 @@ impl Search {
                 },
             );
         }
+        let at_end = |phase| ModelProcess {
+            answers: Vec::new(),
+            next: None,
+            phase,
+        };
         let mut search = Search {
             programs: programs.to_vec(),
-            seen: HashSet::new(),
+            mutation: variant.mutation,
+            processes: vec![at_end(Phase::Ended), at_end(Phase::Crashed)],
+            successors: HashMap::new(),
+            disks: Vec::new(),
+            disk_numbers: HashMap::new(),
+            steps: HashMap::default(),
+            seen: HashSet::default(),
             path: Vec::new(),
             double_grant: None,
             litter: None,
         };
-        let mut state = State {
-            disk,
-            processes: vec![
-                ModelProcess {
-                    answers: Vec::new(),
-                    next: None,
-                    phase: Phase::Runs,
-                };
-                programs.len()
-            ],
+        let mut processes = [ENDED; MAX_PROCESSES];
+        for (process, number) in processes.iter_mut().enumerate().take(programs.len()) {
+            *number = search.advance(process, Vec::new(), Phase::Runs);
+        }
+        let state = State {
+            disk: search.number_of(disk),
+            processes,
             crashes_left: crashes,
         };
-        for process in 0..programs.len() {
-            search.advance(&mut state, process);
-        }
-        search.explore(&state);
+        search.explore(state);
         println!("{} states", search.seen.len());
         search
     }
 
-    /// Finds the next step of a process.
-    fn advance(&self, state: &mut State, process: usize) {
-        let of = &mut state.processes[process];
+    /// Finds the next step of a process that has these results, and gives its number in the list.
+    fn advance(&mut self, process: usize, answers: Vec<StepResult>, phase: Phase) -> usize {
         let replay = Replay {
             process,
-            answers: &of.answers,
+            answers: &answers,
             taken: Cell::new(0),
             next: RefCell::new(None),
-            mutation: state.disk.variant.mutation,
+            mutation: self.mutation,
             progress: RefCell::default(),
         };
         let _ = (self.programs[process])(&replay);
-        let next = replay.next.into_inner();
-        if next.is_none() {
-            of.phase = Phase::Ended;
-            of.answers.clear();
-            state.disk.end(process);
-        }
-        of.next = next;
+        let Some(next) = replay.next.into_inner() else {
+            return ENDED;
+        };
+        self.processes.push(ModelProcess {
+            answers,
+            next: Some(next),
+            phase,
+        });
+        self.processes.len() - 1
     }
 
-    fn explore(&mut self, state: &State) {
-        if self.double_grant.is_some() || !self.seen.insert(digest(state)) {
+    fn number_of(&mut self, disk: ModelDisk) -> usize {
+        if let Some(number) = self.disk_numbers.get(&disk) {
+            return *number;
+        }
+        self.disks.push(disk.clone());
+        self.disk_numbers.insert(disk, self.disks.len() - 1);
+        self.disks.len() - 1
+    }
+
+    fn explore(&mut self, state: State) {
+        if self.double_grant.is_some() || !self.seen.insert(state) {
             return;
         }
-        let holders = state
-            .processes
-            .iter()
-            .filter(|process| process.phase == Phase::Holds);
-        if holders.count() > 1 {
-            self.double_grant = Some(self.path.clone());
+        let phases = state.processes.iter().map(|at| self.processes[*at].phase);
+        if phases.filter(|phase| *phase == Phase::Holds).count() > 1 {
+            self.double_grant = Some(self.path_in_words());
             return;
         }
         let mut is_over = true;
-        for process in 0..state.processes.len() {
-            let Some(step) = state.processes[process].next.clone() else {
+        for process in 0..MAX_PROCESSES {
+            let at = state.processes[process];
+            if at == ENDED || at == CRASHED {
                 continue;
-            };
+            }
             is_over = false;
-            let mut after = state.clone();
-            self.take(&mut after, process, &step);
-            self.path.push(format!("{process}: {step:?}"));
-            self.explore(&after);
+            let mut after = state;
+            (after.disk, after.processes[process]) = self.take(&state, process);
+            self.path.push((process, at));
+            self.explore(after);
             self.path.pop();
             if state.crashes_left > 0 {
-                let mut after = state.clone();
+                let mut after = state;
                 after.crashes_left -= 1;
-                after.processes[process].phase = Phase::Crashed;
-                after.processes[process].next = None;
-                after.processes[process].answers.clear();
-                after.disk.end(process);
-                self.path.push(format!("{process}: crash"));
-                self.explore(&after);
+                after.processes[process] = CRASHED;
+                after.disk = self.end(state.disk, process);
+                self.path.push((process, CRASHED));
+                self.explore(after);
                 self.path.pop();
             }
         }
-        let has_crashed = state
-            .processes
-            .iter()
-            .any(|process| process.phase == Phase::Crashed);
-        if is_over && !has_crashed && !state.disk.names.is_empty() {
-            self.litter = Some(self.path.clone());
+        let has_crashed = state.processes.contains(&CRASHED);
+        if is_over && !has_crashed && !self.disks[state.disk].names.is_empty() {
+            self.litter = Some(self.path_in_words());
         }
     }
 
-    fn take(&self, state: &mut State, process: usize, step: &FileStep) {
-        let alive: Vec<bool> = state
-            .processes
-            .iter()
-            .map(|process| matches!(process.phase, Phase::Runs | Phase::Holds))
-            .collect();
-        let number = state.processes[process].answers.len();
-        let answer = state.disk.take(process, number, step, &alive);
-        let of = &mut state.processes[process];
-        of.answers.push(answer);
-        match step {
-            FileStep::Enter => of.phase = Phase::Holds,
-            FileStep::Leave => of.phase = Phase::Runs,
-            _ => {}
-        }
-        self.advance(state, process);
+    fn path_in_words(&self) -> Vec<String> {
+        let words = |(process, at): &(usize, usize)| match &self.processes[*at].next {
+            Some(step) => format!("{process}: {step:?}"),
+            None => format!("{process}: crash"),
+        };
+        self.path.iter().map(words).collect()
     }
-}
 
-fn digest(state: &State) -> u128 {
-    let half = |seed: u64| {
-        let mut hasher = std::hash::DefaultHasher::new();
-        seed.hash(&mut hasher);
-        state.hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    (half(1) << 64) | half(2)
+    /// Closes all files of a process, and gives the number of the disk after that.
+    fn end(&mut self, disk: usize, process: usize) -> usize {
+        let mut after = self.disks[disk].clone();
+        after.end(process);
+        self.number_of(after)
+    }
+
+    /// Takes the next step of a process, and gives the numbers of the disk and the process after
+    /// it.
+    fn take(&mut self, state: &State, process: usize) -> (usize, usize) {
+        let at = state.processes[process];
+        if let Some(after) = self.steps.get(&(state.disk, at)) {
+            return *after;
+        }
+        let step = self.processes[at].next.clone().expect("it has not ended");
+        let is_alive = |other: usize| {
+            let at = state.processes.get(other).map(|at| &self.processes[*at]);
+            at.is_some_and(|other| matches!(other.phase, Phase::Runs | Phase::Holds))
+        };
+        let number = self.processes[at].answers.len();
+        let mut disk = self.disks[state.disk].clone();
+        let answer = disk.take(process, number, &step, &is_alive);
+        let after = match self.successors.get(&(at, answer.clone())) {
+            Some(after) => *after,
+            None => self.discover(process, at, &step, answer),
+        };
+        let mut disk = self.number_of(disk);
+        if after == ENDED {
+            disk = self.end(disk, process);
+        }
+        // Whether another process is alive does not depend on the disk.
+        if !matches!(step, FileStep::IsAlive(_)) {
+            self.steps.insert((state.disk, at), (disk, after));
+        }
+        (disk, after)
+    }
+
+    /// Finds where a result takes a process that has never had it.
+    fn discover(&mut self, process: usize, at: usize, step: &FileStep, got: StepResult) -> usize {
+        let before = &self.processes[at];
+        let phase = match step {
+            FileStep::Enter => Phase::Holds,
+            FileStep::Leave => Phase::Runs,
+            _ => before.phase,
+        };
+        let mut answers = before.answers.clone();
+        answers.push(got.clone());
+        let after = self.advance(process, answers, phase);
+        self.successors.insert((at, got), after);
+        after
+    }
 }
 
 /// The record of a holder that did not promise to keep the file locked.

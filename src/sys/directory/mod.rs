@@ -320,7 +320,8 @@ pub enum RangeLock {
 /// descriptor does not allow the lock; or any other error of the system.
 pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     use nix::errno::Errno;
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(lock))) {
+    let whole = whole_file(lock).ok_or_else(unsupported)?;
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
         Ok(_) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(Errno::EBADF | Errno::EINVAL | Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
@@ -332,32 +333,49 @@ pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
 
 /// Ends the lock of this descriptor by fcntl(2).
 pub fn unlock_range(file: &File) {
-    let mut whole = whole_file(RangeLock::Read);
-    whole.l_type = libc::F_UNLCK as libc::c_short;
-    // If it fails, the lock ends with the descriptor.
-    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole));
+    if let Some(mut whole) = whole_file(RangeLock::Read) {
+        whole.l_type = libc::F_UNLCK as libc::c_short;
+        // If it fails, the lock ends with the descriptor.
+        let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole));
+    }
 }
 
 /// Whether another descriptor has the file locked by fcntl(2), for reading or writing. An error
 /// counts as yes.
 pub fn has_range_lock(file: &File) -> bool {
-    let mut found = whole_file(RangeLock::Write);
+    let Some(mut found) = whole_file(RangeLock::Write) else {
+        return true;
+    };
     let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
     asked.is_err() || found.l_type != libc::F_UNLCK as libc::c_short
 }
 
-fn whole_file(lock: RangeLock) -> libc::flock {
+/// A lock of the whole file; `None` where safe code cannot describe one.
+#[cfg(not(all(
+    any(target_arch = "mips", target_arch = "mips32r6"),
+    not(target_env = "musl")
+)))]
+fn whole_file(lock: RangeLock) -> Option<libc::flock> {
     let kind = match lock {
         RangeLock::Read => libc::F_RDLCK,
         RangeLock::Write => libc::F_WRLCK,
     };
-    libc::flock {
+    Some(libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
         l_pid: 0,
-    }
+    })
+}
+
+/// On 32-bit MIPS with glibc or uClibc, the struct has a private field.
+#[cfg(all(
+    any(target_arch = "mips", target_arch = "mips32r6"),
+    not(target_env = "musl")
+))]
+fn whole_file(_: RangeLock) -> Option<libc::flock> {
+    None
 }
 
 fn is_file(stat: &Stat) -> bool {

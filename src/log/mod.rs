@@ -1,0 +1,225 @@
+//! The log: lines to stderr, a file or the syslog that never make a lock wait.
+//!
+//! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
+//! no reader, or the disk is full, lines are dropped and counted; the count is written first when
+//! there is room again. The form of a line is in [`Log::start`].
+
+mod sink;
+pub mod syslog;
+mod throttle;
+
+use std::fmt;
+use std::io::{self, Write};
+use std::os::linux::fs::MetadataExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, select, Receiver, Sender};
+use env_logger::{Builder, Target};
+use log::{Level, LevelFilter};
+
+pub use sink::LogTarget;
+use sink::Sink;
+pub use throttle::{SourceThrottle, Throttle};
+
+/// How many lines may wait for the writer.
+const QUEUE_LEN: usize = 1024;
+
+/// Whether lines begin with the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timestamps {
+    /// Unless the syslog or journald receives them, which add their own.
+    Auto,
+    Always,
+    Never,
+}
+
+/// How much is logged, how, and where.
+#[derive(Clone, Debug)]
+pub struct LogRules {
+    /// Log the life of connections too, whatever RUST_LOG says.
+    pub debug: bool,
+    pub timestamps: Timestamps,
+    pub target: LogTarget,
+}
+
+/// A handle to the running log. Keep it for [`Log::flush`] and [`Log::reopen`].
+#[derive(Clone)]
+pub struct Log(Option<ToWriter>);
+
+#[derive(Clone)]
+struct ToWriter {
+    messages: Sender<Message>,
+    reopen: Sender<()>,
+}
+
+/// What the writer thread receives.
+enum Message {
+    Line(Vec<u8>),
+    /// The writer drops it, and so closes its channel.
+    Flush(Sender<()>),
+}
+
+impl Log {
+    /// A log that says nothing, for a server whose stderr is a client's socket.
+    pub fn silent() -> Log {
+        Log(None)
+    }
+
+    /// Starts the log of `program` and its writer thread. Call it once in a process.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened, or the thread cannot be started.
+    pub fn start(program: &'static str, rules: &LogRules) -> io::Result<Log> {
+        let sink = Sink::open(&rules.target)?;
+        let is_syslog = rules.target == LogTarget::Syslog;
+        let header = move |level| match is_syslog {
+            true => syslog::header(program, level),
+            false => String::new(),
+        };
+        let (sender, messages) = bounded(QUEUE_LEN);
+        // If one reopening is due, a second one adds nothing.
+        let (reopen, reopenings) = bounded(1);
+        let dropped_count = Arc::new(AtomicUsize::new(0));
+        let lines = LogLines {
+            messages: sender.clone(),
+            dropped_count: Arc::clone(&dropped_count),
+        };
+        let writer = Writer {
+            sink,
+            warning_header: header(Level::Warn),
+            dropped_count,
+        };
+        thread::Builder::new()
+            .name("log".into())
+            .stack_size(128 * 1024)
+            .spawn(move || writer.run(&messages, &reopenings))?;
+
+        let mut builder = Builder::new();
+        builder.filter_level(LevelFilter::Info);
+        if rules.debug {
+            builder.filter_level(LevelFilter::Debug);
+        } else {
+            builder.parse_env("RUST_LOG");
+        }
+        let with_time = rules.has_timestamps();
+        builder.format(move |line, record| {
+            line.write_all(header(record.level()).as_bytes())?;
+            if with_time {
+                write!(line, "{} ", line.timestamp())?;
+            }
+            writeln!(line, "{} {}", record.level(), record.args())
+        });
+        builder.target(Target::Pipe(Box::new(lines)));
+        builder.init();
+        let messages = sender;
+        Ok(Log(Some(ToWriter { messages, reopen })))
+    }
+
+    /// Waits until the lines so far have been written, for at most `limit`.
+    pub fn flush(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let (flush, flushed) = bounded(0);
+        if let Some(ToWriter { messages, .. }) = &self.0 {
+            let _ = messages.send_deadline(Message::Flush(flush), deadline);
+            let _ = flushed.recv_deadline(deadline);
+        }
+    }
+
+    /// Has the log file opened again by its path, and returns at once. Does nothing for other
+    /// targets.
+    pub fn reopen(&self) {
+        if let Some(ToWriter { reopen, .. }) = &self.0 {
+            let _ = reopen.try_send(());
+        }
+    }
+}
+
+/// The thread that writes lines.
+struct Writer {
+    sink: Sink,
+    /// What a warning of its own begins with.
+    warning_header: String,
+    dropped_count: Arc<AtomicUsize>,
+}
+
+impl Writer {
+    /// Runs until the process ends. Lines that the sink refuses are lost.
+    fn run(mut self, messages: &Receiver<Message>, reopenings: &Receiver<()>) {
+        loop {
+            select! {
+                recv(messages) -> message => match message {
+                    Ok(Message::Line(line)) => self.write(&line),
+                    Ok(Message::Flush(flush)) => drop(flush),
+                    Err(_) => return,
+                },
+                recv(reopenings) -> _ => if let Err(error) = self.sink.reopen() {
+                    self.warn(format_args!("cannot-reopen-log error=\"{error}\""));
+                },
+            }
+        }
+    }
+
+    /// Writes a line, and before it how many were lost.
+    fn write(&self, line: &[u8]) {
+        let dropped = self.dropped_count.swap(0, Ordering::Relaxed);
+        if dropped > 0 && !self.warn(format_args!("log-lines-lost dropped={dropped}")) {
+            self.dropped_count.fetch_add(dropped, Ordering::Relaxed);
+        }
+        if self.sink.write(line).is_err() {
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes a line of its own, and returns whether the sink took it.
+    fn warn(&self, line: fmt::Arguments<'_>) -> bool {
+        let line = format!("{}WARN {line}\n", self.warning_header);
+        self.sink.write(line.as_bytes()).is_ok()
+    }
+}
+
+/// The target of env_logger, which writes each line with one call.
+struct LogLines {
+    messages: Sender<Message>,
+    dropped_count: Arc<AtomicUsize>,
+}
+
+impl Write for LogLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self
+            .messages
+            .try_send(Message::Line(line.to_vec()))
+            .is_err()
+        {
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl LogRules {
+    fn has_timestamps(&self) -> bool {
+        match (self.timestamps, &self.target) {
+            (Timestamps::Always, _) => true,
+            (Timestamps::Never, _) | (Timestamps::Auto, LogTarget::Syslog) => false,
+            (Timestamps::Auto, LogTarget::File(_)) => true,
+            (Timestamps::Auto, LogTarget::Stderr) => !journald_reads_stderr(),
+        }
+    }
+}
+
+/// Whether JOURNAL_STREAM names the device and inode of our stderr.
+fn journald_reads_stderr() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    let stderr = std::fs::metadata("/proc/self/fd/2");
+    stderr.is_ok_and(|stderr| stream == format!("{}:{}", stderr.st_dev(), stderr.st_ino()))
+}

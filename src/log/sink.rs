@@ -1,0 +1,109 @@
+//! Where log lines go: stderr, a file, or the syslog.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::syslog::Syslog;
+
+/// The mode of a new log file, before the umask.
+const FILE_MODE: u32 = 0o640;
+
+/// Where the log is to go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogTarget {
+    #[default]
+    Stderr,
+    Syslog,
+    File(PathBuf),
+}
+
+impl LogTarget {
+    /// The target that `--log` or `--log-file` asks for.
+    pub fn of_options(log: Option<&LogTarget>, file: Option<&Path>) -> LogTarget {
+        match file {
+            Some(path) => LogTarget::File(path.to_owned()),
+            None => log.cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl FromStr for LogTarget {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<LogTarget, &'static str> {
+        match text {
+            "stderr" => Ok(LogTarget::Stderr),
+            "syslog" => Ok(LogTarget::Syslog),
+            _ => Err("expected stderr or syslog"),
+        }
+    }
+}
+
+/// An open target.
+pub(super) enum Sink {
+    Stderr,
+    Syslog(Syslog),
+    File(PathBuf, File),
+}
+
+impl Sink {
+    pub(super) fn open(target: &LogTarget) -> io::Result<Sink> {
+        Ok(match target {
+            LogTarget::Stderr => Sink::Stderr,
+            LogTarget::Syslog => Sink::Syslog(Syslog::of_host()?),
+            LogTarget::File(path) => Sink::File(path.clone(), open_file(path)?),
+        })
+    }
+
+    /// Opens a file again by its path. If that fails, the open file stays in use.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        if let Sink::File(path, file) = self {
+            *file = open_file(path)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a whole line, which ends with a line feed. Blocks while the receiver has no room.
+    pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Stderr => write_all(&io::stderr(), line),
+            Sink::File(_, file) => write_all(file, line),
+            Sink::Syslog(syslog) => syslog.send(line.strip_suffix(b"\n").unwrap_or(line)),
+        }
+    }
+}
+
+/// Opens a file to append to. A FIFO without a reader is an error, and does not block.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    File::options()
+        .append(true)
+        .create(true)
+        .mode(FILE_MODE)
+        .custom_flags(flags.bits() as i32)
+        .open(path)
+}
+
+/// Writes all of it. Waits for room even if the descriptor is non-blocking, as another process can
+/// make stderr.
+fn write_all(target: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(target, bytes) {
+            Ok(len) => bytes = &bytes[len..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                poll(&mut [PollFd::new(target, PollFlags::OUT)], None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Lines that peers can cause, let through once a second and counted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use log::{log, Level};
+use parking_lot::Mutex;
+
+/// The least time between two lines of one throttle.
+const THROTTLE: Duration = Duration::from_secs(1);
+
+/// How many sources have a throttle of their own.
+const MAX_SOURCES: usize = 64;
+
+/// Lets one line through each second and counts the others, so that a peer cannot flood the log.
+#[derive(Debug, Default)]
+pub struct Throttle(Mutex<Throttled>);
+
+#[derive(Debug, Default)]
+struct Throttled {
+    last: Option<Instant>,
+    held_back: u64,
+}
+
+impl Throttle {
+    /// Warns, if a line may be logged now, and adds how many were held back since the last one.
+    pub fn warn(&self, line: fmt::Arguments<'_>) {
+        if let Some(held_back) = self.admit_at(Instant::now()) {
+            log!(Level::Warn, "{line} held_back={held_back}");
+        }
+    }
+
+    fn admit_at(&self, now: Instant) -> Option<u64> {
+        self.0.lock().admit(now)
+    }
+}
+
+impl Throttled {
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.is_held_back(now) {
+            self.held_back += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.held_back))
+    }
+
+    fn is_held_back(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now - last < THROTTLE)
+    }
+}
+
+/// A [`Throttle`] for each source, so that none hides another. Beyond a number of active sources,
+/// the others share one.
+#[derive(Debug)]
+pub struct SourceThrottle<S>(Mutex<Sources<S>>);
+
+#[derive(Debug)]
+struct Sources<S> {
+    known: HashMap<S, Throttled>,
+    others: Throttled,
+}
+
+impl<S: Eq + Hash> SourceThrottle<S> {
+    /// Warns about `source` as [`Throttle::warn`] does.
+    pub fn warn(&self, line: fmt::Arguments<'_>, source: S) {
+        if let Some(held_back) = self.admit_at(source, Instant::now()) {
+            log!(Level::Warn, "{line} held_back={held_back}");
+        }
+    }
+
+    fn admit_at(&self, source: S, now: Instant) -> Option<u64> {
+        let mut sources = self.0.lock();
+        let Sources { known, others } = &mut *sources;
+        if known.len() >= MAX_SOURCES && !known.contains_key(&source) {
+            known.retain(|_, throttled| {
+                let stays = throttled.is_held_back(now);
+                others.held_back += if stays { 0 } else { throttled.held_back };
+                stays
+            });
+            if known.len() >= MAX_SOURCES {
+                return others.admit(now);
+            }
+        }
+        known.entry(source).or_default().admit(now)
+    }
+}
+
+impl<S> Default for SourceThrottle<S> {
+    fn default() -> Self {
+        SourceThrottle(Mutex::new(Sources {
+            known: HashMap::new(),
+            others: Throttled::default(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_one_line_a_second_and_a_count() {
+        let throttle = Throttle::default();
+        let start = Instant::now();
+        assert_eq!(throttle.admit_at(start), Some(0));
+        for millis in 1..1000 {
+            assert_eq!(
+                throttle.admit_at(start + Duration::from_millis(millis)),
+                None
+            );
+        }
+        assert_eq!(throttle.admit_at(start + THROTTLE), Some(999));
+        assert_eq!(throttle.admit_at(start + 5 * THROTTLE), Some(0));
+    }
+
+    #[test]
+    fn no_source_hides_another_and_their_number_is_bounded() {
+        let throttle = SourceThrottle::default();
+        let start = Instant::now();
+        let count = MAX_SOURCES as u64;
+        for source in 0..count {
+            assert_eq!(throttle.admit_at(source, start), Some(0), "{source}");
+            assert_eq!(throttle.admit_at(source, start), None, "{source}");
+        }
+        assert_eq!(throttle.admit_at(count, start), Some(0));
+        assert_eq!(throttle.admit_at(count + 1, start), None);
+        assert_eq!(throttle.0.lock().known.len(), MAX_SOURCES);
+        let later = start + THROTTLE;
+        assert_eq!(throttle.admit_at(0, later), Some(1));
+        assert_eq!(throttle.admit_at(1000, later), Some(0));
+        let sources = throttle.0.lock();
+        assert_eq!(sources.known.len(), 2);
+        // One of source `count + 1`, and those of the sources that were forgotten.
+        assert_eq!(sources.others.held_back, count);
+    }
+}
