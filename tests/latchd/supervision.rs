@@ -106,7 +106,7 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
     for (args, reason) in [
         (
             &["--fence-state-file", "/nowhere/fences"][..],
-            "cannot use the fence file /nowhere/fences: no such file or directory",
+            "cannot use the fence file /nowhere/fences: no such directory: /nowhere",
         ),
         (&["--port", "0"], "--port: the sockets are inherited"),
     ] {
