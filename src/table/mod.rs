@@ -200,7 +200,7 @@ impl LockTable {
         self.collect_place(ticket.place, now)
     }
 
-    /// As [`LockTable::collect`], but ends no lease: `None` for a grant whose lease has run out, too.
+    /// As [`LockTable::collect`], but ends no lease: `None` also once the lease has run out.
     pub fn collect_fresh(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
         let id = ticket.place;
         let is_held = self.places[id].fence().is_some();
