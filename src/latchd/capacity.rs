@@ -125,6 +125,7 @@ fn as_count(count: u64) -> usize {
 /// all threads share an arena: each would get one of 64 MB.
 pub(super) fn reexec_with_malloc_settings() {
     const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
+    const TUNABLES: &str = "GLIBC_TUNABLES";
     // The C library removes its own variables from a program with privileges of its file.
     const DONE: &str = "LATCHD_MALLOC";
     let is_set = [THRESHOLD, DONE]
@@ -146,6 +147,10 @@ pub(super) fn reexec_with_malloc_settings() {
     let mut again = Command::new(program);
     again.arg0(name).args(arguments);
     again.env(THRESHOLD, "65536").env(DONE, "set");
+    if env::var_os(TUNABLES).is_none() {
+        // Small blocks are joined with their neighbours at once, so that whole pages get free.
+        again.env(TUNABLES, "glibc.malloc.mxfast=0");
+    }
     if getrlimit(Resource::As).current.is_some() {
         again.env("MALLOC_ARENA_MAX", "1");
     }
