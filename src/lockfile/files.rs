@@ -200,7 +200,9 @@ impl Files for LockFiles<'_> {
     fn may_rewrite(&self, file: &File) -> io::Result<bool> {
         let found = file.metadata()?;
         let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-        Ok(is_ours && !self.options.missing.rewriting)
+        // Other users may have opened the file, and would read a record that is not for them.
+        let is_open_to_more = found.mode() & !self.options.mode & 0o077 != 0;
+        Ok(is_ours && !is_open_to_more && !self.options.missing.rewriting)
     }
 
     fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {

@@ -60,8 +60,8 @@ pub(super) trait Files {
     fn open(&self) -> io::Result<Found<Self::File>>;
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
-    /// Whether a file that is open for writing may be rewritten: it is ours, and has one name. Not
-    /// a step, since no other process changes that.
+    /// Whether a file that is open for writing may be rewritten: it is ours, has one name, and has
+    /// been open to no more users than the new one. Not a step, since no other process changes that.
     fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
     /// Locks an open file. Waits for `patience` at most.
     fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;

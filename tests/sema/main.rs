@@ -1816,11 +1816,27 @@ fn foreign_flock(place: &Place, mode: &str) -> Child {
 }
 
 #[test]
-fn a_flock_of_another_user_keeps_no_stale_lock() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: a process of another user");
-        return;
+fn a_takeover_writes_no_secret_into_a_file_that_others_read() {
+    let place = Place::new();
+    let old = format!("pid={NO_PROCESS}\ntimestamp=1\n");
+    for (mode, is_seen) in [("0600", false), ("0644", true)] {
+        place.write("f", &old);
+        let readable = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(place.path("f"), readable).expect("it is ours");
+        let mut reader = fs::File::open(place.path("f")).expect("it is there");
+        let taken = place.sema(&["try", "f", "--mode", mode, "--token", "secret"]);
+        assert_eq!(taken.status.code(), Some(0), "{taken:?}");
+        let mut seen = String::new();
+        reader.read_to_string(&mut seen).expect("it is text");
+        assert_eq!(seen.contains("secret"), is_seen, "{mode}: {seen}");
+        assert!(place.read("f").contains("secret"));
+        fs::remove_file(place.path("f")).expect("it is ours");
     }
+}
+
+#[test]
+fn a_flock_of_another_user_keeps_no_stale_lock() {
+    needs!("root");
     let place = Place::new();
     let mode = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.path("."), mode).expect("it is ours");
