@@ -43,7 +43,7 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
                 Some(directory) => format!("no such directory: {}", Escaped::path(directory)),
                 None => reason(&error),
             };
-            let message = format_args!("{}: {why}", shown(&options.file));
+            let message = format!("{}: {why}", shown(&options.file));
             Err(Failure::new(FILE_ERROR, message))
         }
     }

@@ -175,6 +175,19 @@ fn lines_fit_into_a_hundred_columns() {
     expect_none(&found, "lines that are too long");
 }
 
+/// Rust 1.85 drops what such a value borrows at the end of the statement.
+#[test]
+fn no_formatted_arguments_are_kept_in_a_variable() {
+    let kept = concat!("= format", "_args!");
+    let mut found = Vec::new();
+    for file in all_code() {
+        if read(&file).contains(kept) {
+            found.push(shown(&file));
+        }
+    }
+    expect_none(&found, "files that Rust 1.85 may not compile");
+}
+
 #[test]
 fn files_can_be_read_in_one_sitting() {
     let mut found = Vec::new();
