@@ -61,7 +61,7 @@ pub(super) trait Files {
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Whether a file that is open for writing may be rewritten: it is ours, has one name, and has
-    /// been open to no more users than the new one. Not a step, since no other process changes that.
+    /// been open to no more users than the new one. Not a step: no other process changes that.
     fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
     /// Locks an open file. Waits for `patience` at most.
     fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
