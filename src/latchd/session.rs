@@ -317,6 +317,10 @@ impl Session<'_> {
     /// Blocks until more has been read, or until it is time to look at the clock again.
     fn read(&mut self) -> Result<(), Ending> {
         let awaited = self.reader.line_in_progress();
+        let begins = awaited.is_none() && self.awaited.is_none() && self.auth_due.is_none();
+        if begins && self.socket_timeout == self.rules.read_timeout {
+            return self.read_first();
+        }
         let now = Instant::now();
         let deadline = match self.awaited {
             Some((known, deadline)) if known == awaited => deadline,
@@ -332,10 +336,28 @@ impl Session<'_> {
             self.stream.set_read_timeout(left).map_err(Ending::Broken)?;
             self.socket_timeout = left;
         }
-        let read = match self.reader.read(self.stream) {
-            Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
-            read => read.map_err(Ending::from),
-        };
+        match self.receive() {
+            Err(Ending::ReadTimeout) => Ok(()), // the next call finds the deadline over
+            read => read,
+        }
+    }
+
+    /// Blocks until a request begins. This is the usual read: the socket's timeout is the whole
+    /// deadline, so the clock need not be read.
+    fn read_first(&mut self) -> Result<(), Ending> {
+        match self.receive() {
+            Err(Ending::ReadTimeout) => return self.stay_idle(None),
+            read => read?,
+        }
+        if self.reader.line_in_progress().is_none() {
+            // A telnet command is no part of a request, and must not move the deadline again.
+            self.awaited = Some((None, Instant::now() + self.rules.read_timeout));
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(), Ending> {
+        let read = self.reader.read(self.stream).map_err(Ending::from);
         self.reader.take_answers(&mut self.out);
         read
     }
