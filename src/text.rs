@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -38,8 +39,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters and bytes
-/// that are not UTF-8 as `\xNN`.
+/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters, characters
+/// that are not seen or change the order of others, and bytes that are not UTF-8 as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 
@@ -47,7 +48,7 @@ impl fmt::Display for Plain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for c in chunk.valid().chars() {
-                if c.is_control() {
+                if c.is_control() || is_unseen(c) {
                     hex(c.encode_utf8(&mut [0; 4]).as_bytes(), f)?;
                 } else {
                     write!(f, "{c}")?;
@@ -57,6 +58,17 @@ impl fmt::Display for Plain<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a character has no width, ends a line, or changes the direction of writing.
+fn is_unseen(c: char) -> bool {
+    const UNSEEN: [RangeInclusive<char>; 4] = [
+        '\u{200b}'..='\u{200f}',
+        '\u{2028}'..='\u{202e}',
+        '\u{2060}'..='\u{206f}',
+        '\u{feff}'..='\u{feff}',
+    ];
+    UNSEEN.iter().any(|range| range.contains(&c))
 }
 
 fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,6 +138,7 @@ mod tests {
     #[test]
     fn plain_text_stays_and_controls_do_not() {
         for (bytes, shown) in [
+            ("x\u{202e}gnp".as_bytes(), "x\\xe2\\x80\\xaegnp"),
             (&b"build 7 = \"x\""[..], "build 7 = \"x\""),
             ("ж".as_bytes(), "ж"),
             (b"\x1b[31m\0\n\x7f", "\\x1b[31m\\x00\\x0a\\x7f"),

@@ -150,12 +150,19 @@ impl Shared {
     }
 }
 
-/// As much of the text as one line of the terminal has room for.
+/// As much of the text as one line of the terminal has room for. What other clients say of
+/// themselves may have wide characters, or some that turn the line around: they become `?`.
 fn fitting(text: &str) -> String {
     let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     // The last column stays free: some terminals begin a new line there.
     match columns.checked_sub(1) {
-        Some(room) if room > 0 => text.chars().take(room).collect(),
+        Some(room) if room > 0 => {
+            let is_narrow = |c: &char| matches!(*c, ' '..='~');
+            let narrow = text
+                .chars()
+                .map(|c| Some(c).filter(is_narrow).unwrap_or('?'));
+            narrow.take(room).collect()
+        }
         _ => text.to_owned(),
     }
 }
