@@ -127,3 +127,24 @@ impl LockTable {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_expired_entries_forget_no_dismissed_one() {
+        let mut ended = EndedEntries::default();
+        let key = |number: usize| Key::from(number.to_string().as_str());
+        for number in 0..100 {
+            ended.add(Kind::Lock, key(number), Refusal::Draining);
+        }
+        for number in 100..200 {
+            ended.add(Kind::Lock, key(number), Refusal::LeaseExpired);
+        }
+        assert_eq!(ended.get(Kind::Lock, "0"), Some(Refusal::Draining));
+        assert_eq!(ended.get(Kind::Lock, "100"), None);
+        assert_eq!(ended.get(Kind::Lock, "199"), Some(Refusal::LeaseExpired));
+        assert_eq!(ended.iter().count(), 100 + MAX_ENDED);
+    }
+}

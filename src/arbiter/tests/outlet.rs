@@ -224,3 +224,17 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     let left = roll.queue.holders[0].held.map(|(_, left)| left);
     assert_eq!(left, Some(FOREVER));
 }
+
+#[test]
+fn a_roll_keeps_no_connection_open() {
+    let arbiter = arbiter(Holdings::Release);
+    let (sending, _sent) = bounded(1);
+    let (_leave, leave) = bounded(1);
+    let outlet: Arc<dyn Outlet> = Arc::new(SlowOutlet { sending, leave });
+    let holder = arbiter.connect(ConnId(1), Some(Arc::clone(&outlet)));
+    granted(&holder, FOREVER);
+    let roll = arbiter.queue("k", 1).expect("it is held");
+    drop(holder);
+    assert_eq!(Arc::strong_count(&outlet), 1);
+    assert_eq!(roll.peer(ConnId(1)), Some("elsewhere"));
+}

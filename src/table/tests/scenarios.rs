@@ -924,3 +924,19 @@ fn a_connection_is_busy_while_it_holds_or_waits() {
         Some(cancelled_at)
     );
 }
+
+#[test]
+fn to_collect_a_fresh_grant_ends_no_lease() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    let ticket = world.queued(2, "k");
+    let other = world.held(3, "other");
+    assert_eq!(world.release("k", token), Ok(()));
+    world.advance(secs(10));
+    // The leases of both are over, and neither has been ended.
+    let now = world.now;
+    assert_eq!(world.table.collect_fresh(ticket, now), None);
+    assert_eq!(world.table.leases.len(), 2);
+    assert!(!world.is_held("other", other));
+    assert_eq!(world.collect(ticket), LEASE_EXPIRED);
+}
