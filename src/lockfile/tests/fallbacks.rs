@@ -124,7 +124,7 @@ fn a_stale_file_of_ours_is_rewritten_in_place() {
     let path = scratch.path().join("fallbacks.lock");
     let stale = format!("pid={DEAD}\ntimestamp=1\ntag={}\n", "x".repeat(2000));
     fs::write(&path, stale).expect("a stale lock");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("a mode");
     let (inode, ..) = file_of(&path);
     let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
