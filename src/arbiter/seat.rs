@@ -124,7 +124,13 @@ impl Seat {
             None => {
                 let ticket = state.table.take_ticket(self.conn, key, kind);
                 let ticket = ticket.expect("a claim that waits has a ticket");
-                self.wait_with(&mut state, (key, ticket), wait_timeout, tell)
+                // A try does not wait, so it is answered even if the peer has hung up.
+                if wait_timeout.is_zero() {
+                    state.table.cancel(ticket, now);
+                    Answer::TimedOut
+                } else {
+                    self.wait_with(&mut state, (key, ticket), wait_timeout, tell)
+                }
             }
         };
         self.arbiter.leave(state);
@@ -207,11 +213,8 @@ impl Seat {
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
-        let is_a_try = wait_timeout.is_zero();
-        if !is_a_try {
-            tell(WaitStage::Begins);
-            self.state_in(state).wait = WaitState::For(ticket);
-        }
+        tell(WaitStage::Begins);
+        self.state_in(state).wait = WaitState::For(ticket);
         let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
         self.state_in(state).wait = WaitState::None;
         answer
@@ -228,7 +231,6 @@ impl Seat {
         let began = state.now;
         let deadline = began.checked_add(wait_timeout);
         let mut long_at = Some(began + LONG_WAIT);
-        let is_a_try = wait_timeout.is_zero();
         loop {
             let now = arbiter.catch_up(state, Scope::Key(key));
             let seat = self.state_in(state);
@@ -245,8 +247,8 @@ impl Seat {
             }
             // A peer that has hung up is granted nothing. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: the peer would not release
-            // it. A try does not wait, so it is answered all the same.
-            if seat.is_gone && !is_a_try {
+            // it.
+            if seat.is_gone {
                 let refusal = state.table.cancel(ticket, now);
                 return refusal.map_or(Answer::Gone, Answer::Refused);
             }

@@ -116,6 +116,24 @@ fn release(seat: &Seat, grant: Grant) {
     assert_eq!(seat.release("k", Kind::Lock, grant.token), Ok(()));
 }
 
+/// Releases the lock `k` of connection 1 in one visit with what `first` does.
+fn release_after(arbiter: &Arbiter, grant: Grant, first: impl FnOnce(&mut State)) {
+    let mut state = arbiter.state.lock();
+    first(&mut state);
+    let now = arbiter.clock.now();
+    let released = state
+        .table
+        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
+    assert_eq!(released, Ok(()));
+    arbiter.leave(state);
+}
+
+/// The peer of connection 2 hangs up, and its thread is not told.
+fn hang_up_unnoticed(state: &mut State) {
+    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
+    seat.is_gone = true;
+}
+
 fn is_over(drained: &Receiver<()>) -> bool {
     let end = drained.recv_timeout(FOREVER);
     end.is_err_and(|error| error.is_disconnected())
@@ -218,14 +236,7 @@ fn a_grant_that_is_there_beats_a_time_that_is_over() {
     let grant = granted(&holder, FOREVER);
     let timeout = Duration::from_secs(10);
     let blocked = Blocked::start(&arbiter, waiter, move |seat| acquire(seat, timeout));
-    let mut state = arbiter.state.lock();
-    arbiter.clock.advance(timeout);
-    let now = arbiter.clock.now();
-    let released = state
-        .table
-        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
-    assert_eq!(released, Ok(()));
-    arbiter.leave(state);
+    release_after(&arbiter, grant, |_| arbiter.clock.advance(timeout));
     assert!(matches!(blocked.end().1, Answer::Granted(_)));
 }
 
@@ -260,8 +271,7 @@ fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     let mut state = arbiter.state.lock();
     state.table.begin_drain(arbiter.clock.now());
-    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
-    seat.is_gone = true;
+    hang_up_unnoticed(&mut state);
     arbiter.leave(state);
     assert_eq!(blocked.end().1, DRAINING);
 }
@@ -271,15 +281,7 @@ fn a_grant_that_meets_a_hang_up_passes_on() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Keep);
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    let mut state = arbiter.state.lock();
-    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
-    seat.is_gone = true;
-    let now = arbiter.clock.now();
-    let released = state
-        .table
-        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
-    assert_eq!(released, Ok(()));
-    arbiter.leave(state);
+    release_after(&arbiter, grant, hang_up_unnoticed);
     assert_eq!(blocked.end().1, Answer::Gone);
     granted(&holder, FOREVER);
 }

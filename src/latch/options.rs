@@ -79,6 +79,51 @@ macro_rules! command {
     };
 }
 
+/// Declares a sub-command that waits for a lock and keeps it: its own options, and those that say
+/// how it waits.
+macro_rules! keeping_command {
+    ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
+        command! {
+            $(#[$meta])*
+            $name {
+                $($fields)*
+                /// while it waits, try again if the server restarts or is not there yet, for at
+                /// most this long (as long as --timeout allows)
+                #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
+                pub(super) retry: Duration,
+                /// do not say who holds the lock while it waits
+                #[argh(
+                    option,
+                    short = 'q',
+                    arg_name = "bool",
+                    default = "false",
+                    from_str_fn(yes_or_no)
+                )]
+                pub(super) quiet: bool,
+                /// say who holds the lock while it waits, also where stderr is no terminal
+                #[argh(
+                    option,
+                    short = 'v',
+                    arg_name = "bool",
+                    default = "false",
+                    from_str_fn(yes_or_no)
+                )]
+                pub(super) verbose: bool,
+            }
+        }
+
+        impl $name {
+            pub(super) fn patience(&self) -> Patience {
+                Patience {
+                    timeout: self.timeout,
+                    retry: self.retry,
+                    talk: Talk::of(self.quiet, self.verbose),
+                }
+            }
+        }
+    };
+}
+
 /// The options that say how to reach the servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach<'a> {
@@ -87,7 +132,7 @@ pub(super) struct Reach<'a> {
     pub(super) connect_timeout: Duration,
 }
 
-command! {
+keeping_command! {
     /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
     Run {
@@ -120,42 +165,10 @@ command! {
         /// exit with 0 if another client holds the lock
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) busy_ok: bool,
-        /// while it waits, try again if the server restarts or is not there yet, for at most this
-        /// long (as long as --timeout allows)
-        #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
-        pub(super) retry: Duration,
-        /// do not say who holds the lock while it waits
-        #[argh(
-            option,
-            short = 'q',
-            arg_name = "bool",
-            default = "false",
-            from_str_fn(yes_or_no)
-        )]
-        pub(super) quiet: bool,
-        /// say who holds the lock while it waits, also where stderr is no terminal
-        #[argh(
-            option,
-            short = 'v',
-            arg_name = "bool",
-            default = "false",
-            from_str_fn(yes_or_no)
-        )]
-        pub(super) verbose: bool,
     }
 }
 
-impl Run {
-    pub(super) fn patience(&self) -> Patience {
-        Patience {
-            timeout: self.timeout,
-            retry: self.retry,
-            talk: Talk::of(self.quiet, self.verbose),
-        }
-    }
-}
-
-command! {
+keeping_command! {
     /// Hold a lock until standard input is closed, and print its token and fence
     #[argh(subcommand, name = "hold")]
     Hold {
@@ -177,38 +190,6 @@ command! {
         /// exit status if another client holds the lock (75)
         #[argh(option, short = 'E', arg_name = "status", default = "75")]
         pub(super) busy_status: u8,
-        /// while it waits, try again if the server restarts or is not there yet, for at most this
-        /// long (as long as --timeout allows)
-        #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
-        pub(super) retry: Duration,
-        /// do not say who holds the lock while it waits
-        #[argh(
-            option,
-            short = 'q',
-            arg_name = "bool",
-            default = "false",
-            from_str_fn(yes_or_no)
-        )]
-        pub(super) quiet: bool,
-        /// say who holds the lock while it waits, also where stderr is no terminal
-        #[argh(
-            option,
-            short = 'v',
-            arg_name = "bool",
-            default = "false",
-            from_str_fn(yes_or_no)
-        )]
-        pub(super) verbose: bool,
-    }
-}
-
-impl Hold {
-    pub(super) fn patience(&self) -> Patience {
-        Patience {
-            timeout: self.timeout,
-            retry: self.retry,
-            talk: Talk::of(self.quiet, self.verbose),
-        }
     }
 }
 

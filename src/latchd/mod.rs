@@ -24,6 +24,7 @@ use crate::log::SourceThrottle;
 use crate::net::connections::Connections;
 use crate::net::inherited;
 use crate::net::listener::Listener;
+use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
 use crate::sys::secret;
@@ -38,16 +39,12 @@ const PROGRAM: &str = "latchd";
 /// How long the last log lines may take to leave.
 const LAST_LINES: Duration = Duration::from_millis(300);
 
-/// What fits into the line of `break`, in bytes.
-const MAX_ADMIN_TOKEN_LEN: usize = 128;
-
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
 /// exit status (latchd(8), EXIT STATUS).
 pub fn main() -> ExitCode {
-    capacity::reexec_with_malloc_settings();
     let variable = |name: &str| env::var(name).ok();
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let options = match parsed {
@@ -55,6 +52,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return server::print(&text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
+    capacity::reexec_with_malloc_settings();
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
     }
@@ -167,29 +165,29 @@ fn start_arbiter(
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
     match auth {
         Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
-        Auth::File(path) => read_token_file("auth", path),
+        Auth::File(path) => Ok(read_token_file("auth", path)?.into_bytes().into()),
     }
 }
 
 /// Reads the token of `break`, which is a word in a line with others.
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     let token = read_token_file("admin", path)?;
-    if token.len() > MAX_ADMIN_TOKEN_LEN || token.iter().any(u8::is_ascii_whitespace) {
+    if !limits::is_admin_token(&token) {
         let path = Escaped::path(path);
         return Err(format!(
             "cannot use the admin token file {path}: a token is one word of at most \
-             {MAX_ADMIN_TOKEN_LEN} bytes"
+             {} bytes",
+            limits::MAX_ADMIN_TOKEN_LEN
         ));
     }
-    Ok(token)
+    Ok(token.into_bytes().into())
 }
 
-fn read_token_file(purpose: &str, path: &Path) -> Result<Box<[u8]>, String> {
-    let secret = secret::read(path).map_err(|error| {
+fn read_token_file(purpose: &str, path: &Path) -> Result<String, String> {
+    secret::read(path).map_err(|error| {
         let (path, reason) = (Escaped::path(path), reason(&error));
         format!("cannot use the {purpose} token file {path}: {reason}")
-    })?;
-    Ok(secret.into_bytes().into())
+    })
 }
 
 fn warn_about(options: &Options, auth: Option<&Auth>) {

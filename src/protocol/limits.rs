@@ -13,6 +13,9 @@ pub const MAX_AUTH_LINE_LEN: usize = 65_536;
 /// The longest key, in bytes.
 pub const MAX_KEY_LEN: usize = MAX_LINE_LEN;
 
+/// The longest admin token, in bytes.
+pub const MAX_ADMIN_TOKEN_LEN: usize = 128;
+
 /// The longest wait timeout or lease, in seconds. Beyond it, clients that count nanoseconds in 64
 /// bits overflow.
 pub const MAX_SECONDS: u64 = 9_223_372_036;
@@ -24,6 +27,11 @@ pub const MAX_LIMIT: u32 = 1_048_576;
 pub fn is_key(text: &str) -> bool {
     let is_blank = |byte| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
     (1..=MAX_KEY_LEN).contains(&text.len()) && !text.bytes().any(is_blank)
+}
+
+/// Whether a text can be an admin token: a word that fits into a line with a fence.
+pub fn is_admin_token(text: &str) -> bool {
+    (1..=MAX_ADMIN_TOKEN_LEN).contains(&text.len()) && !text.contains(char::is_whitespace)
 }
 
 /// The wait timeout of so many seconds; `None` if it is too long.

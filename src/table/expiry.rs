@@ -27,11 +27,7 @@ impl LockTable {
         if self.next_deadline().is_none_or(|over_at| over_at > now) {
             return false;
         }
-        let has_due = |key: KeyId| {
-            let holders = self.keys[key].holders.iter(&self.places);
-            let expire_at = holders.map(|id| self.leases.expires_at(&self.places, id));
-            expire_at.into_iter().any(|expires_at| expires_at <= now)
-        };
+        let has_due = |key: KeyId| self.due(key, now).next().is_some();
         let is_due = |key: &str| self.names.get(key).is_some_and(|key| has_due(*key));
         match scope {
             Scope::Nothing => false,
@@ -56,7 +52,7 @@ impl LockTable {
             Scope::Nothing => None,
             Scope::Key(key) => self.last_due_of(key, now),
             Scope::Ask(_, ask) => self.last_due_of(ask.key, now),
-            Scope::Ticket(ticket) => self.last_due(self.places[ticket.place].key, now),
+            Scope::Ticket(ticket) => self.due(self.places[ticket.place].key, now).max(),
             Scope::Everything => return self.expire_some(usize::MAX, now),
         };
         while last.is_some_and(|last| self.first_due(now).is_some_and(|first| first <= last)) {
@@ -75,18 +71,19 @@ impl LockTable {
         (expires_at <= now).then(|| (expires_at, self.places[holder].fence()))
     }
 
+    /// The lease that ran out last of those of a key that have by `now`.
     fn last_due_of(&self, key: &str, now: Instant) -> Option<(Instant, Option<Fence>)> {
-        self.last_due(*self.names.get(key)?, now)
+        self.due(*self.names.get(key)?, now).max()
     }
 
-    /// The lease that ran out last of those of a key that have by `now`.
-    fn last_due(&self, key: KeyId, now: Instant) -> Option<(Instant, Option<Fence>)> {
+    /// The leases of a key that have run out by `now`.
+    fn due(&self, key: KeyId, now: Instant) -> impl Iterator<Item = (Instant, Option<Fence>)> + '_ {
         let holders = self.keys[key].holders.iter(&self.places);
         let leases = holders.map(|id| {
             let expires_at = self.leases.expires_at(&self.places, id);
             (expires_at, self.places[id].fence())
         });
-        leases.filter(|(expires_at, _)| *expires_at <= now).max()
+        leases.filter(move |(expires_at, _)| *expires_at <= now)
     }
 
     /// Whether any cap over more than one key is reached.

@@ -90,15 +90,7 @@ fn nothing_is_sent_to_a_peer_that_has_hung_up() {
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
-    let mut state = arbiter.state.lock();
-    let seat = state.seats.get_mut(&ConnId(2)).expect("it has a seat");
-    seat.is_gone = true;
-    let now = arbiter.clock.now();
-    let released = state
-        .table
-        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
-    assert_eq!(released, Ok(()));
-    arbiter.leave(state);
+    release_after(&arbiter, grant, hang_up_unnoticed);
     assert_eq!(waiter.blocked.end().1, Answer::Gone);
     assert!(waiter.sending.is_empty());
     granted(&holder, FOREVER);
