@@ -87,6 +87,7 @@ impl LockTable {
     /// The slots are released by [`LockTable::release_some`], which the caller must call until it
     /// is done.
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
+        self.counters.disconnects += 1;
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
@@ -123,6 +124,7 @@ impl LockTable {
                 return true;
             };
             self.vacate(held, now);
+            self.counters.abandonments += 1;
         }
         false
     }

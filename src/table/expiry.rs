@@ -14,7 +14,10 @@ impl LockTable {
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         for _ in 0..at_most {
             match self.leases.first() {
-                Some((expires_at, holder)) if expires_at <= now => self.vacate(holder, now),
+                Some((expires_at, holder)) if expires_at <= now => {
+                    self.vacate(holder, now);
+                    self.counters.expiries += 1;
+                }
                 _ => return,
             }
         }

@@ -386,6 +386,7 @@ impl History {
         }
         assert_eq!(real, ideal);
         assert_eq!(self.real_entries(), self.ideal_entries());
+        assert_eq!(table.counters.grants, self.model.last_fence);
         self.world.check();
     }
 
