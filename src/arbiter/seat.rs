@@ -310,9 +310,8 @@ impl Drop for Seat {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
-        let now = arbiter.look_at_clock(&mut state);
-        state.table.disconnect(self.conn, arbiter.holdings, now);
-        arbiter.leave(state);
+        state.table.disconnect(self.conn, arbiter.holdings);
+        drop(state);
         // Other threads get their turn between the steps.
         let release =
             |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);

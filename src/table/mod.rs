@@ -62,6 +62,8 @@ pub struct LockTable {
     waiter_count: usize,
     /// The keys in use as semaphores.
     semaphore_count: usize,
+    /// The connections that have disconnected and have places or slots left.
+    leaving_count: usize,
     counters: Counters,
     /// The connections whose waits have ended since they were last taken.
     resolved: VecDeque<ConnId>,
@@ -88,6 +90,7 @@ impl LockTable {
             owed: BTreeMap::new(),
             waiter_count: 0,
             semaphore_count: 0,
+            leaving_count: 0,
             counters: Counters::default(),
             resolved: VecDeque::new(),
             next_arrival: 0,
@@ -373,18 +376,6 @@ impl LockTable {
         self.resolved.pop_front()
     }
 
-    /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
-    /// `None` if it never did. It holds a slot until the lease is ended, which may be a little
-    /// after it runs out.
-    pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
-        let entry = self.conns.get(&conn)?;
-        Some(if entry.is_empty() {
-            entry.last_busy
-        } else {
-            now
-        })
-    }
-
     /// Makes room for a key that is not known yet, and adds it as an idle one.
     fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<KeyId, Refusal> {
         if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
@@ -431,7 +422,7 @@ impl LockTable {
     /// holders and waiters becomes idle. Every operation that takes a holder or a waiter away ends
     /// here.
     fn promote(&mut self, key: KeyId, now: Instant) {
-        while let Some(id) = self.keys[key].next_in_line() {
+        while let Some(id) = self.next_to_serve(key, now) {
             let Some(fence) = self.fences.next_fence() else {
                 if let PlaceState::Waiting { arrival } = self.places[id].state {
                     self.owed.insert(arrival, id);

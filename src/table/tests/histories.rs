@@ -339,7 +339,7 @@ impl History {
             self.model.end_first();
         });
         let max_idle = secs(self.random.below(4));
-        self.world.table.prune(max_idle, self.world.now);
+        self.world.table.prune(max_idle, usize::MAX, self.world.now);
         self.model.prune(max_idle);
     }
 

@@ -201,7 +201,7 @@ impl World {
     }
 
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {
-        self.table.disconnect(ConnId(conn), holdings, self.now);
+        self.table.disconnect(ConnId(conn), holdings);
         self.check();
         while !self.table.release_some(ConnId(conn), 1, self.now) {
             self.check();
@@ -370,6 +370,8 @@ impl Seen {
         let ended_count = releases + expiries + breaks + abandonments;
         assert_eq!(grants, ended_count + self.holder_count as u64);
         assert_eq!(self.semaphore_count, table.semaphore_count);
+        let leaving = table.conns.values().filter(|entry| entry.leaving.is_some());
+        assert_eq!(leaving.count(), table.leaving_count);
         let owed = table.owed.keys().copied().collect();
         assert_eq!(self.owed, owed, "the slots owed to waiters are wrong");
         let idle = table.idle.iter(&table.keys);
