@@ -25,9 +25,9 @@ fn start(plan: &Plan) -> io::Result<Vec<Server>> {
 // ---- many held locks --------------------------------------------------------------------------
 
 /// Many held locks: what they take, and how long a client with a key of its own waits for a reply
-/// while all of them are listed, end in one instant, or are freed by a disconnect. The longest reply
-/// is that of the round in which it was least: where the server keeps its table closed for a while,
-/// it does so in every round, and other programs only add to that.
+/// while all of them are listed, end in one instant, or are freed by a disconnect. The longest
+/// reply is that of the round in which it was least: where the server keeps its table closed for a
+/// while, it does so in every round, and other programs only add to that.
 pub fn held(plan: &Plan) -> io::Result<()> {
     for count in plan.counts_or(&[100_000]) {
         spread_heading(&format!("{count} held locks, {}", plan.cores));

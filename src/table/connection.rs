@@ -155,8 +155,8 @@ impl LockTable {
         }
     }
 
-    /// The waiter whose turn it is. A connection that has disconnected is granted nothing: its place
-    /// goes, and the next one is looked at.
+    /// The waiter whose turn it is. A connection that has disconnected is granted nothing: its
+    /// place goes, and the next one is looked at.
     pub(super) fn next_to_serve(&mut self, key: KeyId, now: Instant) -> Option<PlaceId> {
         loop {
             let id = self.keys[key].next_in_line()?;
