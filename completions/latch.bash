@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | --lease | --limit | --tag | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --fence | --admin-token-file) option=$word ;;
+                --timeout | --lease | --limit | --tag | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -53,7 +53,7 @@ _latch() {
         'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
         'release') words='--limit --server --auth-token-file --connect-timeout --help --version' ;;
-        'stats') words='--json --watch --server --auth-token-file --connect-timeout --help --version' ;;
+        'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --help --version' ;;
         'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --help --version' ;;
         'ping') words='--server --auth-token-file --connect-timeout --help --version' ;;
         'fence-check') words='--help --version' ;;

@@ -85,7 +85,8 @@ complete -c latch -n '__fish_seen_subcommand_from release' -l connect-timeout -x
 complete -c latch -n '__fish_seen_subcommand_from release' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from release' -s V -l version -d 'print the version and exit'
 
-complete -c latch -n '__fish_seen_subcommand_from stats' -l json -d 'print the server'\''s JSON unchanged'
+complete -c latch -n '__fish_seen_subcommand_from stats' -l format -x -d 'the holders and waiters as a table or as the json of the server, or the counters of the server for prometheus (table)'
+complete -c latch -n '__fish_seen_subcommand_from stats' -l json -d 'the same as --format json'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l watch -d 'print again every two seconds'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l server -x -d 'server as HOST, HOST:PORT or path of a Unix socket; several divide the keys, none takes over for another; repeat for several (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l auth-token-file -r -F -d 'a file with the auth token of the server'

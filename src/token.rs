@@ -151,6 +151,11 @@ pub trait FenceSource: Send {
     /// The next fence, or `None` while there is none that is certain to be new: then nothing is
     /// granted, and waiters go on waiting.
     fn next_fence(&mut self) -> Option<u64>;
+
+    /// How many fences are reserved and not used; `None` if fences need no reservation.
+    fn reserved_left(&self) -> Option<u64> {
+        None
+    }
 }
 
 fn parse_hex(digits: &[u8]) -> Option<u64> {

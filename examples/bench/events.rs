@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{kill_process, Pid, Signal};
 
-use crate::load::{hold, key_name, Client};
+use crate::load::{enqueue, hold, key_name, Client};
 use crate::machine::resident;
 use crate::peers::{unexpected, Server, SMALL_STACK};
-use crate::report::{median, spread, spread_heading};
+use crate::report::{median, spread, spread_heading, spread_of_rounds};
 use crate::Plan;
 
 /// The lease of keys that are held throughout, in seconds.
@@ -25,60 +25,103 @@ fn start(plan: &Plan) -> io::Result<Vec<Server>> {
 // ---- many held locks --------------------------------------------------------------------------
 
 /// Many held locks: what they take, and how long a client with a key of its own waits for a reply
-/// while all of them are listed, end in one instant, or are freed by a disconnect.
+/// while all of them are listed, end in one instant, or are freed by a disconnect. The longest
+/// reply is that of the round in which it was least: where the server keeps its table closed for a
+/// while, it does so in every round, and other programs only add to that.
 pub fn held(plan: &Plan) -> io::Result<()> {
     for count in plan.counts_or(&[100_000]) {
         spread_heading(&format!("{count} held locks, {}", plan.cores));
         for spec in plan.latch_specs() {
-            held_by(&spec.start(plan)?, count, plan.time)?;
+            let server = spec.start(plan)?;
+            let mut rounds = Vec::new();
+            for _ in 0..plan.rounds {
+                rounds.push(held_by(&server, count, plan.time)?);
+            }
+            for (at, event) in EVENTS.iter().enumerate() {
+                let times: Vec<Vec<f64>> = rounds.iter().map(|it| it.replies[at].clone()).collect();
+                if times.iter().all(|times| !times.is_empty()) {
+                    spread_of_rounds(&format!("{}: {event}", server.name), &times);
+                }
+            }
+            let first = rounds.first().expect("there is one round at least");
+            let (name, taken) = (format!("{}: memory", server.name), first.taken * 1e3);
+            println!(
+                "  {name:<42} {} bytes a lock, taken in {taken:.0} ms",
+                first.bytes
+            );
         }
     }
     Ok(())
 }
 
-fn held_by(server: &Server, count: usize, time: Duration) -> io::Result<()> {
-    let name = |event: &str| format!("{}: {event}", server.name);
-    let quiet = probe(server, || {
+/// What the replies of the other client are measured beside.
+const EVENTS: [&str; 8] = [
+    "no other key",
+    "beside the held locks",
+    "while stats are asked",
+    "while stats of holders are asked",
+    "as a disconnect gives up as many places",
+    "as a disconnect frees them for waiters",
+    "as a disconnect frees them once more",
+    "as their leases end in one instant",
+];
+
+struct Held {
+    /// How long each reply took, for each of [`EVENTS`].
+    replies: [Vec<f64>; EVENTS.len()],
+    bytes: u64,
+    taken: f64,
+}
+
+fn held_by(server: &Server, count: usize, time: Duration) -> io::Result<Held> {
+    let pause = || {
         thread::sleep(time);
         Ok(())
-    })?;
-    spread(&name("no other key"), &quiet);
-
+    };
+    let quiet = probe(server, pause)?;
     let memory = || server.process().map_or(Ok(0), resident);
     let (before, began) = (memory()?, Instant::now());
     let holder = hold(server, "held", count, LONG_LEASE)?;
     let taken = began.elapsed().as_secs_f64();
     let bytes = memory()?.saturating_sub(before) / count.max(1) as u64;
-    let beside = probe(server, || {
-        thread::sleep(time);
-        Ok(())
-    })?;
-    spread(&name("beside the held locks"), &beside);
-
-    let listed = probe(server, || {
-        Client::connect(server, "_")?.ask("stats\n_\n_\n")?;
-        thread::sleep(time / 10);
-        Ok(())
-    })?;
-    spread(&name("while stats are asked"), &listed);
-
-    let disconnected = probe(server, || {
-        drop(holder);
-        thread::sleep(time);
-        Ok(())
-    })?;
-    spread(&name("after a disconnect frees them"), &disconnected);
-
-    if let Some(process) = server.process() {
-        let ended = at_the_end_of_leases(server, process, count, time)?;
-        spread(&name("after their leases end in one instant"), &ended);
-    }
-    println!(
-        "  {:<42} {bytes} bytes a lock, taken in {:.0} ms",
-        name("memory"),
-        taken * 1e3
-    );
-    Ok(())
+    let beside = probe(server, pause)?;
+    let ask_for = |request: &str| {
+        probe(server, || {
+            Client::connect(server, "_")?.ask(request)?;
+            thread::sleep(time / 10);
+            Ok(())
+        })
+    };
+    let listed = ask_for("stats\n_\n_\n")?;
+    let shown = ask_for("stats\nholders\n_\n")?;
+    let after_the_end_of = |client: Client| {
+        probe(server, || {
+            drop(client);
+            pause()
+        })
+    };
+    let given_up = after_the_end_of(enqueue(server, "held", count, LONG_LEASE)?)?;
+    let waiter = enqueue(server, "held", count, LONG_LEASE)?;
+    let handed_over = after_the_end_of(holder)?;
+    let freed = after_the_end_of(waiter)?;
+    let ended = match server.process() {
+        Some(process) => at_the_end_of_leases(server, process, count, time)?,
+        None => Vec::new(),
+    };
+    Ok(Held {
+        replies: [
+            quiet,
+            beside,
+            listed,
+            shown,
+            given_up,
+            handed_over,
+            freed,
+            ended,
+        ],
+        bytes,
+        taken,
+    })
 }
 
 /// Stops the server until all leases are over, so that it finds them ended in one instant.

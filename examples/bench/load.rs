@@ -422,6 +422,31 @@ pub fn hold(server: &Server, prefix: &str, count: usize, lease: u32) -> io::Resu
     Ok(client)
 }
 
+/// Takes the places behind [`hold`] of the same prefix, and never collects what is granted.
+pub fn enqueue(server: &Server, prefix: &str, count: usize, lease: u32) -> io::Result<Client> {
+    const AT_A_TIME: usize = 500;
+    let mut client = Client::connect(server, prefix)?;
+    for first in (0..count).step_by(AT_A_TIME) {
+        let mut requests = Vec::new();
+        let numbers = first..count.min(first + AT_A_TIME);
+        let mut expected: Vec<u8> = Vec::new();
+        for number in numbers {
+            let key = key_name(prefix, number);
+            write!(requests, "e\n{key}\n{lease}\n")?;
+            expected.extend(b"queued\n");
+        }
+        client.stream.write_all(&requests)?;
+        while client.input.len() < expected.len() {
+            client.read()?;
+        }
+        match client.input == expected {
+            true => client.input.clear(),
+            false => return Err(unexpected(&client.input)),
+        }
+    }
+    Ok(client)
+}
+
 /// A TCP connection whose reads and writes end at some time.
 pub fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&addr, PATIENCE)?;

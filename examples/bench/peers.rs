@@ -313,6 +313,8 @@ const LATCHD_OPTIONS: &[&str] = &[
     "2000000",
     "--max-per-connection",
     "2000000",
+    "--max-waiters-total",
+    "2000000",
 ];
 
 /// Where a program of the machine is, also if it is where a user's PATH does not lead.

@@ -116,6 +116,15 @@ pub fn spread(name: &str, seconds: &[f64]) {
     println!("  {name:<42} {middle:>10.3} {most:>10.3} {longest:>10.3}");
 }
 
+/// As [`spread`] over all rounds, but the longest is that of the round in which it was least: other
+/// programs only add to it.
+pub fn spread_of_rounds(name: &str, rounds: &[Vec<f64>]) {
+    let [middle, most] = [0.5, 0.99].map(|share| quantile(&rounds.concat(), share) * 1e3);
+    let longest: Vec<f64> = rounds.iter().map(|times| quantile(times, 1.0)).collect();
+    let longest = longest.into_iter().fold(f64::INFINITY, f64::min) * 1e3;
+    println!("  {name:<42} {middle:>10.3} {most:>10.3} {longest:>10.3}");
+}
+
 pub fn median(figures: &[f64]) -> f64 {
     quantile(figures, 0.5)
 }

@@ -34,8 +34,8 @@ use crate::token::{FenceSource, Grant};
 use clock::Clock;
 pub use seat::{Seat, WaitStage};
 
-/// Leases ended, or slots of a closed connection released, before other threads get their turn:
-/// about a tenth of a millisecond.
+/// Leases ended, idle keys dropped, or slots of a closed connection released, before other threads
+/// get their turn: about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 500;
 
 /// Grants that one visit sends for other connections. The threads of the others send theirs.
@@ -186,7 +186,10 @@ impl Arbiter {
         loop {
             let now = self.catch_up(&mut state, Scope::Everything);
             if state.next_gc <= now {
-                state.table.prune(self.gc_max_idle, now);
+                if !state.table.prune(self.gc_max_idle, RELEASED_AT_ONCE, now) {
+                    self.give_way(&mut state);
+                    continue;
+                }
                 state.next_gc = now + self.gc_interval;
             }
             if self.pass_on(&mut state) {
@@ -271,9 +274,14 @@ impl Arbiter {
             if !state.table.is_behind(scope, now) {
                 return now;
             }
-            if !self.pass_on(state) {
-                MutexGuard::bump(state);
-            }
+            self.give_way(state);
+        }
+    }
+
+    /// Lets other threads have the mutex between two steps, and passes on what this one has caused.
+    fn give_way(&self, state: &mut MutexGuard<'_, State>) {
+        if !self.pass_on(state) {
+            MutexGuard::bump(state);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
-use crate::table::{ConnId, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
+use crate::table::{ConnId, CountersSnapshot, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
@@ -54,6 +54,15 @@ impl Arbiter {
         let now = self.catch_up(&mut state, Scope::Key(key));
         let queue = state.table.queue(key, places, now);
         self.rolls(state, queue.into_iter().collect()).pop()
+    }
+
+    /// How many connections have a seat, and what the table has counted.
+    pub fn counters(&self) -> (usize, CountersSnapshot) {
+        let mut state = self.state.lock();
+        self.catch_up(&mut state, Scope::Everything);
+        let counted = (state.seats.len(), state.table.counters());
+        self.leave(state);
+        counted
     }
 
     fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeyQueueSnapshot>) -> Vec<KeyRoll> {

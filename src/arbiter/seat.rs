@@ -53,14 +53,11 @@ impl Seat {
     }
 
     /// Asks for a key without taking a place in its queue: [`Answer::TimedOut`] if the claim would
-    /// wait. Does not block, except perhaps for the kernel's randomness.
+    /// wait. That is not counted, since the caller may go on to wait. Does not block, except
+    /// perhaps for the kernel's randomness.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
         self.ask(ask, |table, claimant, now| {
-            match table.try_acquire(claimant, ask, now) {
-                Ok(Some(grant)) => Answer::Granted(grant),
-                Ok(None) => Answer::TimedOut,
-                Err(refusal) => Answer::Refused(refusal),
-            }
+            try_acquire(table, claimant, ask, now)
         })
     }
 
@@ -73,7 +70,13 @@ impl Seat {
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
         if wait_timeout.is_zero() {
-            return self.try_acquire(ask);
+            return self.ask(ask, |table, claimant, now| {
+                let answer = try_acquire(table, claimant, ask, now);
+                if answer == Answer::TimedOut {
+                    table.note_busy();
+                }
+                answer
+            });
         }
         let claimant = match self.claimant() {
             Ok(claimant) => claimant,
@@ -89,6 +92,7 @@ impl Seat {
             }
             Err(refusal) => Answer::Refused(refusal),
         };
+        state.table.note_answer(&answer);
         self.arbiter.leave(state);
         answer
     }
@@ -104,7 +108,9 @@ impl Seat {
     /// As [`Seat::wait`], but `None` if it would block; the place is kept.
     pub fn try_wait(&self, key: &str, kind: Kind) -> Option<Answer> {
         self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.try_wait(self.conn, key, kind, now)
+            let answer = table.try_wait(self.conn, key, kind, now)?;
+            table.note_answer(&answer);
+            Some(answer)
         })
     }
 
@@ -127,12 +133,14 @@ impl Seat {
                 // A try does not wait, so it is answered even if the peer has hung up.
                 if wait_timeout.is_zero() {
                     state.table.cancel(ticket, now);
+                    state.table.note_wait_timeout();
                     Answer::TimedOut
                 } else {
                     self.wait_with(&mut state, (key, ticket), wait_timeout, tell)
                 }
             }
         };
+        state.table.note_answer(&answer);
         self.arbiter.leave(state);
         answer
     }
@@ -144,7 +152,8 @@ impl Seat {
     /// [`Refusal::NotHeld`] if the token is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
         self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.release(self.conn, key, kind, token, now)
+            let released = table.release(self.conn, key, kind, token, now);
+            released.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
         })
     }
 
@@ -161,7 +170,8 @@ impl Seat {
         lease: Duration,
     ) -> Result<(), Refusal> {
         self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.renew(key, kind, token, lease, now)
+            let renewed = table.renew(key, kind, token, lease, now);
+            renewed.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
         })
     }
 
@@ -191,17 +201,23 @@ impl Seat {
             Err(refusal) => return Answer::Refused(refusal),
         };
         let scope = Scope::Ask(self.conn, ask);
-        self.arbiter
-            .visit(scope, |table, now| act(table, claimant, now))
+        self.arbiter.visit(scope, |table, now| {
+            let answer = act(table, claimant, now);
+            table.note_answer(&answer);
+            answer
+        })
     }
 
     fn claimant(&self) -> Result<Claimant, Refusal> {
-        if !self.arbiter.has_room() {
-            return Err(Refusal::MaxLocks);
-        }
-        Ok(Claimant {
-            conn: self.conn,
-            salt: self.arbiter.salts.next().ok_or(Refusal::NoToken)?,
+        let salt = match self.arbiter.has_room() {
+            true => self.arbiter.salts.next().ok_or(Refusal::NoToken),
+            false => Err(Refusal::MaxLocks),
+        };
+        let conn = self.conn;
+        let claimant = salt.map(|salt| Claimant { conn, salt });
+        claimant.inspect_err(|refusal| {
+            let mut state = self.arbiter.state.lock();
+            state.table.note_answer(&Answer::Refused(*refusal));
         })
     }
 
@@ -259,6 +275,7 @@ impl Seat {
             }
             if deadline.is_some_and(|deadline| deadline <= now) {
                 state.table.cancel(ticket, now);
+                state.table.note_wait_timeout();
                 return Answer::TimedOut;
             }
             // This look may have ended the lease of another connection.
@@ -280,14 +297,21 @@ impl Seat {
     }
 }
 
+fn try_acquire(table: &mut LockTable, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Answer {
+    match table.try_acquire(claimant, ask, now) {
+        Ok(Some(grant)) => Answer::Granted(grant),
+        Ok(None) => Answer::TimedOut,
+        Err(refusal) => Answer::Refused(refusal),
+    }
+}
+
 impl Drop for Seat {
     fn drop(&mut self) {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
-        let now = arbiter.look_at_clock(&mut state);
-        state.table.disconnect(self.conn, arbiter.holdings, now);
-        arbiter.leave(state);
+        state.table.disconnect(self.conn, arbiter.holdings);
+        drop(state);
         // Other threads get their turn between the steps.
         let release =
             |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);

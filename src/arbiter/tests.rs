@@ -1,5 +1,7 @@
 //! The arbiter on virtual time, and one test in which many threads meet.
 
+mod counters;
+mod holds;
 mod outlet;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -276,6 +276,19 @@ impl Connection {
         self.json(&Request::Queues(key))
     }
 
+    /// Returns what the server has counted since its start, and how much there is now (`stats` with
+    /// the key line `counters`), as JSON: see latch-protocol(7). Blocks for at most the reply
+    /// timeout. An older server, or one of another make, may answer as it answers
+    /// [`Connection::stats`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the server does not know the request, or what can go wrong with a
+    /// reply.
+    pub fn counters(&mut self) -> Result<String, Error> {
+        self.json(&Request::Counters)
+    }
+
     fn json(&mut self, request: &Request<'_>) -> Result<String, Error> {
         match self.exchange(request, self.reply_due())? {
             Reply::Stats(json) => Ok(json),

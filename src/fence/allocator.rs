@@ -183,6 +183,10 @@ impl FenceSource for ReservedFences {
         self.next += 1;
         Some(fence)
     }
+
+    fn reserved_left(&self) -> Option<u64> {
+        Some(self.reserved.lock().end - self.next)
+    }
 }
 
 impl ReservedFences {
@@ -348,6 +352,16 @@ mod tests {
         }
         fences.next_fence().expect("in the range");
         assert!(!reserver.requests.is_empty());
+    }
+
+    #[test]
+    fn a_range_counts_as_left_as_soon_as_it_is_reserved() {
+        let (mut fences, mut reserver) = start(&Plate::default(), CLOCK, 10);
+        assert_eq!(fences.reserved_left(), Some(10));
+        fences.next_fence().expect("in the range");
+        assert_eq!(fences.reserved_left(), Some(9));
+        reserver.reserve().expect("a willing disk");
+        assert_eq!(fences.reserved_left(), Some(19));
     }
 
     #[test]

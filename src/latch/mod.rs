@@ -5,6 +5,7 @@ mod commands;
 mod fence_check;
 mod hold;
 mod options;
+mod prometheus;
 mod run;
 mod servers;
 mod stats;

@@ -1,5 +1,6 @@
 //! The command line of `latch`: see latch(1).
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use argh::FromArgs;
@@ -273,7 +274,11 @@ command! {
         /// only this key, with all its holders and waiters
         #[argh(positional)]
         pub(super) key: Option<String>,
-        /// print the server's JSON unchanged
+        /// the holders and waiters as a table or as the json of the server, or the counters of
+        /// the server for prometheus (table)
+        #[argh(option, arg_name = "form")]
+        pub(super) format: Option<StatsForm>,
+        /// the same as --format json
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) json: bool,
         /// print again every two seconds
@@ -302,6 +307,50 @@ command! {
     /// Check that every server answers
     #[argh(subcommand, name = "ping")]
     Ping {}
+}
+
+/// The form in which statistics are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StatsForm {
+    Table,
+    Json,
+    Prometheus,
+}
+
+impl FromStr for StatsForm {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<StatsForm, &'static str> {
+        match text {
+            "table" => Ok(StatsForm::Table),
+            "json" => Ok(StatsForm::Json),
+            "prometheus" => Ok(StatsForm::Prometheus),
+            _ => Err("expected table, json or prometheus"),
+        }
+    }
+}
+
+impl Stats {
+    /// The form that the options ask for.
+    ///
+    /// # Errors
+    ///
+    /// Says which options contradict each other.
+    pub(super) fn form(&self) -> Result<StatsForm, &'static str> {
+        match (self.json, self.format) {
+            (true, Some(StatsForm::Table | StatsForm::Prometheus)) => {
+                Err("--json is --format json, and contradicts another --format")
+            }
+            (true, _) => Ok(StatsForm::Json),
+            (false, Some(StatsForm::Prometheus)) if self.key.is_some() => {
+                Err("--format prometheus is about whole servers, and takes no key")
+            }
+            (false, Some(StatsForm::Prometheus)) if self.watch => {
+                Err("--format prometheus prints once, and takes no --watch")
+            }
+            (false, format) => Ok(format.unwrap_or(StatsForm::Table)),
+        }
+    }
 }
 
 /// Check that a token is not older than the newest that a resource has seen

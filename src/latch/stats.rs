@@ -1,4 +1,4 @@
-//! `latch stats`: the statistics of the servers, as a table or as JSON.
+//! `latch stats`: the holders and waiters of the servers, as a table or as JSON.
 
 use std::io::{self, IsTerminal};
 use std::thread;
@@ -11,9 +11,10 @@ use crate::cli::output;
 use crate::client::{Address, Client, Error};
 use crate::text::escaped_json;
 
+use super::options::StatsForm;
 use super::servers::client;
 use super::table::{self, Statistics, Table};
-use super::{failure, options, report, shown, unprintable};
+use super::{failure, options, prometheus, report, shown, unprintable, usage};
 
 /// How often `stats --watch` asks the servers.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
@@ -21,7 +22,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// The size of a window that does not tell it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// The form in which statistics are printed.
+/// The form in which holders and waiters are printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// The JSON of the server, unchanged.
@@ -35,16 +36,18 @@ enum Form {
 type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
+    let asked_for = options.form().map_err(usage)?;
     let (client, key) = (client(options.reach())?, options.key.as_deref());
     let servers = match key {
         Some(key) => vec![client.server_of(key)],
         None => client.servers().iter().collect(),
     };
     let on_terminal = io::stdout().is_terminal();
-    let form = match (options.json, on_terminal) {
-        (false, _) => Form::Table,
-        (true, false) => Form::Json,
-        (true, true) => Form::EscapedJson,
+    let form = match (asked_for, on_terminal) {
+        (StatsForm::Prometheus, _) => return prometheus::show(&client),
+        (StatsForm::Table, _) => Form::Table,
+        (StatsForm::Json, false) => Form::Json,
+        (StatsForm::Json, true) => Form::EscapedJson,
     };
     let mut is_watching = false;
     loop {

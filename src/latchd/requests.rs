@@ -105,7 +105,7 @@ pub(super) fn carry_out(
             break_grants(seat, key, fence.map(Fence), &peer.identity())
         }
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
-        Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
+        Request::Auth(_) | Request::Stats | Request::Queues(_) | Request::Counters => Reply::Error,
     })
 }
 

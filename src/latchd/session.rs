@@ -14,13 +14,13 @@ use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
 use crate::arbiter::{Outlet, Seat, WaitStage};
-use crate::log::SourceThrottle;
+use crate::log::{Log, SourceThrottle};
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolError, Request, HELP};
-use crate::protocol::{queues, stats};
+use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
 
@@ -63,6 +63,8 @@ pub struct SessionRules {
     pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// The log, which counts the lines that it drops.
+    pub log: Log,
 }
 
 #[derive(Debug)]
@@ -193,6 +195,10 @@ impl Session<'_> {
                 self.finish_frame();
                 return self.show_queues(key.as_deref());
             }
+            Request::Counters => {
+                self.finish_frame();
+                return self.show_counters();
+            }
             _ => {}
         }
         let mut waiter = Waiter {
@@ -292,6 +298,24 @@ impl Session<'_> {
         }
         self.out.extend(b"]}\n");
         Ok(())
+    }
+
+    /// What the server has counted: short beside the statistics, but longer than other replies.
+    fn show_counters(&mut self) -> Result<(), Ending> {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        let (connection_count, snapshot) = self.seat.arbiter().counters();
+        let dropped_line_count = self.rules.log.dropped_count();
+        self.out.extend(b"ok ");
+        counters::write_json(
+            connection_count,
+            dropped_line_count,
+            &snapshot,
+            &mut self.out,
+        );
+        self.out.push(b'\n');
+        flush_if_full(&mut self.out, self.stream, self.rules)
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {

@@ -1,7 +1,7 @@
 //! The log: lines to stderr, a file or the syslog that never make a lock wait.
 //!
 //! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
-//! no reader, or the disk is full, lines are dropped and counted; the count is written first when
+//! no reader, or the disk is full, lines are dropped and counted; how many is written first when
 //! there is room again. The form of a line is in [`Log::start`].
 
 mod sink;
@@ -45,17 +45,21 @@ pub struct LogRules {
     pub target: LogTarget,
 }
 
-/// A handle to the running log. Keep it for [`Log::flush`] and [`Log::reopen`].
-#[derive(Clone)]
+/// A handle to the running log. Keep it for [`Log::flush`], [`Log::reopen`] and
+/// [`Log::dropped_count`].
+#[derive(Clone, Debug)]
 pub struct Log(Option<ToWriter>);
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct ToWriter {
     messages: Sender<Message>,
     reopen: Sender<()>,
+    /// The lines dropped since the start.
+    dropped_count: Arc<AtomicUsize>,
 }
 
 /// What the writer thread receives.
+#[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
     /// The writer drops it, and so closes its channel.
@@ -91,7 +95,8 @@ impl Log {
         let writer = Writer {
             sink,
             warning_header: header(Level::Warn),
-            dropped_count,
+            dropped_count: Arc::clone(&dropped_count),
+            reported_count: 0,
         };
         thread::Builder::new()
             .name("log".into())
@@ -115,8 +120,11 @@ impl Log {
         });
         builder.target(Target::Pipe(Box::new(lines)));
         builder.init();
-        let messages = sender;
-        Ok(Log(Some(ToWriter { messages, reopen })))
+        Ok(Log(Some(ToWriter {
+            messages: sender,
+            reopen,
+            dropped_count,
+        })))
     }
 
     /// Waits until the lines so far have been written, for at most `limit`.
@@ -136,6 +144,13 @@ impl Log {
             let _ = reopen.try_send(());
         }
     }
+
+    /// How many lines have been dropped since the start.
+    pub fn dropped_count(&self) -> usize {
+        let Log(to_writer) = self;
+        let count = to_writer.as_ref().map(|it| &it.dropped_count);
+        count.map_or(0, |count| count.load(Ordering::Relaxed))
+    }
 }
 
 /// The thread that writes lines.
@@ -144,6 +159,8 @@ struct Writer {
     /// What a warning of its own begins with.
     warning_header: String,
     dropped_count: Arc<AtomicUsize>,
+    /// The dropped lines that the log has told of.
+    reported_count: usize,
 }
 
 impl Writer {
@@ -164,10 +181,11 @@ impl Writer {
     }
 
     /// Writes a line, and before it how many were lost.
-    fn write(&self, line: &[u8]) {
-        let dropped = self.dropped_count.swap(0, Ordering::Relaxed);
-        if dropped > 0 && !self.warn(format_args!("log-lines-lost dropped={dropped}")) {
-            self.dropped_count.fetch_add(dropped, Ordering::Relaxed);
+    fn write(&mut self, line: &[u8]) {
+        let dropped_count = self.dropped_count.load(Ordering::Relaxed);
+        let dropped = dropped_count.wrapping_sub(self.reported_count);
+        if dropped > 0 && self.warn(format_args!("log-lines-lost dropped={dropped}")) {
+            self.reported_count = dropped_count;
         }
         if self.sink.write(line).is_err() {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,8 @@
 //! The latch protocol: latch-protocol(7). Pure functions between lines and values, for server and
 //! client.
 
+#[cfg(feature = "programs")]
+pub mod counters;
 pub mod limits;
 #[cfg(feature = "programs")]
 pub mod queues;

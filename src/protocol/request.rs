@@ -17,6 +17,9 @@ const AUTH: &[u8] = b"auth";
 /// The key line of `stats` for the queues of keys.
 const QUEUES: &str = "holders";
 
+/// The key line of `stats` for the counters.
+const COUNTERS: &str = "counters";
+
 /// In the place of a key or a fence: whichever there is.
 const ANY: &str = "_";
 
@@ -79,6 +82,8 @@ pub enum Request<'a> {
     Stats,
     /// `stats` with the key line `holders`: of one key, or of all in use
     Queues(Option<&'a str>),
+    /// `stats` with the key line `counters`
+    Counters,
     /// `tag`: what the client says of itself
     Tag(&'a str),
     /// `break`: ends the grant with this fence, or all grants of the key
@@ -168,6 +173,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
                 one => Ok(Request::Queues(one)),
             };
         }
+        "stats" if key == COUNTERS => return Ok(Request::Counters),
         "stats" => return Ok(Request::Stats),
         "tag" if argument.len() <= MAX_TAG_LEN => return Ok(Request::Tag(argument)),
         "tag" => return Err(ProtocolError::TagTooLong),
@@ -357,6 +363,10 @@ impl Request<'_> {
             Request::Queues(key) => {
                 let key = key.unwrap_or(ANY);
                 (Kind::Lock, "stats", QUEUES, [Some(key.into()), None, None])
+            }
+            Request::Counters => {
+                let words = [Some("_".into()), None, None];
+                (Kind::Lock, "stats", COUNTERS, words)
             }
             Request::Tag(text) => (Kind::Lock, "tag", "_", [Some(text.into()), None, None]),
             Request::Break {

@@ -100,7 +100,7 @@ impl Random {
         let (kind, limit) = self.kind_and_limit();
         let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
         let token = self.token();
-        match self.below(8) {
+        match self.below(9) {
             0 => Request::Acquire {
                 key,
                 kind,
@@ -128,6 +128,7 @@ impl Random {
             },
             5 => Request::Ping,
             6 => Request::Stats,
+            7 => Request::Counters,
             _ => Request::Auth(secret),
         }
     }

@@ -25,6 +25,15 @@ pub(super) struct ConnectionEntry {
     pub(super) ended: EndedEntries,
     /// When it last held or waited for anything.
     pub(super) last_busy: Instant,
+    /// Once it has disconnected.
+    pub(super) leaving: Option<Leaving>,
+}
+
+/// What is left to do for a connection that has disconnected.
+pub(super) struct Leaving {
+    holdings: Holdings,
+    /// The pending places that have not been looked at.
+    unseen_count: usize,
 }
 
 impl ConnectionEntry {
@@ -35,6 +44,7 @@ impl ConnectionEntry {
             count: 0,
             ended: EndedEntries::default(),
             last_busy: now,
+            leaving: None,
         }
     }
 
@@ -81,50 +91,94 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 }
 
 impl LockTable {
-    /// Forgets a connection: its places go, and its slots do what `holdings` says. A grant that it
-    /// has not collected goes too, since the client does not know the token.
+    /// Begins to forget a connection: its places go, and then its slots do what `holdings` says. A
+    /// grant that it has not collected goes too, since the client does not know the token. From now
+    /// on it is granted nothing.
     ///
-    /// The slots are released by [`LockTable::release_some`], which the caller must call until it
-    /// is done.
-    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, now: Instant) {
-        let Some(entry) = self.conns.get(&conn) else {
-            return;
-        };
-        let pending: Vec<PlaceId> = entry.pending.iter(&self.places).collect();
-        // The places go before the slots: otherwise a slot could pass from the connection to
-        // itself.
-        let is_waiting = |id: &PlaceId| self.places[*id].fence().is_none();
-        let (waiting, uncollected): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_waiting);
-        let left: Vec<KeyId> = waiting
-            .into_iter()
-            .filter_map(|id| self.give_up(id, now))
-            .collect();
-        for key in left {
-            self.promote(key, now);
-        }
-        for id in uncollected {
-            if let Some(key) = self.give_up(id, now) {
-                self.promote(key, now);
-            }
-        }
-        if holdings == Holdings::Keep {
-            self.conns.remove(&conn);
+    /// This takes no time; [`LockTable::release_some`] does the rest, which the caller must call
+    /// until it is done.
+    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings) {
+        self.counters.disconnects += 1;
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            let unseen_count = entry.pending.len();
+            entry.leaving = Some(Leaving {
+                holdings,
+                unseen_count,
+            });
+            self.leaving_count += 1;
         }
     }
 
-    /// Releases up to `at_most` slots of a connection that has disconnected; `true` when none is
-    /// left. In steps, because a million slots would delay every other client for too long.
+    /// Takes up to `at_most` places and slots of a connection that has disconnected; `true` when
+    /// none is left. In steps, because a million would delay every other client for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         for _ in 0..at_most {
-            let entry = self.conns.get(&conn);
-            let Some(held) = entry.and_then(|entry| entry.held.first()) else {
-                self.conns.remove(&conn);
+            if !self.release_next(conn, now) {
+                let entry = self.conns.remove(&conn);
+                let is_leaving = entry.is_some_and(|entry| entry.leaving.is_some());
+                self.leaving_count -= usize::from(is_leaving);
                 shrink(&mut self.conns);
                 return true;
-            };
-            self.vacate(held, now);
+            }
         }
         false
+    }
+
+    /// Takes one place or slot; `false` if there is none. The places go before the slots: otherwise
+    /// a slot could pass from the connection to itself.
+    fn release_next(&mut self, conn: ConnId, now: Instant) -> bool {
+        let Some(entry) = self.conns.get_mut(&conn) else {
+            return false;
+        };
+        let Some(leaving) = &mut entry.leaving else {
+            return false;
+        };
+        if let Some(id) = entry.pending.first() {
+            let is_unseen = leaving.unseen_count > 0;
+            leaving.unseen_count = leaving.unseen_count.saturating_sub(1);
+            if is_unseen && self.places[id].fence().is_some() {
+                // A grant that is not collected: it comes again once no place waits any more.
+                entry.pending.remove(&mut self.places, id);
+                entry.pending.push(&mut self.places, id);
+            } else if let Some(key) = self.give_up(id, now) {
+                self.promote(key, now);
+            }
+            return true;
+        }
+        match (entry.held.first(), leaving.holdings) {
+            (Some(held), Holdings::Release) => {
+                self.vacate(held, now);
+                self.counters.abandonments += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The waiter whose turn it is. A connection that has disconnected is granted nothing: its
+    /// place goes, and the next one is looked at.
+    pub(super) fn next_to_serve(&mut self, key: KeyId, now: Instant) -> Option<PlaceId> {
+        loop {
+            let id = self.keys[key].next_in_line()?;
+            let entry = || self.conns.get(&self.places[id].conn);
+            let is_leaving = || entry().is_some_and(|entry| entry.leaving.is_some());
+            if self.leaving_count == 0 || !is_leaving() {
+                return Some(id);
+            }
+            self.give_up(id, now);
+        }
+    }
+
+    /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
+    /// `None` if it never did. It holds a slot until the lease is ended, which may be a little
+    /// after it runs out.
+    pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
+        let entry = self.conns.get(&conn)?;
+        Some(if entry.is_empty() {
+            entry.last_busy
+        } else {
+            now
+        })
     }
 }
 

@@ -14,7 +14,10 @@ impl LockTable {
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         for _ in 0..at_most {
             match self.leases.first() {
-                Some((expires_at, holder)) if expires_at <= now => self.vacate(holder, now),
+                Some((expires_at, holder)) if expires_at <= now => {
+                    self.vacate(holder, now);
+                    self.counters.expiries += 1;
+                }
                 _ => return,
             }
         }
@@ -99,12 +102,17 @@ impl LockTable {
         self.leases.first().map(|(expires_at, _)| expires_at)
     }
 
-    /// Drops every key that has been idle for `max_idle` by `now`.
-    pub fn prune(&mut self, max_idle: Duration, now: Instant) {
+    /// Drops up to `at_most` keys that have been idle for `max_idle` by `now`; `true` when none is
+    /// left.
+    pub fn prune(&mut self, max_idle: Duration, at_most: usize, now: Instant) -> bool {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
-        while self.idle_since().is_some_and(is_due) {
+        for _ in 0..at_most {
+            if !self.idle_since().is_some_and(is_due) {
+                return true;
+            }
             self.drop_an_idle_key();
         }
+        false
     }
 
     /// Since when the key that has been idle longest has been idle.

@@ -11,6 +11,7 @@
 //! a log. Instants passed in never go back.
 
 mod connection;
+mod counters;
 mod expiry;
 mod leases;
 mod numbers;
@@ -25,11 +26,11 @@ mod types;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hash};
-use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
 use connection::ConnectionEntry;
+pub use counters::{Counters, CountersSnapshot, Reason};
 use leases::Leases;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
@@ -59,6 +60,11 @@ pub struct LockTable {
     /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
     owed: BTreeMap<u64, PlaceId>,
     waiter_count: usize,
+    /// The keys in use as semaphores.
+    semaphore_count: usize,
+    /// The connections that have disconnected and have places or slots left.
+    leaving_count: usize,
+    counters: Counters,
     /// The connections whose waits have ended since they were last taken.
     resolved: VecDeque<ConnId>,
     next_arrival: u64,
@@ -83,6 +89,9 @@ impl LockTable {
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             waiter_count: 0,
+            semaphore_count: 0,
+            leaving_count: 0,
+            counters: Counters::default(),
             resolved: VecDeque::new(),
             next_arrival: 0,
             draining: false,
@@ -182,6 +191,7 @@ impl LockTable {
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
         if self.keys[key].is_idle() {
             self.idle.remove(&mut self.keys, key);
+            self.semaphore_count += usize::from(ask.kind == Kind::Semaphore);
         }
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
         self.tell(place);
@@ -260,6 +270,7 @@ impl LockTable {
             self.end_phase(holder);
         }
         self.vacate(holder, now);
+        self.counters.releases += 1;
         Ok(())
     }
 
@@ -272,6 +283,7 @@ impl LockTable {
             return false;
         };
         self.vacate(holder, now);
+        self.counters.breaks += 1;
         true
     }
 
@@ -297,6 +309,7 @@ impl LockTable {
     ) -> Result<(), Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
         self.leases.extend(&mut self.places, holder, now + lease);
+        self.counters.renewals += 1;
         Ok(())
     }
 
@@ -363,35 +376,6 @@ impl LockTable {
         self.resolved.pop_front()
     }
 
-    /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
-    /// `None` if it never did. It holds a slot until the lease is ended, which may be a little
-    /// after it runs out.
-    pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
-        let entry = self.conns.get(&conn)?;
-        Some(if entry.is_empty() {
-            entry.last_busy
-        } else {
-            now
-        })
-    }
-
-    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
-    /// ones.
-    pub fn snapshot(
-        &mut self,
-        after: Option<&Key>,
-        at_most: usize,
-        now: Instant,
-    ) -> Vec<KeySnapshot> {
-        self.settle(Scope::Everything, now);
-        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.names
-            .range::<Key, _>((behind, Bound::Unbounded))
-            .take(at_most)
-            .map(|(_, key)| self.describe(*key, now))
-            .collect()
-    }
-
     /// Makes room for a key that is not known yet, and adds it as an idle one.
     fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<KeyId, Refusal> {
         if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
@@ -438,19 +422,23 @@ impl LockTable {
     /// holders and waiters becomes idle. Every operation that takes a holder or a waiter away ends
     /// here.
     fn promote(&mut self, key: KeyId, now: Instant) {
-        while let Some(id) = self.keys[key].next_in_line() {
+        while let Some(id) = self.next_to_serve(key, now) {
             let Some(fence) = self.fences.next_fence() else {
                 if let PlaceState::Waiting { arrival } = self.places[id].state {
                     self.owed.insert(arrival, id);
                 }
                 return;
             };
+            let wait = now.saturating_duration_since(self.places[id].since);
+            self.counters.waits.add(wait);
             self.withdraw(id);
             self.hold(id, Fence(fence), now);
             self.resolved.push_back(self.places[id].conn);
         }
         if self.keys[key].is_idle() && !self.idle.contains(&self.keys, key) {
-            self.keys[key].last_used = now;
+            let queue = &mut self.keys[key];
+            queue.last_used = now;
+            self.semaphore_count -= usize::from(queue.kind == Kind::Semaphore);
             self.idle.push(&mut self.keys, key);
         }
     }
@@ -503,6 +491,7 @@ impl LockTable {
         let (key, expires_at) = (place.key, now + place.lease);
         self.leases.insert(&mut self.places, id, expires_at);
         self.holders.insert(fence, id);
+        self.counters.grants += 1;
         debug_assert!(self.keys[key].has_free_slot());
         self.keys[key].holders.push(&mut self.places, id);
     }
@@ -542,7 +531,10 @@ impl LockTable {
         let (key, state) = (place.key, place.state);
         match state {
             PlaceState::Waiting { .. } => self.withdraw(id),
-            PlaceState::Held { .. } => self.take_slot(id, now),
+            PlaceState::Held { .. } => {
+                self.take_slot(id, now);
+                self.counters.abandonments += 1;
+            }
             PlaceState::Ended(_) => {}
         }
         self.remove_place(id, now);

@@ -82,6 +82,23 @@ pub struct PlaceSnapshot {
 }
 
 impl LockTable {
+    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
+    /// ones.
+    pub fn snapshot(
+        &mut self,
+        after: Option<&Key>,
+        at_most: usize,
+        now: Instant,
+    ) -> Vec<KeySnapshot> {
+        self.settle(Scope::Everything, now);
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.names
+            .range::<Key, _>((behind, Bound::Unbounded))
+            .take(at_most)
+            .map(|(_, key)| self.describe(*key, now))
+            .collect()
+    }
+
     /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
     /// ones. Of each key, up to `places` holders and as many waiters. Looks at a bounded number of
     /// keys, and returns the last of them unless it was the last of all.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::needs::needs;
+use crate::support::silent::refusing_addr;
 use crate::support::{eventually, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
@@ -152,6 +153,38 @@ fn a_job_of_cron_runs_once_on_one_host_without_a_server() {
     assert_eq!(fs::read_to_string(&log).expect("text"), "two words\n");
     let left = fs::read_dir(dir.path()).expect("the directory").count();
     assert_eq!(left, 1, "only the log is left");
+}
+
+#[test]
+fn the_counters_are_written_for_the_textfile_collector() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("latchd.prom");
+    let write = |servers: &str| {
+        let mut command = script("textfile_collector.sh", &daemon);
+        command.arg(dir.path()).env("LATCH_SERVER", servers);
+        let (status, printed) = Running::start(&mut command).end();
+        let left = fs::read_dir(dir.path()).expect("the directory").count();
+        assert_eq!(left, 1, "only the file is left");
+        (status, printed, fs::read_to_string(&file).expect("text"))
+    };
+    let server = address(&daemon);
+    daemon.connect().acquire("k", 0);
+    let (status, printed, counters) = write(&server);
+    assert_eq!((status, printed), (0, String::new()));
+    let grants = format!("latchd_grants_total{{server=\"{server}\"}} 1\n");
+    assert!(counters.contains(&grants), "{counters}");
+    // Where latch could not even ask, the last counters stay.
+    assert_eq!(write("a:b:c").0, 64);
+    assert_eq!(fs::read_to_string(&file).expect("text"), counters);
+    let (_reserved, gone) = refusing_addr();
+    let (status, printed, counters) = write(&gone.to_string());
+    assert_eq!(status, 69);
+    assert!(
+        printed.starts_with(&format!("latch: {gone}: ")),
+        "{printed}"
+    );
+    assert!(counters.contains(&format!("latchd_up{{server=\"{gone}\"}} 0\n")));
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod support;
 mod client;
 mod commands;
 mod hold;
+mod monitoring;
 mod operators;
 mod run;
 mod terminal;

@@ -37,6 +37,11 @@ fn a_log_that_nobody_reads_holds_up_no_command() {
         digits.parse::<u64>().is_ok_and(|count| count > 0),
         "{admission:?}"
     );
+    let counted = daemon.connect().request("stats", "counters", "_");
+    let (_, json) = counted.split_once(' ').expect("ok and an object");
+    let json: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    let dropped = json["counters"]["dropped_log_lines"].as_u64();
+    assert!(dropped >= digits.parse().ok(), "{counted}: {admission:?}");
     daemon.connect().acquire("after-the-gap", 0);
     pipe.read_until(|read| read.contains("after-the-gap"));
 }

@@ -33,6 +33,7 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("nc.openbsd", "netcat-openbsd"),
     ("ncat", "ncat"),
     ("prlimit", "util-linux"),
+    ("promtool", "prometheus"),
     ("python3", "python3"),
     ("redis-server", "redis-server"),
     ("sed", "sed"),

@@ -138,7 +138,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
         .collect();
     let mut state = arbiter.state.lock();
     let now = arbiter.clock.now();
-    state.table.disconnect(ConnId(1), Holdings::Release, now);
+    state.table.disconnect(ConnId(1), Holdings::Release);
     assert!(state.table.release_some(ConnId(1), usize::MAX, now));
     arbiter.leave(state);
     assert_eq!(sent.len(), SENT_AT_ONCE);

@@ -339,7 +339,7 @@ impl History {
             self.model.end_first();
         });
         let max_idle = secs(self.random.below(4));
-        self.world.table.prune(max_idle, self.world.now);
+        self.world.table.prune(max_idle, usize::MAX, self.world.now);
         self.model.prune(max_idle);
     }
 
@@ -386,6 +386,7 @@ impl History {
         }
         assert_eq!(real, ideal);
         assert_eq!(self.real_entries(), self.ideal_entries());
+        assert_eq!(table.counters.grants, self.model.last_fence);
         self.world.check();
     }
 

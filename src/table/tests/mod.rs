@@ -1,6 +1,7 @@
 //! The table on a virtual clock: scenarios, random histories against a naive model, and the
 //! invariants that hold after every step of either.
 
+mod counters;
 mod histories;
 mod model;
 mod scenarios;
@@ -200,7 +201,7 @@ impl World {
     }
 
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {
-        self.table.disconnect(ConnId(conn), holdings, self.now);
+        self.table.disconnect(ConnId(conn), holdings);
         self.check();
         while !self.table.release_some(ConnId(conn), 1, self.now) {
             self.check();
@@ -285,6 +286,7 @@ struct Seen {
     holder_count: usize,
     waiter_count: usize,
     idle_count: usize,
+    semaphore_count: usize,
     /// How many free slots are owed to waiters, and which waiters are the next.
     owed_count: usize,
     owed: BTreeSet<u64>,
@@ -318,6 +320,8 @@ impl Seen {
         if queue.is_idle() {
             self.idle_count += 1;
             assert!(table.idle.iter(&table.keys).any(|idle| idle == id));
+        } else {
+            self.semaphore_count += usize::from(queue.kind == Kind::Semaphore);
         }
         if let Some(max) = table.caps.max_waiters {
             assert!(waiters.len() <= max, "more waiters than the cap");
@@ -355,6 +359,19 @@ impl Seen {
         assert_eq!(self.holder_count, table.holders.len());
         assert_eq!(self.waiter_count, table.waiter_count);
         assert_eq!(self.enqueued_count, table.enqueued.len());
+        let Counters {
+            grants,
+            releases,
+            expiries,
+            breaks,
+            abandonments,
+            ..
+        } = table.counters;
+        let ended_count = releases + expiries + breaks + abandonments;
+        assert_eq!(grants, ended_count + self.holder_count as u64);
+        assert_eq!(self.semaphore_count, table.semaphore_count);
+        let leaving = table.conns.values().filter(|entry| entry.leaving.is_some());
+        assert_eq!(leaving.count(), table.leaving_count);
         let owed = table.owed.keys().copied().collect();
         assert_eq!(self.owed, owed, "the slots owed to waiters are wrong");
         let idle = table.idle.iter(&table.keys);

@@ -67,7 +67,7 @@ pub(super) struct Model {
     /// The connections that were told of a grant, with its key and fence.
     told: Vec<(u64, String, u64)>,
     caps: Caps,
-    last_fence: u64,
+    pub(super) last_fence: u64,
     last_ticket: u64,
     draining: bool,
     pub(super) out_of_tokens: bool,

@@ -524,7 +524,7 @@ fn a_grant_that_died_uncollected_is_said_to_have_expired() {
     assert_eq!(world.release("k", token), Ok(()));
     world.advance(secs(10_000));
     world.expire();
-    world.table.prune(Duration::ZERO, world.now);
+    world.table.prune(Duration::ZERO, usize::MAX, world.now);
     assert_eq!(
         world.collect(waiter),
         Some(Answer::Refused(Refusal::LeaseExpired))
@@ -554,14 +554,14 @@ fn a_wait_is_answered_even_if_its_key_is_forgotten() {
     assert_eq!(world.release("k", token), Ok(()));
     world.advance(secs(10));
     world.expire();
-    world.table.prune(Duration::ZERO, world.now);
+    world.table.prune(Duration::ZERO, usize::MAX, world.now);
     assert_eq!(world.try_wait(2, "k"), LEASE_EXPIRED);
 
     let token = world.held(1, "other");
     assert_eq!(world.enqueue(2, "other"), Answer::Queued);
     world.table.begin_drain(world.now);
     assert_eq!(world.release("other", token), Ok(()));
-    world.table.prune(Duration::ZERO, world.now);
+    world.table.prune(Duration::ZERO, usize::MAX, world.now);
     let draining = Some(Answer::Refused(Refusal::Draining));
     assert_eq!(world.try_wait(2, "other"), draining);
     assert_eq!(world.try_wait(2, "other"), Some(Answer::NotEnqueued));
@@ -772,12 +772,26 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     }
     let started = Instant::now();
     for conn in 1..=50_000 {
-        table.disconnect(ConnId(conn), Holdings::Release, now);
+        table.disconnect(ConnId(conn), Holdings::Release);
         assert!(table.release_some(ConnId(conn), 2, now));
     }
     // Were it the table's size, this would be 2,500,000,000 steps.
     assert!(started.elapsed() < secs(20));
     assert!(!table.has_holders());
+}
+
+#[test]
+fn a_connection_that_is_leaving_is_granted_nothing() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.queued(2, "k");
+    let next = world.queued(3, "k");
+    world.table.disconnect(ConnId(2), Holdings::Release);
+    assert_eq!(world.release("k", token), Ok(()));
+    assert_eq!(world.resolved(), [3]);
+    world.collected(next);
+    assert!(world.table.release_some(ConnId(2), 1, world.now));
+    world.check();
 }
 
 // Idle keys.
@@ -786,14 +800,14 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
 fn idle_keys_are_pruned_when_their_time_has_come() {
     let mut world = World::new();
     let token = world.held(1, "k");
-    world.table.prune(Duration::ZERO, world.now);
+    world.table.prune(Duration::ZERO, usize::MAX, world.now);
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.table.idle_since(), Some(world.now));
     world.advance(secs(59));
-    world.table.prune(secs(60), world.now);
+    world.table.prune(secs(60), usize::MAX, world.now);
     assert_eq!(world.table.names.len(), 1);
     world.advance(secs(1));
-    world.table.prune(secs(60), world.now);
+    world.table.prune(secs(60), usize::MAX, world.now);
     assert_eq!(world.table.names.len(), 0);
 }
 

@@ -1,0 +1,83 @@
+//! What the arbiter has the table count: the answers to requests.
+
+use super::*;
+use crate::table::{CountersSnapshot, Reason};
+
+fn counted(arbiter: &Arbiter) -> CountersSnapshot {
+    arbiter.counters().1
+}
+
+fn refusals(arbiter: &Arbiter, reason: Reason) -> u64 {
+    counted(arbiter).counters.refusals(reason)
+}
+
+#[test]
+fn a_try_that_finds_the_key_held_is_busy_and_no_timeout() {
+    let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    assert_eq!(acquire(&other, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(refusals(&arbiter, Reason::Busy), 1);
+    // The attempt of a claim that goes on to wait.
+    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::TimedOut);
+    assert_eq!(refusals(&arbiter, Reason::Busy), 1);
+    assert_eq!(counted(&arbiter).counters.wait_timeouts, 0);
+}
+
+#[test]
+fn a_wait_in_vain_is_one_timeout_in_either_form() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    let second = Duration::from_secs(1);
+    let blocked = Blocked::start(&arbiter, waiter, move |seat| acquire(seat, second));
+    assert_eq!(counted(&arbiter).waiter_count, 1);
+    arbiter.advance(second);
+    let (waiter, answer) = blocked.end();
+    assert_eq!(answer, Answer::TimedOut);
+    assert_eq!(counted(&arbiter).counters.wait_timeouts, 1);
+    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(counted(&arbiter).counters.wait_timeouts, 2);
+    assert_eq!(counted(&arbiter).counters.waits.count(), 0);
+}
+
+#[test]
+fn each_refusal_is_counted_under_its_reason() {
+    let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    let semaphore = Ask {
+        kind: Kind::Semaphore,
+        ..lock(FOREVER)
+    };
+    other.try_acquire(&semaphore);
+    other.enqueue(&semaphore);
+    assert_eq!(wait(&other, FOREVER), Answer::NotEnqueued);
+    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::AlreadyEnqueued);
+    let (key, kind, token) = ("other", Kind::Lock, grant.token);
+    assert!(other.release(key, kind, token).is_err());
+    assert!(other.renew(key, kind, token, FOREVER).is_err());
+    let _drained = arbiter.begin_drain();
+    assert_eq!(acquire(&other, FOREVER), DRAINING);
+    assert_eq!(other.try_wait("k", Kind::Lock), Some(DRAINING));
+    let counts = Reason::ALL.map(|reason| (reason, refusals(&arbiter, reason)));
+    let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
+    let expected = [
+        (Reason::LimitMismatch, 2),
+        (Reason::NotHeld, 2),
+        (Reason::Draining, 2),
+        (Reason::AlreadyEnqueued, 1),
+        (Reason::NotEnqueued, 1),
+    ];
+    assert_eq!(counts, expected);
+}
+
+#[test]
+fn a_closed_connection_is_a_disconnect_with_what_it_held() {
+    let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
+    granted(&holder, FOREVER);
+    assert_eq!(arbiter.counters().0, 2);
+    drop((holder, other));
+    let (connection_count, seen) = arbiter.counters();
+    assert_eq!((connection_count, seen.counters.disconnects), (0, 2));
+    assert_eq!((seen.counters.abandonments, seen.holder_count), (1, 0));
+}

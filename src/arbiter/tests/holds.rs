@@ -1,0 +1,158 @@
+//! For how long one visit keeps the mutex when much happens at once. Measured by the processor time
+//! of this thread, which other programs do not disturb; a build for tests is several times slower
+//! than one for users.
+
+use std::ops::ControlFlow;
+
+use rustix::time::{clock_gettime, ClockId};
+
+use super::*;
+use crate::table::{Claimant, KeySnapshot};
+use crate::token::Salt;
+
+/// Ten times what is expected of a visit.
+const LONGEST_VISIT: Duration = Duration::from_millis(50);
+
+/// How many leases end, or slots come free, in one instant.
+const MANY: usize = 100_000;
+
+/// A page of statistics, in keys.
+const PAGE_LEN: usize = 128;
+
+const HOLDER: ConnId = ConnId(1);
+const WAITER: ConnId = ConnId(2);
+
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("time has passed")
+}
+
+/// The longest of the visits until one says that all is done.
+fn longest_visit(what: &str, mut visit: impl FnMut() -> ControlFlow<()>) {
+    let (mut longest, mut is_over) = (Duration::ZERO, false);
+    while !is_over {
+        let began = processor_time();
+        is_over = visit().is_break();
+        longest = longest.max(processor_time() - began);
+    }
+    println!("{what}: {longest:?}");
+    assert!(longest <= LONGEST_VISIT, "{what}: {longest:?}");
+}
+
+fn until_done(is_done: bool) -> ControlFlow<()> {
+    match is_done {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
+}
+
+fn table() -> LockTable {
+    let caps = Caps {
+        max_locks: usize::MAX,
+        max_slots: usize::MAX,
+        max_per_connection: usize::MAX,
+        max_waiters: None,
+        max_waiters_total: usize::MAX,
+    };
+    LockTable::new(caps, Box::new(ClockFences::starting_at(1)))
+}
+
+/// Enqueues for so many locks: the first connection holds them, the next ones wait.
+fn enqueue(table: &mut LockTable, conn: ConnId, count: usize, now: Instant) {
+    for number in 0..count {
+        let key = number.to_string();
+        let ask = Ask {
+            key: &key,
+            ..lock(FOREVER)
+        };
+        let salt = Salt(0);
+        table.enqueue(Claimant { conn, salt }, &ask, now);
+    }
+}
+
+fn disconnect(what: &str, table: &mut LockTable, conn: ConnId, now: Instant) {
+    table.disconnect(conn, Holdings::Release);
+    longest_visit(what, || {
+        until_done(table.release_some(conn, RELEASED_AT_ONCE, now))
+    });
+}
+
+#[test]
+fn statistics_of_many_keys_are_taken_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    enqueue(&mut table, HOLDER, 10_000, now);
+    enqueue(&mut table, WAITER, 10_000, now);
+    let mut last: Option<KeySnapshot> = None;
+    longest_visit("a page of statistics", || {
+        let after = last.as_ref().map(|last| &last.key);
+        let page = table.snapshot(after, PAGE_LEN, now);
+        let is_done = page.len() < PAGE_LEN;
+        last = page.into_iter().last();
+        until_done(is_done)
+    });
+    let mut last: Option<Key> = None;
+    longest_visit("a page of holders", || {
+        let (_, next) = table.queues(last.as_ref(), 16, now);
+        last = next;
+        until_done(last.is_none())
+    });
+}
+
+#[test]
+fn leases_that_end_together_end_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    enqueue(&mut table, HOLDER, MANY, now);
+    enqueue(&mut table, WAITER, MANY, now);
+    let later = now + FOREVER;
+    longest_visit("the end of leases", || {
+        table.expire_some(RELEASED_AT_ONCE, later);
+        until_done(!table.is_behind(Scope::Everything, later))
+    });
+}
+
+#[test]
+fn a_disconnect_frees_many_slots_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    enqueue(&mut table, HOLDER, MANY, now);
+    enqueue(&mut table, WAITER, MANY, now);
+    disconnect("slots", &mut table, HOLDER, now);
+    disconnect("grants not collected", &mut table, WAITER, now);
+    assert!(!table.has_holders());
+}
+
+#[test]
+fn a_disconnect_gives_up_many_places_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    enqueue(&mut table, HOLDER, MANY, now);
+    enqueue(&mut table, WAITER, MANY, now);
+    disconnect("places", &mut table, WAITER, now);
+    assert_eq!(table.entry_count(), MANY);
+}
+
+#[test]
+fn the_reaper_drops_more_idle_keys_than_one_visit_may() {
+    let arbiter = arbiter(Holdings::Release);
+    let seat = arbiter.connect(ConnId(1), None);
+    for number in 0..2 * RELEASED_AT_ONCE {
+        let key = number.to_string();
+        let ask = Ask {
+            key: &key,
+            ..lock(FOREVER)
+        };
+        assert!(matches!(seat.try_acquire(&ask), Answer::Granted(_)));
+    }
+    drop(seat);
+    arbiter.advance(Duration::from_secs(2));
+    until("keys are left", || arbiter.snapshot(None, 1).is_empty());
+}
+
+#[test]
+fn keys_that_became_idle_together_go_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    enqueue(&mut table, HOLDER, MANY, now);
+    disconnect("slots", &mut table, HOLDER, now);
+    assert!(table.idle_since().is_some());
+    longest_visit("idle keys", || {
+        until_done(table.prune(Duration::ZERO, RELEASED_AT_ONCE, now))
+    });
+}

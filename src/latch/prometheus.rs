@@ -1,0 +1,304 @@
+//! `latch stats --format prometheus`: the counters of the servers, for monitoring.
+
+use std::fmt::Display;
+
+use serde_json::Value;
+
+use crate::cli::failure::{CommandResult, Failure};
+use crate::client::{Address, Client, Error};
+
+use super::{failure, print, report, shown, PROTOCOL};
+
+/// The histogram of waits.
+const WAIT: &str = "latchd_grant_wait_seconds";
+
+/// A metric, and the place of its value in the JSON of a server.
+struct Metric {
+    name: &'static str,
+    /// In the word of the format: `counter` or `gauge`.
+    kind: &'static str,
+    help: &'static str,
+    pointer: &'static str,
+    /// The label for the members, if the value is an object.
+    label: &'static str,
+}
+
+const fn counter(name: &'static str, pointer: &'static str, help: &'static str) -> Metric {
+    Metric {
+        name,
+        kind: "counter",
+        help,
+        pointer,
+        label: "",
+    }
+}
+
+const fn gauge(name: &'static str, pointer: &'static str, help: &'static str) -> Metric {
+    Metric {
+        kind: "gauge",
+        ..counter(name, pointer, help)
+    }
+}
+
+/// All metrics that have their values in one place of the JSON.
+const METRICS: [Metric; 16] = [
+    counter(
+        "latchd_grants_total",
+        "/counters/grants",
+        "Slots granted, at once or after a wait.",
+    ),
+    counter(
+        "latchd_releases_total",
+        "/counters/releases",
+        "Slots released by their holders.",
+    ),
+    counter(
+        "latchd_renewals_total",
+        "/counters/renewals",
+        "Leases renewed by their holders.",
+    ),
+    counter(
+        "latchd_expiries_total",
+        "/counters/expiries",
+        "Slots that passed on because the lease ran out.",
+    ),
+    counter(
+        "latchd_breaks_total",
+        "/counters/breaks",
+        "Slots that an operator took away.",
+    ),
+    counter(
+        "latchd_abandonments_total",
+        "/counters/abandonments",
+        "Slots that passed on because the connection closed or the client no longer waited.",
+    ),
+    counter(
+        "latchd_wait_timeouts_total",
+        "/counters/wait_timeouts",
+        "Claims that waited until their timeout without a grant.",
+    ),
+    Metric {
+        label: "reason",
+        ..counter(
+            "latchd_refusals_total",
+            "/counters/refusals",
+            "Requests refused, by reason.",
+        )
+    },
+    counter(
+        "latchd_disconnects_total",
+        "/counters/disconnects",
+        "Connections closed.",
+    ),
+    counter(
+        "latchd_dropped_log_lines_total",
+        "/counters/dropped_log_lines",
+        "Log lines dropped because their receiver did not keep up.",
+    ),
+    gauge(
+        "latchd_connections",
+        "/gauges/connections",
+        "Connections open, that of this question included.",
+    ),
+    Metric {
+        label: "kind",
+        ..gauge(
+            "latchd_keys",
+            "/gauges/keys",
+            "Keys held or waited for, by kind.",
+        )
+    },
+    gauge(
+        "latchd_idle_keys",
+        "/gauges/idle_keys",
+        "Keys known and neither held nor waited for.",
+    ),
+    gauge("latchd_holders", "/gauges/holders", "Slots held."),
+    gauge("latchd_waiters", "/gauges/waiters", "Claims waiting."),
+    gauge(
+        "latchd_fences_left",
+        "/gauges/fences_left",
+        "Fences reserved in the fence file and not used.",
+    ),
+];
+
+/// A server, and its counters if it gave any.
+type Answer = (String, Option<Value>);
+
+/// Prints the counters of all servers as one text, in which each series names its server.
+pub(super) fn show(client: &Client) -> CommandResult {
+    let (mut answers, mut failures) = (Vec::new(), Vec::new());
+    for server in client.servers() {
+        let answer = ask(client, server).map_err(|failure| failures.push(failure));
+        answers.push((server.to_string(), answer.ok()));
+    }
+    print(&exposition(&answers))?;
+    Ok(report(failures))
+}
+
+fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
+    let name = server.to_string();
+    let asked = client
+        .connect(server)
+        .and_then(|mut connection| connection.counters());
+    let json = match asked {
+        Ok(json) => serde_json::from_str(&json).unwrap_or_default(),
+        Err(Error::Refused) => Value::Null,
+        Err(error) => return Err(failure(shown(&name), &error)),
+    };
+    // A server that does not know the key line answers as to any other.
+    if json.get("counters").is_some_and(Value::is_object) {
+        return Ok(json);
+    }
+    let why = "the server has no counters; it is older than this latch, or of another make";
+    Err(Failure::new(
+        PROTOCOL,
+        format_args!("{}: {why}", shown(&name)),
+    ))
+}
+
+/// The text format of Prometheus: each metric, with the series of all servers below it.
+fn exposition(answers: &[Answer]) -> String {
+    let mut text = Exposition::default();
+    text.begin(
+        "latchd_up",
+        "gauge",
+        "Whether the server gave its counters.",
+    );
+    for (server, answer) in answers {
+        let labels = [("server", server.as_str())];
+        text.sample("latchd_up", &labels, u8::from(answer.is_some()));
+    }
+    for metric in &METRICS {
+        text.begin(metric.name, metric.kind, metric.help);
+        for (server, answer) in answers {
+            if let Some(value) = answer
+                .as_ref()
+                .and_then(|json| json.pointer(metric.pointer))
+            {
+                metric.write(server, value, &mut text);
+            }
+        }
+    }
+    let help = "How long the claims that were queued waited for their grants.";
+    text.begin(WAIT, "histogram", help);
+    for (server, answer) in answers {
+        // A histogram without all of its parts is none.
+        let waits = answer.as_ref().and_then(|json| json.get("grant_waits"));
+        let _ = waits.and_then(|waits| write_waits(server, waits, &mut text));
+    }
+    text.text
+}
+
+impl Metric {
+    fn write(&self, server: &str, value: &Value, text: &mut Exposition) {
+        let server = ("server", server);
+        match value {
+            Value::Number(number) => text.sample(self.name, &[server], number),
+            Value::Object(members) => {
+                for (member, value) in members {
+                    if let Value::Number(number) = value {
+                        text.sample(self.name, &[server, (self.label, member)], number);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn write_waits(server: &str, waits: &Value, text: &mut Exposition) -> Option<()> {
+    let number = |of: &Value, name: &str| of.get(name).filter(|it| it.is_number()).cloned();
+    let (count, sum) = (number(waits, "count")?, number(waits, "sum_s")?);
+    let buckets = waits.get("buckets")?.as_array()?.iter();
+    let buckets = buckets.map(|bucket| Some((number(bucket, "le_s")?, number(bucket, "count")?)));
+    let buckets: Vec<(Value, Value)> = buckets.collect::<Option<_>>()?;
+    let server = ("server", server);
+    let name = format!("{WAIT}_bucket");
+    for (bound, count) in buckets {
+        text.sample(&name, &[server, ("le", &bound.to_string())], count);
+    }
+    text.sample(&name, &[server, ("le", "+Inf")], &count);
+    text.sample(&format!("{WAIT}_sum"), &[server], sum);
+    text.sample(&format!("{WAIT}_count"), &[server], count);
+    Some(())
+}
+
+/// The text so far.
+#[derive(Default)]
+struct Exposition {
+    text: String,
+    /// The lines about a metric that has no series yet.
+    header: String,
+}
+
+impl Exposition {
+    /// Begins a metric. One without series is not mentioned.
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        self.header = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.text += &std::mem::take(&mut self.header);
+        let labels = labels
+            .iter()
+            .map(|(name, value)| format!("{name}=\"{}\"", quoted(value)));
+        let labels: Vec<String> = labels.collect();
+        self.text += &format!("{name}{{{}}} {value}\n", labels.join(","));
+    }
+}
+
+/// A label's value as the format quotes it.
+fn quoted(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(text: &str) -> Option<Value> {
+        Some(serde_json::from_str(text).expect("JSON"))
+    }
+
+    #[test]
+    fn each_metric_has_the_series_of_all_servers_together() {
+        let one = counters(
+            r#"{"counters":{"grants":18446744073709551615,"refusals":{"busy":2,"odd":"x"}},
+                "grant_waits":{"count":3,"sum_s":1.500,"buckets":[{"le_s":0.001,"count":1}]},
+                "gauges":{"waiters":4,"fences_left":null}}"#,
+        );
+        let two = counters(r#"{"counters":{"grants":7},"grant_waits":{"count":1}}"#);
+        let answers = [
+            ("a:1".into(), one),
+            ("b\"\\\n".into(), two),
+            ("c".into(), None),
+        ];
+        let expected = r#"# HELP latchd_up Whether the server gave its counters.
+# TYPE latchd_up gauge
+latchd_up{server="a:1"} 1
+latchd_up{server="b\"\\\n"} 1
+latchd_up{server="c"} 0
+# HELP latchd_grants_total Slots granted, at once or after a wait.
+# TYPE latchd_grants_total counter
+latchd_grants_total{server="a:1"} 18446744073709551615
+latchd_grants_total{server="b\"\\\n"} 7
+# HELP latchd_refusals_total Requests refused, by reason.
+# TYPE latchd_refusals_total counter
+latchd_refusals_total{server="a:1",reason="busy"} 2
+# HELP latchd_waiters Claims waiting.
+# TYPE latchd_waiters gauge
+latchd_waiters{server="a:1"} 4
+# HELP latchd_grant_wait_seconds How long the claims that were queued waited for their grants.
+# TYPE latchd_grant_wait_seconds histogram
+latchd_grant_wait_seconds_bucket{server="a:1",le="0.001"} 1
+latchd_grant_wait_seconds_bucket{server="a:1",le="+Inf"} 3
+latchd_grant_wait_seconds_sum{server="a:1"} 1.5
+latchd_grant_wait_seconds_count{server="a:1"} 3
+"#;
+        assert_eq!(exposition(&answers), expected);
+    }
+}

@@ -1,0 +1,147 @@
+//! The JSON of `stats` for the counters: latch-protocol(7), STATISTICS.
+
+use std::fmt;
+
+use super::stats::{put, Seconds};
+use crate::table::{CountersSnapshot, Reason};
+
+/// Appends the counters as one JSON object on one line.
+pub fn write_json(
+    connection_count: usize,
+    dropped_line_count: usize,
+    snapshot: &CountersSnapshot,
+    out: &mut Vec<u8>,
+) {
+    let counters = &snapshot.counters;
+    put(out, format_args!("{{\"counters\":{{"));
+    for (name, count) in [
+        ("grants", counters.grants),
+        ("releases", counters.releases),
+        ("renewals", counters.renewals),
+        ("expiries", counters.expiries),
+        ("breaks", counters.breaks),
+        ("abandonments", counters.abandonments),
+        ("wait_timeouts", counters.wait_timeouts),
+        ("disconnects", counters.disconnects),
+    ] {
+        put(out, format_args!("\"{name}\":{count},"));
+    }
+    put(
+        out,
+        format_args!("\"dropped_log_lines\":{dropped_line_count},"),
+    );
+    put(out, format_args!("\"refusals\":{{"));
+    let mut separator = "";
+    for reason in Reason::ALL {
+        let (name, count) = (name_of(reason), counters.refusals(reason));
+        put(out, format_args!("{separator}\"{name}\":{count}"));
+        separator = ",";
+    }
+    put(out, format_args!("}}}},"));
+    write_waits(snapshot, out);
+    write_gauges(connection_count, snapshot, out);
+}
+
+fn write_waits(snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
+    let waits = &snapshot.counters.waits;
+    put(
+        out,
+        format_args!(
+            "\"grant_waits\":{{\"count\":{},\"sum_s\":{},\"buckets\":[",
+            waits.count(),
+            Seconds(waits.sum)
+        ),
+    );
+    let mut separator = "";
+    for (bound, count) in waits.cumulative() {
+        let bound = Seconds(bound);
+        put(
+            out,
+            format_args!("{separator}{{\"le_s\":{bound},\"count\":{count}}}"),
+        );
+        separator = ",";
+    }
+    put(out, format_args!("]}},"));
+}
+
+fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
+    put(
+        out,
+        format_args!(
+            "\"gauges\":{{\"connections\":{connection_count},\
+             \"keys\":{{\"lock\":{},\"semaphore\":{}}},\"idle_keys\":{},\
+             \"holders\":{},\"waiters\":{},\"fences_left\":{}}}}}",
+            snapshot.lock_count,
+            snapshot.semaphore_count,
+            snapshot.idle_key_count,
+            snapshot.holder_count,
+            snapshot.waiter_count,
+            OrNull(snapshot.fences_left),
+        ),
+    );
+}
+
+/// A number, or `null`.
+struct OrNull(Option<u64>);
+
+impl fmt::Display for OrNull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(number) => number.fmt(f),
+            None => f.write_str("null"),
+        }
+    }
+}
+
+fn name_of(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Busy => "busy",
+        Reason::LimitMismatch => "limit_mismatch",
+        Reason::MaxLocks => "max_locks",
+        Reason::MaxWaiters => "max_waiters",
+        Reason::LeaseExpired => "lease_expired",
+        Reason::NotHeld => "not_held",
+        Reason::Draining => "draining",
+        Reason::NoToken => "no_token",
+        Reason::AlreadyEnqueued => "already_enqueued",
+        Reason::NotEnqueued => "not_enqueued",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Counters;
+
+    #[test]
+    fn the_counters_are_one_object_on_one_line() {
+        let mut counters = Counters::default();
+        counters.grants = u64::MAX;
+        let snapshot = CountersSnapshot {
+            counters,
+            lock_count: 1,
+            semaphore_count: 2,
+            idle_key_count: 3,
+            holder_count: 4,
+            waiter_count: 5,
+            fences_left: None,
+        };
+        let mut out = Vec::new();
+        write_json(6, 7, &snapshot, &mut out);
+        let text = String::from_utf8(out).expect("JSON is text");
+        assert!(!text.contains('\n'));
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(json["counters"]["grants"], u64::MAX);
+        assert_eq!(json["counters"]["dropped_log_lines"], 7);
+        assert_eq!(json["counters"]["refusals"]["busy"], 0);
+        let gauges = serde_json::json!({
+            "connections": 6, "keys": {"lock": 1, "semaphore": 2}, "idle_keys": 3,
+            "holders": 4, "waiters": 5, "fences_left": null
+        });
+        assert_eq!(json["gauges"], gauges);
+        let last = json["grant_waits"]["buckets"]
+            .as_array()
+            .and_then(|it| it.last());
+        assert_eq!(last, Some(&serde_json::json!({"le_s": 3600.0, "count": 0})));
+    }
+}

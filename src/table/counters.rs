@@ -1,0 +1,228 @@
+//! What has happened in a table since it was made, and how much is in it now.
+
+use std::time::Duration;
+
+use super::types::{Answer, Refusal};
+use super::LockTable;
+
+/// The upper bounds of the buckets of [`WaitHistogram`]: from 1 ms to 1 h, each about three times
+/// the one before.
+const WAIT_BOUNDS: [Duration; 14] = [
+    Duration::from_millis(1),
+    Duration::from_millis(3),
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+    Duration::from_secs(100),
+    Duration::from_secs(300),
+    Duration::from_secs(1000),
+    Duration::from_secs(3600),
+];
+
+/// Events since the table was made.
+///
+/// **Invariant:** a grant ends in one way, so `grants` is `releases + expiries + breaks +
+/// abandonments` and the number of holders.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// Slots given to newcomers and waiters.
+    pub grants: u64,
+    /// Slots given back by clients with their tokens.
+    pub releases: u64,
+    /// Leases that began anew by a renewal.
+    pub renewals: u64,
+    /// Slots whose leases have run out.
+    pub expiries: u64,
+    /// Slots taken away by an operator.
+    pub breaks: u64,
+    /// Slots that passed on since the connection closed, or the client no longer waited.
+    pub abandonments: u64,
+    /// Claims that had a place in a queue and gave it up at the end of their wait timeout.
+    pub wait_timeouts: u64,
+    /// Connections that have closed.
+    pub disconnects: u64,
+    /// How long the claims that were queued waited for their grants.
+    pub waits: WaitHistogram,
+    refusals: [u64; Reason::ALL.len()],
+}
+
+/// How many waits were how long.
+#[derive(Clone, Debug, Default)]
+pub struct WaitHistogram {
+    /// The sum of all waits.
+    pub sum: Duration,
+    /// How many waits each bucket has; in the last one are those beyond the bounds.
+    buckets: [u64; WAIT_BOUNDS.len() + 1],
+}
+
+/// Why a request was refused, as it is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The key was held, and the claim was not to wait.
+    Busy,
+    LimitMismatch,
+    MaxLocks,
+    MaxWaiters,
+    LeaseExpired,
+    NotHeld,
+    Draining,
+    NoToken,
+    AlreadyEnqueued,
+    NotEnqueued,
+}
+
+/// The counters, and how much is in the table at the same time.
+#[derive(Clone, Debug)]
+pub struct CountersSnapshot {
+    /// The events until now.
+    pub counters: Counters,
+    /// Locks that are held or waited for.
+    pub lock_count: usize,
+    /// Semaphores that are held or waited for.
+    pub semaphore_count: usize,
+    /// Keys that are known and not in use.
+    pub idle_key_count: usize,
+    /// Slots that are held.
+    pub holder_count: usize,
+    /// Claims that wait.
+    pub waiter_count: usize,
+    /// Fences that are reserved and not used; `None` if fences need no reservation.
+    pub fences_left: Option<u64>,
+}
+
+impl Reason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: [Reason; 10] = [
+        Reason::Busy,
+        Reason::LimitMismatch,
+        Reason::MaxLocks,
+        Reason::MaxWaiters,
+        Reason::LeaseExpired,
+        Reason::NotHeld,
+        Reason::Draining,
+        Reason::NoToken,
+        Reason::AlreadyEnqueued,
+        Reason::NotEnqueued,
+    ];
+
+    fn of(answer: &Answer) -> Option<Reason> {
+        Some(match answer {
+            Answer::Refused(Refusal::LimitMismatch) => Reason::LimitMismatch,
+            Answer::Refused(Refusal::MaxLocks) => Reason::MaxLocks,
+            Answer::Refused(Refusal::MaxWaiters) => Reason::MaxWaiters,
+            Answer::Refused(Refusal::LeaseExpired) => Reason::LeaseExpired,
+            Answer::Refused(Refusal::NotHeld) => Reason::NotHeld,
+            Answer::Refused(Refusal::Draining) => Reason::Draining,
+            Answer::Refused(Refusal::NoToken) => Reason::NoToken,
+            Answer::AlreadyEnqueued => Reason::AlreadyEnqueued,
+            Answer::NotEnqueued => Reason::NotEnqueued,
+            Answer::Granted(_) | Answer::Queued | Answer::TimedOut | Answer::Gone => return None,
+        })
+    }
+}
+
+impl Counters {
+    /// How many requests were refused for this reason.
+    pub fn refusals(&self, reason: Reason) -> u64 {
+        self.refusals[reason as usize]
+    }
+
+    fn refuse(&mut self, reason: Reason) {
+        self.refusals[reason as usize] += 1;
+    }
+}
+
+impl WaitHistogram {
+    pub(super) fn add(&mut self, wait: Duration) {
+        let at = WAIT_BOUNDS.iter().position(|bound| wait <= *bound);
+        self.buckets[at.unwrap_or(WAIT_BOUNDS.len())] += 1;
+        self.sum = self.sum.saturating_add(wait);
+    }
+
+    /// How many waits there were.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// Each bound, with the number of waits that were not longer.
+    pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let sums = self.buckets.iter().scan(0, |sum, count| {
+            *sum += count;
+            Some(*sum)
+        });
+        WAIT_BOUNDS.into_iter().zip(sums)
+    }
+}
+
+impl LockTable {
+    /// Takes note of the answer to a request, if it refuses it.
+    pub fn note_answer(&mut self, answer: &Answer) {
+        if let Some(reason) = Reason::of(answer) {
+            self.counters.refuse(reason);
+        }
+    }
+
+    /// Takes note that a claim that was not to wait found its key held.
+    pub fn note_busy(&mut self) {
+        self.counters.refuse(Reason::Busy);
+    }
+
+    /// Takes note that a claim has waited in vain.
+    pub fn note_wait_timeout(&mut self) {
+        self.counters.wait_timeouts += 1;
+    }
+
+    /// What has happened, and how much there is. Ends no lease.
+    pub fn counters(&self) -> CountersSnapshot {
+        let idle_key_count = self.idle.len();
+        CountersSnapshot {
+            counters: self.counters.clone(),
+            lock_count: self.names.len() - idle_key_count - self.semaphore_count,
+            semaphore_count: self.semaphore_count,
+            idle_key_count,
+            holder_count: self.leases.len(),
+            waiter_count: self.waiter_count,
+            fences_left: self.fences.reserved_left(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_in_the_first_bucket_that_is_not_below_it() {
+        let mut waits = WaitHistogram::default();
+        for nanos in [0, 1_000_000, 1_000_001, 3_000_000, 3_600_000_000_000] {
+            waits.add(Duration::from_nanos(nanos));
+        }
+        waits.add(Duration::MAX);
+        assert_eq!(waits.count(), 6);
+        assert_eq!(waits.sum, Duration::MAX);
+        let counts: Vec<u64> = waits.cumulative().map(|(_, count)| count).collect();
+        assert_eq!(counts, [2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5]);
+    }
+
+    #[test]
+    fn the_bounds_of_waits_rise() {
+        assert!(WAIT_BOUNDS.is_sorted_by(|a, b| a < b));
+        assert_eq!(WAIT_BOUNDS.first(), Some(&Duration::from_millis(1)));
+        assert_eq!(WAIT_BOUNDS.last(), Some(&Duration::from_secs(60 * 60)));
+    }
+
+    #[test]
+    fn each_reason_has_a_counter_of_its_own() {
+        let mut counters = Counters::default();
+        for (at, reason) in Reason::ALL.into_iter().enumerate() {
+            (0..=at).for_each(|_| counters.refuse(reason));
+        }
+        let counted = Reason::ALL.map(|reason| counters.refusals(reason));
+        assert_eq!(counted, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    }
+}
