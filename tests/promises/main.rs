@@ -1,0 +1,9 @@
+//! The promises of latchd, proved over real sockets: clients write down what they asked and heard,
+//! and a checker decides whether one correct lock table could have answered so.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod history;
+mod random;
+mod toy;
