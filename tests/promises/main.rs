@@ -4,6 +4,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod chaos;
+mod clients;
 mod history;
+mod journal;
+mod noise;
+mod place;
 mod random;
 mod toy;
