@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
-use crate::support::limited::{is_served, limit_to, limited, with_processes};
+use crate::support::limited::{is_served, limit_to, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::{needs, skipped};
 use crate::support::{
     eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::process::Resource;
 
 // ---- storms ----------------------------------------------------------------------------------
 
@@ -352,16 +352,6 @@ fn status_kib(daemon: &Daemon, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let count = line.expect("every process has it").trim();
     count.trim_end_matches(" kB").parse().expect("a number")
-}
-
-/// The storms are clients of this process, all at the same time.
-fn raise_our_own_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
 }
 
 // ---- how: clocks -----------------------------------------------------------------------------

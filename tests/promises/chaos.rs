@@ -10,16 +10,17 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustix::process::{getrlimit, kill_process, prlimit, Pid, Resource, Rlimit, Signal};
 
 use crate::clients::{self, LIMITS};
+use crate::footprint::Footprint;
 use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::journal::{self, now};
 use crate::noise::annoy;
 use crate::place::Place;
-use crate::random::Random;
+use crate::random::{self, setting, Random};
 use crate::support::stalls::lateness_during;
 use crate::support::{eventually, Daemon, PATIENCE};
 
@@ -38,13 +39,9 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 #[test]
 fn no_chaos_breaks_a_promise() {
     let seconds = setting("CHAOS_SECONDS").unwrap_or(15);
-    let seed = setting("CHAOS_SEED").unwrap_or_else(|| {
-        let age = SystemTime::now().duration_since(UNIX_EPOCH);
-        age.map_or(1, |age| age.as_secs())
-    });
-    println!("{seconds} seconds of chaos, CHAOS_SEED={seed}");
+    println!("{seconds} seconds of chaos");
     let directory = tempfile::tempdir().expect("there is room");
-    let mut chaos = Chaos::start(directory.path(), seed);
+    let mut chaos = Chaos::start(directory.path(), random::seed());
     let (_, lateness) = lateness_during(|| chaos.rage(Duration::from_secs(seconds)));
     chaos.history.slack = SLACK + 2 * lateness;
     chaos.report(lateness);
@@ -53,11 +50,6 @@ fn no_chaos_breaks_a_promise() {
     assert!(violations.is_empty(), "{}", shown(&violations));
     assert!(chaos.complaints.is_empty(), "{:#?}", chaos.complaints);
     chaos.expect_nothing_left();
-}
-
-fn setting(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().expect("a number"))
 }
 
 fn shown(violations: &[Violation]) -> String {
@@ -131,7 +123,7 @@ impl Chaos {
                 let (mut random, directory, is_over) = (Random::new(seed), &directory, &is_over);
                 scope.spawn(move || {
                     while !is_over.load(Ordering::Relaxed) {
-                        annoy(directory, &mut random);
+                        annoy(&Place::read(directory), &mut random);
                     }
                 });
             }
@@ -361,23 +353,4 @@ fn limit_descriptors(pid: u32, count: Option<u64>, usual: Rlimit) {
         maximum: usual.maximum,
     };
     prlimit(pid, Resource::Nofile, limit).expect("our child");
-}
-
-/// What a server takes of its machine.
-struct Footprint {
-    descriptors: usize,
-    threads: usize,
-}
-
-impl Footprint {
-    fn of(pid: u32) -> Footprint {
-        let count = |what: &str| {
-            let entries = std::fs::read_dir(format!("/proc/{pid}/{what}"));
-            entries.expect("it runs").count()
-        };
-        Footprint {
-            descriptors: count("fd"),
-            threads: count("task"),
-        }
-    }
 }

@@ -6,9 +6,14 @@ mod support;
 
 mod chaos;
 mod clients;
+mod crowds;
+mod ends;
+mod footprint;
 mod history;
 mod journal;
+mod leases;
 mod noise;
 mod place;
 mod random;
+mod soak;
 mod toy;

@@ -3,7 +3,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -27,11 +26,10 @@ const ANNOYANCES: [Annoyance; 9] = [
 ];
 
 /// Annoys the server in a random way, for a few seconds at most.
-pub fn annoy(directory: &Path, random: &mut Random) {
+pub fn annoy(place: &Place, random: &mut Random) {
     let which = usize::try_from(random.below(9)).expect("an index");
-    let place = Place::read(directory);
     // The server may be gone, or hang up at any time.
-    if ANNOYANCES[which](&place, random).is_err() {
+    if ANNOYANCES[which](place, random).is_err() {
         thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,5 +1,23 @@
 //! Random numbers that a seed repeats (splitmix64).
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The number that a variable is set to.
+pub fn setting(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().expect("a number"))
+}
+
+/// A seed, which is printed; `CHAOS_SEED` repeats it.
+pub fn seed() -> u64 {
+    let seed = setting("CHAOS_SEED").unwrap_or_else(|| {
+        let age = SystemTime::now().duration_since(UNIX_EPOCH);
+        age.map_or(1, |age| age.as_secs())
+    });
+    println!("CHAOS_SEED={seed}");
+    seed
+}
+
 /// A small generator: the same numbers from the same seed, on any machine.
 pub struct Random(u64);
 

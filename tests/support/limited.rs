@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::process::{prlimit, Pid, Resource, Rlimit};
+use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 
 use super::needs::lacks;
 use super::{described, Client, Daemon, Event, PATIENCE};
@@ -106,4 +106,14 @@ pub fn program_for_all(program: &str) -> (tempfile::TempDir, PathBuf) {
 pub fn copy_program(program: impl AsRef<Path>, to: &Path) {
     let status = Command::new("cp").arg(program.as_ref()).arg(to).status();
     assert!(status.expect("cp").success(), "{}", to.display());
+}
+
+/// Lets this process have as many descriptors as it may: crowds are clients of one process.
+pub fn raise_our_own_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
 }
