@@ -308,6 +308,52 @@ fn ten_thousand_connections_each_have_their_lock() {
     assert!(megabytes < 320, "{megabytes} MB");
 }
 
+/// All caps are reached at once: keys and tags are as long as may be.
+#[test]
+fn at_all_caps_memory_is_below_the_worst_case_in_the_log() {
+    raise_our_own_limit();
+    let daemon = Daemon::start(&[
+        "--max-connections",
+        "300",
+        "--max-locks",
+        "3000",
+        "--max-slots",
+        "20000",
+        "--max-waiters-total",
+        "20000",
+        "--max-per-connection",
+        "200",
+    ]);
+    let mut crowd: Vec<Client> = (0..300).map(|_| daemon.connect()).collect();
+    for (number, client) in crowd.iter_mut().enumerate() {
+        // Some take slots of their own keys, the others places in the queues of those.
+        let requests: Vec<String> = (0..200)
+            .map(|place| match number % 3 {
+                0 => format!("se\n{:0>250}\n1 60\n", number * 200 + place),
+                1 => format!("sl\nslots-{:0>240}\n0 1048576 60\n", place % 10),
+                _ => format!("se\n{:0>250}\n1 60\n", number % 10 * 600 + place),
+            })
+            .collect();
+        client.send(&requests.concat());
+        requests.iter().for_each(|_| drop(client.line()));
+    }
+    let resident = Footprint::of(daemon.pid()).resident >> 10;
+    let log = daemon.log();
+    let worst = log.split("worst_case_mb=").nth(1).expect("it is printed");
+    let worst: u64 = worst
+        .split_whitespace()
+        .next()
+        .expect("a word")
+        .parse()
+        .expect("a number");
+    println!("{resident} MB at all caps, {worst} MB at worst");
+    assert!(
+        resident <= worst,
+        "{resident} MB, and the log says {worst} MB"
+    );
+    assert!(resident > 5, "the caps were not reached");
+}
+
 // ---- helpers ---------------------------------------------------------------------------------
 
 /// How long each of so many clients takes to connect and to have a lock of its own.

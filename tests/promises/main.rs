@@ -12,6 +12,7 @@ mod footprint;
 mod history;
 mod journal;
 mod leases;
+mod network;
 mod noise;
 mod place;
 mod random;
