@@ -20,7 +20,7 @@ const PATIENT: Duration = Duration::from_millis(500);
 // ---- waiters ---------------------------------------------------------------------------------
 
 #[test]
-fn five_hundred_waiters_that_die_leave_at_once_and_cost_nothing() {
+fn five_hundred_dead_waiters_leave_at_once() {
     raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();

@@ -1,9 +1,9 @@
 //! What clients did and heard, and whether one correct lock table could have answered so.
 //!
 //! A client knows when it sent a request and when it had the reply; the server acted somewhere in
-//! between. Fences say in which order grants were made. From these two the checker narrows down when
-//! each grant was made, and reports what no such instant explains. What is uncertain, such as the
-//! fate of a request without a reply, counts in favour of the server. All checks sort or sweep:
+//! between. Fences say in which order grants were made. From these two the checker narrows down
+//! when each grant was made, and reports what no such instant explains. What is uncertain, such as
+//! the fate of a request without a reply, counts in favour of the server. All checks sort or sweep:
 //! their cost is O(n log n).
 
 use std::cmp::Reverse;
