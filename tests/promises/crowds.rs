@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{getrlimit, Resource};
+
 use crate::footprint::Footprint;
 use crate::random::{self, Random};
-use crate::support::limited::raise_our_own_limit;
+use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::stalls::fairly;
 use crate::support::{
     eventually, fence, parse_grant, processor_time, shown, Client, Daemon, PATIENCE,
@@ -379,4 +381,23 @@ fn within(limit: Duration, time: Duration) -> Result<(), Duration> {
         true => Ok(()),
         false => Err(time),
     }
+}
+
+// ---- limits that come together ---------------------------------------------------------------
+
+/// To count its memory, the server needs a descriptor for the first time when there is none.
+#[test]
+fn a_memory_limit_without_a_free_descriptor_is_outlived() {
+    let daemon = Daemon::start(&[]);
+    let mut early = daemon.connect();
+    assert!(is_served(&mut early));
+    let pid = daemon.pid();
+    let usual = getrlimit(Resource::Nofile).current;
+    limit_to(pid, Resource::As, Some(1 << 40));
+    limit_to(pid, Resource::Nofile, Some(0));
+    early.request("stats", "_", "_");
+    limit_to(pid, Resource::Nofile, usual);
+    eventually(PATIENCE, "new clients are served", || {
+        is_served(&mut daemon.connect())
+    });
 }

@@ -36,9 +36,11 @@ pub fn behind(wrapper: &[&str], plain: &Command) -> Command {
 /// Limits a child that runs, or lifts its limit.
 pub fn limit_to(pid: u32, resource: Resource, limit: Option<u64>) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a small number"));
+    // The child has our own maximum, which not every user may raise.
+    let maximum = getrlimit(resource).maximum;
     let limit = Rlimit {
-        current: limit,
-        maximum: None,
+        current: limit.or(maximum),
+        maximum,
     };
     prlimit(pid, resource, limit).expect("it is our child");
 }
