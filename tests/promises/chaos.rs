@@ -6,21 +6,23 @@
 //! see its figures.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{getrlimit, kill_process, prlimit, Pid, Resource, Rlimit, Signal};
+use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
 
 use crate::clients::{self, LIMITS};
-use crate::footprint::Footprint;
+use crate::footprint::{address_space, Footprint};
 use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::journal::{self, now};
 use crate::noise::annoy;
 use crate::place::Place;
 use crate::random::{self, setting, Random};
+use crate::support::limited::limit_to;
 use crate::support::stalls::lateness_during;
 use crate::support::{eventually, Daemon, PATIENCE};
 
@@ -149,7 +151,7 @@ impl Chaos {
         match self.random.below(40) {
             0..=2 if may_restart && self.term % 2 == 1 => self.kill_server(),
             0..=2 if may_restart => self.drain_server(),
-            3..=4 => self.take_descriptors(),
+            3..=4 => self.impose_a_limit(),
             5..=16 => self.stop_crowd(),
             17..=24 => self.kill_crowd(),
             _ => {}
@@ -186,15 +188,29 @@ impl Chaos {
         (self.daemon, self.calm) = start_server(&self.directory, self.term);
     }
 
-    /// Leaves the server a few descriptors more than it has, for a moment.
-    fn take_descriptors(&mut self) {
-        self.count("descriptors taken");
+    /// Leaves the server few descriptors, or little memory, beside what it has, for a moment.
+    fn impose_a_limit(&mut self) {
         let pid = self.daemon.pid();
-        let count = Footprint::of(pid).descriptors as u64;
-        let usual = getrlimit(Resource::Nofile);
-        limit_descriptors(pid, Some(count + self.random.below(8)), usual);
+        let (resource, limit) = match self.random.one_in(2) {
+            true => {
+                self.count("descriptors limited");
+                let count = Footprint::of(pid).descriptors as u64;
+                (Resource::Nofile, count + self.random.below(8))
+            }
+            false => {
+                self.count("memory limited");
+                let left = self.random.below(40) << 20;
+                (Resource::As, address_space(pid) + left)
+            }
+        };
+        limit_to(pid, resource, Some(limit));
         thread::sleep(Duration::from_millis(100 + self.random.below(400)));
-        limit_descriptors(pid, usual.maximum, usual);
+        limit_to(pid, resource, getrlimit(resource).current);
+        if let Some(status) = self.daemon.wait_exit(Duration::ZERO) {
+            let complaint = format!("a limit ended the server: {status}: {}", self.daemon.log());
+            self.complaints.push(complaint);
+            self.restart();
+        }
     }
 
     fn stop_crowd(&mut self) {
@@ -292,15 +308,29 @@ impl Chaos {
             is_empty("locks") && is_empty("semaphores") && stats["connections"] == 1
         });
         // Threads wait for the next client for a while.
-        eventually(
-            3 * PATIENCE,
-            "descriptors and threads are as before",
-            || {
-                let left = Footprint::of(self.daemon.pid());
-                left.descriptors <= self.calm.descriptors && left.threads <= self.calm.threads
-            },
-        );
+        let pid = self.daemon.pid();
+        let is_as_before = || {
+            let left = Footprint::of(pid);
+            let has_few = left.descriptors <= self.calm.descriptors;
+            (has_few && left.threads <= self.calm.threads).then_some(())
+        };
+        let is_calm = eventually_some(3 * PATIENCE, is_as_before).is_some();
+        assert!(is_calm, "{:?} and then {}", self.calm, held_by(pid));
     }
+}
+
+/// The threads and descriptors of a process.
+fn held_by(pid: u32) -> String {
+    let entries = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs");
+    let names = entries("task").flatten().map(|task| {
+        let name = fs::read_to_string(task.path().join("comm"));
+        name.unwrap_or_default().trim().to_owned()
+    });
+    let links = entries("fd").flatten().map(|fd| {
+        let target = fs::read_link(fd.path());
+        target.unwrap_or_default().display().to_string()
+    });
+    names.chain(links).collect::<Vec<String>>().join(", ")
 }
 
 fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
@@ -332,7 +362,11 @@ fn start_server(directory: &Path, term: u32) -> (Daemon, Footprint) {
         "--shutdown-timeout",
         &shutdown,
     ]);
+    // What the server opens once to count its memory is there from the start.
+    let usual = getrlimit(Resource::As);
+    limit_to(daemon.pid(), Resource::As, Some(1 << 46));
     daemon.stats();
+    limit_to(daemon.pid(), Resource::As, usual.current);
     eventually(PATIENCE, "only this test is connected", || {
         daemon.stats()["connections"] == 1
     });
@@ -344,13 +378,4 @@ fn start_server(directory: &Path, term: u32) -> (Daemon, Footprint) {
     };
     place.announce(directory);
     (daemon, calm)
-}
-
-fn limit_descriptors(pid: u32, count: Option<u64>, usual: Rlimit) {
-    let pid = Pid::from_raw(i32::try_from(pid).expect("a small number"));
-    let limit = Rlimit {
-        current: count,
-        maximum: usual.maximum,
-    };
-    prlimit(pid, Resource::Nofile, limit).expect("our child");
 }

@@ -20,14 +20,20 @@ impl Footprint {
         Footprint {
             descriptors: count("fd"),
             threads: count("task"),
-            resident: resident(pid),
+            resident: kib(pid, "VmRSS:"),
         }
     }
 }
 
-fn resident(pid: u32) -> u64 {
+/// The size of the address space, in bytes.
+pub fn address_space(pid: u32) -> u64 {
+    kib(pid, "VmSize:") << 10
+}
+
+/// What proc(5) says about memory.
+fn kib(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
     let mut words = line.expect("every process has some").split_whitespace();
     words.next().expect("a number").parse().expect("a number")
 }
