@@ -16,12 +16,12 @@ use std::time::Duration;
 use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
 
 use crate::clients::{self, LIMITS};
-use crate::footprint::{address_space, Footprint};
 use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::journal::{self, now};
 use crate::noise::annoy;
 use crate::place::Place;
 use crate::random::{self, setting, Random};
+use crate::support::footprint::{status_kib, Footprint};
 use crate::support::limited::limit_to;
 use crate::support::stalls::lateness_during;
 use crate::support::{eventually, Daemon, PATIENCE};
@@ -140,9 +140,12 @@ impl Chaos {
         while let Some(mut crowd) = self.crowds.pop() {
             drop(crowd.child.stdin.take());
             let begin = now();
-            eventually(6 * PATIENCE, "clients that are told to end do so", || {
-                crowd.child.try_wait().expect("our child").is_some()
-            });
+            let status =
+                eventually_some(6 * PATIENCE, || crowd.child.try_wait().expect("our child"));
+            if !status.is_some_and(|status| status.success()) {
+                let complaint = format!("clients that were told to end: {status:?}");
+                self.complaints.push(complaint);
+            }
             self.bury(crowd.process, (begin, now()));
         }
     }
@@ -200,7 +203,7 @@ impl Chaos {
             false => {
                 self.count("memory limited");
                 let left = self.random.below(40) << 20;
-                (Resource::As, address_space(pid) + left)
+                (Resource::As, (status_kib(pid, "VmSize:") << 10) + left)
             }
         };
         limit_to(pid, resource, Some(limit));

@@ -70,10 +70,10 @@ fn the_process_of_the_clients() {
                 directory,
                 journal: &journal,
                 random: Random::new(seed ^ client),
+                is_over: &is_over,
             };
-            let is_over = &is_over;
             scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
+                while !client.is_over() {
                     client.session();
                 }
             });
@@ -90,9 +90,14 @@ struct Client<'a> {
     directory: &'a Path,
     journal: &'a Journal,
     random: Random,
+    is_over: &'a AtomicBool,
 }
 
 impl Client<'_> {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
     /// Connects, takes and gives back some keys, and hangs up.
     fn session(&mut self) {
         let Ok(mut connection) = self.connect() else {
@@ -101,7 +106,7 @@ impl Client<'_> {
         };
         for _ in 0..1 + self.random.below(60) {
             // An end of the stream, or a client that has heard or done enough.
-            if self.round(&mut connection).is_err() {
+            if self.round(&mut connection).is_err() || self.is_over() {
                 break;
             }
         }

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::{getrlimit, Resource};
 
-use crate::footprint::Footprint;
 use crate::random::{self, Random};
+use crate::support::footprint::Footprint;
 use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::stalls::fairly;
 use crate::support::{
@@ -112,6 +113,7 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
     let deaf: Vec<TcpStream> = (0..50)
         .map(|number| {
             let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
+            set_socket_send_buffer_size(&stream, 64 * 1024).expect("every socket has one");
             let claim = format!("l\nkey-{number}\n0 600\n");
             stream.write_all(claim.as_bytes()).expect("it is read");
             let short = Some(Duration::from_millis(20));

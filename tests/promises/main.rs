@@ -8,7 +8,6 @@ mod chaos;
 mod clients;
 mod crowds;
 mod ends;
-mod footprint;
 mod history;
 mod journal;
 mod leases;

@@ -10,14 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::footprint::Footprint;
 use crate::noise::annoy;
 use crate::place::Place;
 use crate::random::{self, setting, Random};
+use crate::support::footprint::Footprint;
 use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 const CLIENTS: u64 = 12;
 const ANNOYING: u64 = 4;
+
+type Figure = fn(&Footprint) -> u64;
 
 /// How often the server is looked at.
 const LOOKS: u32 = 40;
@@ -85,8 +87,8 @@ fn memory_and_descriptors_stay_flat_however_long_it_runs() {
 
 /// The second half of the run takes no more than the second quarter did, but for the scatter.
 fn expect_flat(before: &[Footprint], after: &[Footprint]) {
-    let most = |looks: &[Footprint], of: fn(&Footprint) -> u64| looks.iter().map(of).max();
-    let figures: [(&str, fn(&Footprint) -> u64, u64); 3] = [
+    let most = |looks: &[Footprint], of: Figure| looks.iter().map(of).max();
+    let figures: [(&str, Figure, u64); 3] = [
         ("descriptors", |look| look.descriptors as u64, 100),
         ("threads", |look| look.threads as u64, 100),
         ("KiB of memory", |look| look.resident, 2048),

@@ -20,20 +20,15 @@ impl Footprint {
         Footprint {
             descriptors: count("fd"),
             threads: count("task"),
-            resident: kib(pid, "VmRSS:"),
+            resident: status_kib(pid, "VmRSS:"),
         }
     }
 }
 
-/// The size of the address space, in bytes.
-pub fn address_space(pid: u32) -> u64 {
-    kib(pid, "VmSize:") << 10
-}
-
-/// What proc(5) says about memory.
-fn kib(pid: u32, name: &str) -> u64 {
+/// A value of a process that runs, such as `VmRSS:`, in KiB.
+pub fn status_kib(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let mut words = line.expect("every process has some").split_whitespace();
-    words.next().expect("a number").parse().expect("a number")
+    let count = line.expect("every process has it").trim();
+    count.trim_end_matches(" kB").parse().expect("a number")
 }
