@@ -88,6 +88,23 @@ struct Crowd {
     stopped: Option<(Instant, Instant)>,
 }
 
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // Both fail only if it has ended, or was reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ends the noise, also when the test fails.
+struct AtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Chaos {
     fn start(directory: &Path, seed: u64) -> Chaos {
         let (daemon, calm) = start_server(directory, 1);
@@ -129,12 +146,12 @@ impl Chaos {
                     }
                 });
             }
+            let _end = AtTheEnd(&is_over);
             while now() < end {
                 self.harm(now() < last_start);
                 thread::sleep(Duration::from_millis(50 + self.random.below(150)));
                 self.continue_those_due(now());
             }
-            is_over.store(true, Ordering::Relaxed);
         });
         self.continue_those_due(Instant::MAX);
         while let Some(mut crowd) = self.crowds.pop() {

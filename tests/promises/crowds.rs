@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use crate::support::{
 };
 
 /// What a client may have to wait for beside a crowd, ten times over.
-const PATIENT: Duration = Duration::from_millis(500);
+const MAX_DELAY: Duration = Duration::from_millis(500);
 
 // ---- waiters ---------------------------------------------------------------------------------
 
@@ -123,7 +122,7 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
         })
         .collect();
     let before = Footprint::of(daemon.pid()).resident;
-    fairly(|| within(PATIENT, p99(times_of(&daemon, 200)))).expect("others are held up");
+    fairly(|| within(MAX_DELAY, p99(times_of(&daemon, 200)))).expect("others are held up");
     eventually(PATIENCE, "the locks of deaf clients are free", || {
         daemon.stats()["locks"]
             .as_array()
@@ -139,30 +138,30 @@ fn a_client_with_a_hundred_thousand_requests_delays_no_other() {
     let daemon = Daemon::start(&[]);
     let mut greedy = TcpStream::connect(daemon.addr()).expect("it listens");
     let mut reader = greedy.try_clone().expect("descriptors are left");
-    let is_done = AtomicBool::new(false);
+    let patience = Some(PATIENCE);
+    reader.set_read_timeout(patience).expect("it is not zero");
+    greedy.set_write_timeout(patience).expect("it is not zero");
     fairly(|| {
         thread::scope(|scope| {
-            is_done.store(false, Ordering::Relaxed);
             scope.spawn(|| {
                 for _ in 0..100 {
                     let requests = "l\ngreedy\n0 1\n".repeat(1000);
                     greedy.write_all(requests.as_bytes()).expect("it is read");
                 }
             });
-            scope.spawn(|| {
+            let reading = scope.spawn(|| {
                 let (mut chunk, mut lines) = ([0; 16 * 1024], 0);
                 while lines < 100_000 {
                     let count = reader.read(&mut chunk).expect("replies");
                     assert!(count > 0, "the end of the stream after {lines} replies");
                     lines += chunk[..count].iter().filter(|byte| **byte == b'\n').count();
                 }
-                is_done.store(true, Ordering::Relaxed);
             });
             let mut times = Vec::new();
-            while !is_done.load(Ordering::Relaxed) {
+            while !reading.is_finished() {
                 times.extend(times_of(&daemon, 20));
             }
-            within(PATIENT, p99(times))
+            within(MAX_DELAY, p99(times))
         })
     })
     .expect("others are held up");
