@@ -86,12 +86,19 @@ fn left_within(limit: usize, purpose: Purpose) -> usize {
     }
 }
 
-/// The fields of this process's statm. The file is opened once: later, descriptors may be short.
+/// The fields of this process's statm. The file stays open: later, descriptors may be short. If
+/// they are short now, the next call opens it.
 fn used_pages() -> Option<Vec<usize>> {
-    static STATM: OnceLock<Option<File>> = OnceLock::new();
-    let file = STATM.get_or_init(|| File::open("/proc/self/statm").ok());
+    static STATM: OnceLock<File> = OnceLock::new();
+    let file = match STATM.get() {
+        Some(file) => file,
+        None => {
+            let file = File::open("/proc/self/statm").ok()?;
+            STATM.get_or_init(|| file)
+        }
+    };
     let mut text = [0; 256];
-    let len = file.as_ref()?.read_at(&mut text, 0).ok()?;
+    let len = file.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(&text[..len]).ok()?;
     Some(text.split_whitespace().flat_map(str::parse).collect())
 }

@@ -9,6 +9,7 @@ mod install;
 mod layering;
 mod library;
 mod manual;
+mod promises;
 mod python_client;
 mod readme;
 mod skips;

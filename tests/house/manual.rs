@@ -603,7 +603,7 @@ fn entry_of(page: &str, option: &str) -> String {
         .to_owned()
 }
 
-fn section(page: &str, name: &str) -> String {
+pub(crate) fn section(page: &str, name: &str) -> String {
     let from = page.split(&format!("\n.Sh {name}\n")).nth(1);
     let from = from.unwrap_or_else(|| panic!("there is no section {name}"));
     from.split("\n.Sh ").next().unwrap_or_default().to_owned()
@@ -626,7 +626,7 @@ fn options_in(text: &str) -> Vec<String> {
         .collect()
 }
 
-fn page(name: &str) -> String {
+pub(crate) fn page(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("man").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

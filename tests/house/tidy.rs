@@ -30,14 +30,14 @@ const VAGUE_WORDS: [&str; 6] = [
 ];
 const MAX_VAGUE_PER_THOUSAND: f64 = 0.3;
 
-fn all_code() -> Vec<PathBuf> {
+pub(crate) fn all_code() -> Vec<PathBuf> {
     ["src", "tests", "examples"]
         .iter()
         .flat_map(|place| sources(&root().join(place)))
         .collect()
 }
 
-fn read(file: &Path) -> String {
+pub(crate) fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
@@ -59,7 +59,7 @@ fn is_test_code(file: &Path) -> bool {
 }
 
 /// Fails with all that was found.
-fn expect_none(found: &[String], rule: &str) {
+pub(crate) fn expect_none(found: &[String], rule: &str) {
     assert!(found.is_empty(), "{rule}:\n{}", found.join("\n"));
 }
 
@@ -147,7 +147,7 @@ fn count(words: &str, phrase: &str) -> usize {
     format!(" {words} ").matches(&format!(" {phrase} ")).count()
 }
 
-fn test_names(text: &str) -> Vec<&str> {
+pub(crate) fn test_names(text: &str) -> Vec<&str> {
     let mut is_next = false;
     let mut names = Vec::new();
     for line in text.lines().map(str::trim) {

@@ -11,6 +11,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::footprint::status_kib;
 use crate::support::limited::limited;
 use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
@@ -666,11 +667,5 @@ fn session_threads(pid: u32) -> usize {
 
 /// What the process has in memory.
 fn resident_kib(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .expect("every process has some");
-    let count = line.trim().trim_end_matches(" kB");
-    count.parse().expect("a number")
+    status_kib(pid, "VmRSS:")
 }

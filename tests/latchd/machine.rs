@@ -9,12 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
-use crate::support::limited::{is_served, limit_to, limited, with_processes};
+use crate::support::footprint::{status_kib, Footprint};
+use crate::support::limited::{is_served, limit_to, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::{needs, skipped};
 use crate::support::{
     eventually, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE,
 };
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use rustix::process::Resource;
 
 // ---- storms ----------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
                 Resource::As => "VmSize:",
                 _ => "VmData:",
             };
-            let limit = (status_kib(&daemon, name) << 10) + (left << 20);
+            let limit = (status_kib(daemon.pid(), name) << 10) + (left << 20);
             limit_to(daemon.pid(), resource, Some(limit));
 
             let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
@@ -233,7 +234,7 @@ fn weather(daemon: &Daemon, count: usize) -> Storm {
     eventually(PATIENCE, "only those are there", || {
         early[0].stats()["connections"] == 5
     });
-    let calm = Footprint::of(daemon);
+    let calm = Footprint::of(daemon.pid());
 
     let storm = thread::scope(|scope| {
         let storm = scope.spawn(|| storm(daemon, count));
@@ -256,10 +257,10 @@ fn weather(daemon: &Daemon, count: usize) -> Storm {
     assert!(is_served(&mut daemon.connect()), "nobody new is served");
     // Threads are kept for the next client for ten seconds; everything else goes at once.
     eventually(PATIENCE, "the descriptors are closed", || {
-        Footprint::of(daemon).descriptors <= calm.descriptors
+        Footprint::of(daemon.pid()).descriptors <= calm.descriptors
     });
     eventually(2 * PATIENCE, "the threads have ended", || {
-        Footprint::of(daemon).threads <= calm.threads
+        Footprint::of(daemon.pid()).threads <= calm.threads
     });
     let before = processor_time(daemon.pid());
     thread::sleep(Duration::from_secs(1));
@@ -297,26 +298,6 @@ fn storm(daemon: &Daemon, count: usize) -> Storm {
     }
 }
 
-/// What a server takes of its machine.
-#[derive(Debug)]
-struct Footprint {
-    descriptors: usize,
-    threads: usize,
-}
-
-impl Footprint {
-    fn of(daemon: &Daemon) -> Footprint {
-        let count = |what: &str| {
-            let entries = fs::read_dir(format!("/proc/{}/{what}", daemon.pid()));
-            entries.expect("it runs, and we may look").count()
-        };
-        Footprint {
-            descriptors: count("fd"),
-            threads: count("task"),
-        }
-    }
-}
-
 /// A memory cgroup (version 1) with a limit, and one in it without, both of which go when dropped.
 struct MemoryGroup(PathBuf);
 
@@ -344,24 +325,6 @@ impl Drop for MemoryGroup {
             });
         }
     }
-}
-
-/// A value of the server's status, in KiB.
-fn status_kib(daemon: &Daemon, name: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let count = line.expect("every process has it").trim();
-    count.trim_end_matches(" kB").parse().expect("a number")
-}
-
-/// The storms are clients of this process, all at the same time.
-fn raise_our_own_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
 }
 
 // ---- how: clocks -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::process::{prlimit, Pid, Resource, Rlimit};
+use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 
 use super::needs::lacks;
 use super::{described, Client, Daemon, Event, PATIENCE};
@@ -36,9 +36,11 @@ pub fn behind(wrapper: &[&str], plain: &Command) -> Command {
 /// Limits a child that runs, or lifts its limit.
 pub fn limit_to(pid: u32, resource: Resource, limit: Option<u64>) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a small number"));
+    // The child has our own maximum, which not every user may raise.
+    let maximum = getrlimit(resource).maximum;
     let limit = Rlimit {
-        current: limit,
-        maximum: None,
+        current: limit.or(maximum),
+        maximum,
     };
     prlimit(pid, resource, limit).expect("it is our child");
 }
@@ -106,4 +108,14 @@ pub fn program_for_all(program: &str) -> (tempfile::TempDir, PathBuf) {
 pub fn copy_program(program: impl AsRef<Path>, to: &Path) {
     let status = Command::new("cp").arg(program.as_ref()).arg(to).status();
     assert!(status.expect("cp").success(), "{}", to.display());
+}
+
+/// Lets this process have as many descriptors as it may: crowds are clients of one process.
+pub fn raise_our_own_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the maximum anybody may");
 }

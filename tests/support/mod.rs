@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod clock;
+pub mod footprint;
 pub mod latch;
 pub mod limited;
 pub mod locks;

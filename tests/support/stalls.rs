@@ -28,6 +28,13 @@ pub fn fairly<T, E>(mut timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     timed()
 }
 
+/// What `timed` gives, and by how much the machine was late meanwhile.
+pub fn lateness_during<T>(timed: impl FnOnce() -> T) -> (T, Duration) {
+    let sleeper = Sleeper::start();
+    let result = timed();
+    (result, sleeper.was_late_by())
+}
+
 struct Sleeper {
     end: Sender<()>,
     thread: JoinHandle<Duration>,

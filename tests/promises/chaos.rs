@@ -1,0 +1,401 @@
+//! Chaos: processes with clients are killed and stopped, other peers misbehave, the server is
+//! killed, told to stop and short of descriptors, all by a schedule from a seed. In the end the
+//! checker looks at what the clients wrote down, and nothing may be left over in the server.
+//!
+//! `CHAOS_SECONDS` says for how long, `CHAOS_SEED` repeats a schedule. Run it with `--nocapture` to
+//! see its figures.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
+
+use crate::clients::{self, LIMITS};
+use crate::history::{History, Instant, Reply, Request, Violation};
+use crate::journal::{self, now};
+use crate::noise::annoy;
+use crate::place::Place;
+use crate::random::{self, setting, Random};
+use crate::support::footprint::{status_kib, Footprint};
+use crate::support::limited::limit_to;
+use crate::support::stalls::lateness_during;
+use crate::support::{eventually, Daemon, PATIENCE};
+
+/// How many processes with clients there are at a time.
+const PROCESSES: u64 = 4;
+
+/// How many peers misbehave at a time.
+const ANNOYING: u64 = 3;
+
+/// How late a server may be on a machine that is idle.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// How long holders may take after SIGTERM; leases are shorter.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+#[test]
+fn no_chaos_breaks_a_promise() {
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(15);
+    println!("{seconds} seconds of chaos");
+    let directory = tempfile::tempdir().expect("there is room");
+    let mut chaos = Chaos::start(directory.path(), random::seed());
+    let (_, lateness) = lateness_during(|| chaos.rage(Duration::from_secs(seconds)));
+    chaos.history.slack = SLACK + 2 * lateness;
+    chaos.report(lateness);
+
+    let violations = chaos.history.violations();
+    assert!(violations.is_empty(), "{}", shown(&violations));
+    assert!(chaos.complaints.is_empty(), "{:#?}", chaos.complaints);
+    chaos.expect_nothing_left();
+}
+
+fn shown(violations: &[Violation]) -> String {
+    let mut counts = std::collections::BTreeMap::new();
+    for violation in violations {
+        *counts.entry(violation.rule).or_insert(0) += 1;
+    }
+    let few: Vec<String> = violations
+        .iter()
+        .take(10)
+        .map(|violation| format!("{:?}: {}", violation.rule, violation.story))
+        .collect();
+    format!("{counts:?}\n{}", few.join("\n"))
+}
+
+struct Chaos {
+    directory: PathBuf,
+    random: Random,
+    daemon: Daemon,
+    term: u32,
+    calm: Footprint,
+    crowds: Vec<Crowd>,
+    next_process: u64,
+    history: History,
+    complaints: Vec<String>,
+    counts: HashMap<&'static str, u32>,
+}
+
+/// A process with clients.
+struct Crowd {
+    process: u64,
+    child: Child,
+    /// When it was stopped, and when it is to go on.
+    stopped: Option<(Instant, Instant)>,
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // Both fail only if it has ended, or was reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ends the noise, also when the test fails.
+struct AtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Chaos {
+    fn start(directory: &Path, seed: u64) -> Chaos {
+        let (daemon, calm) = start_server(directory, 1);
+        let mut chaos = Chaos {
+            directory: directory.to_owned(),
+            random: Random::new(seed),
+            daemon,
+            term: 1,
+            calm,
+            crowds: Vec::new(),
+            next_process: 1,
+            history: History {
+                limits: (0..).zip(LIMITS).collect(),
+                ..History::default()
+            },
+            complaints: Vec::new(),
+            counts: HashMap::new(),
+        };
+        for _ in 0..PROCESSES {
+            chaos.add_crowd();
+        }
+        chaos
+    }
+
+    /// Does harm for so long, and then lets all clients finish.
+    fn rage(&mut self, time: Duration) {
+        let begin = now();
+        // The last run of the server is a long one.
+        let (last_start, end) = (begin + time * 6 / 10, begin + time);
+        let is_over = AtomicBool::new(false);
+        let directory = self.directory.clone();
+        let seeds: Vec<u64> = (0..ANNOYING).map(|_| self.random.next()).collect();
+        thread::scope(|scope| {
+            for seed in seeds {
+                let (mut random, directory, is_over) = (Random::new(seed), &directory, &is_over);
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        annoy(&Place::read(directory), &mut random);
+                    }
+                });
+            }
+            let _end = AtTheEnd(&is_over);
+            while now() < end {
+                self.harm(now() < last_start);
+                thread::sleep(Duration::from_millis(50 + self.random.below(150)));
+                self.continue_those_due(now());
+            }
+        });
+        self.continue_those_due(Instant::MAX);
+        while let Some(mut crowd) = self.crowds.pop() {
+            drop(crowd.child.stdin.take());
+            let begin = now();
+            let status =
+                eventually_some(6 * PATIENCE, || crowd.child.try_wait().expect("our child"));
+            if !status.is_some_and(|status| status.success()) {
+                let complaint = format!("clients that were told to end: {status:?}");
+                self.complaints.push(complaint);
+            }
+            self.bury(crowd.process, (begin, now()));
+        }
+    }
+
+    fn harm(&mut self, may_restart: bool) {
+        match self.random.below(40) {
+            0..=2 if may_restart && self.term % 2 == 1 => self.kill_server(),
+            0..=2 if may_restart => self.drain_server(),
+            3..=4 => self.impose_a_limit(),
+            5..=16 => self.stop_crowd(),
+            17..=24 => self.kill_crowd(),
+            _ => {}
+        }
+    }
+
+    fn kill_server(&mut self) {
+        self.count("server killed");
+        self.daemon.signal(Signal::KILL);
+        self.daemon.wait_exit(PATIENCE).expect("it was killed");
+        self.restart();
+    }
+
+    fn drain_server(&mut self) {
+        self.count("server drained");
+        self.daemon.signal(Signal::TERM);
+        let patience = SHUTDOWN + PATIENCE;
+        let ended = eventually_some(patience, || {
+            self.continue_those_due(now());
+            self.daemon.wait_exit(Duration::ZERO)
+        });
+        if ended.and_then(|status| status.code()) != Some(0) {
+            let complaint = format!("the drain ended with {ended:?}: {}", self.daemon.log());
+            self.complaints.push(complaint);
+        }
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        let log = self.daemon.log();
+        let bad_lines = log.lines().filter(|line| line.contains("panicked"));
+        self.complaints.extend(bad_lines.map(str::to_owned));
+        self.term += 1;
+        (self.daemon, self.calm) = start_server(&self.directory, self.term);
+    }
+
+    /// Leaves the server few descriptors, or little memory, beside what it has, for a moment.
+    fn impose_a_limit(&mut self) {
+        let pid = self.daemon.pid();
+        let (resource, limit) = match self.random.one_in(2) {
+            true => {
+                self.count("descriptors limited");
+                let count = Footprint::of(pid).descriptors as u64;
+                (Resource::Nofile, count + self.random.below(8))
+            }
+            false => {
+                self.count("memory limited");
+                let left = self.random.below(40) << 20;
+                (Resource::As, (status_kib(pid, "VmSize:") << 10) + left)
+            }
+        };
+        limit_to(pid, resource, Some(limit));
+        thread::sleep(Duration::from_millis(100 + self.random.below(400)));
+        limit_to(pid, resource, getrlimit(resource).current);
+        if let Some(status) = self.daemon.wait_exit(Duration::ZERO) {
+            let complaint = format!("a limit ended the server: {status}: {}", self.daemon.log());
+            self.complaints.push(complaint);
+            self.restart();
+        }
+    }
+
+    fn stop_crowd(&mut self) {
+        let index = self.any_crowd();
+        let time = Duration::from_millis(100 + self.random.below(2500));
+        let crowd = &mut self.crowds[index];
+        if crowd.stopped.is_none() {
+            let begin = now();
+            kill_process(Pid::from_child(&crowd.child), Signal::STOP).expect("our child");
+            crowd.stopped = Some((begin, begin + time));
+            self.count("clients stopped");
+        }
+    }
+
+    fn continue_those_due(&mut self, time: Instant) {
+        for crowd in &mut self.crowds {
+            let Some((begin, _)) = crowd.stopped.filter(|(_, end)| *end <= time) else {
+                continue;
+            };
+            kill_process(Pid::from_child(&crowd.child), Signal::CONT).expect("our child");
+            crowd.stopped = None;
+            let stops = self.history.stops.entry(crowd.process).or_default();
+            stops.push((begin, now()));
+        }
+    }
+
+    fn kill_crowd(&mut self) {
+        let index = self.any_crowd();
+        let mut crowd = self.crowds.swap_remove(index);
+        let begin = now();
+        crowd.child.kill().expect("our child");
+        crowd.child.wait().expect("our child");
+        self.bury(crowd.process, (begin, now()));
+        self.count("clients killed");
+        self.add_crowd();
+    }
+
+    fn any_crowd(&mut self) -> usize {
+        let count = self.crowds.len() as u64;
+        usize::try_from(self.random.below(count)).expect("an index")
+    }
+
+    fn add_crowd(&mut self) {
+        let process = self.next_process;
+        self.next_process += 1;
+        self.crowds.push(Crowd {
+            process,
+            child: clients::start(&self.directory, process, self.random.next()),
+            stopped: None,
+        });
+    }
+
+    /// Reads what a process has left.
+    fn bury(&mut self, process: u64, end: (Instant, Instant)) {
+        let path = clients::journal(&self.directory, process);
+        let complaints = journal::read(&path, &mut self.history, end);
+        self.complaints.extend(complaints);
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_insert(0) += 1;
+    }
+
+    /// Prints figures, and insists that there was something to check.
+    fn report(&self, lateness: Duration) {
+        let records = &self.history.records;
+        let replied = |reply: Reply| records.iter().filter(|one| one.reply == reply).count();
+        let is_waiting = |request| matches!(request, Request::Wait { .. });
+        let waits = records.iter().filter(|one| is_waiting(one.request)).count();
+        let grants = self.history.grant_count();
+        println!(
+            "{} requests, {grants} grants, {waits} second phases",
+            records.len()
+        );
+        println!(
+            "{} timed out, {} refused, {} without a reply",
+            replied(Reply::TimedOut),
+            replied(Reply::Refused),
+            replied(Reply::Lost)
+        );
+        println!(
+            "{} connections, {:?}",
+            self.history.hang_ups.len(),
+            self.counts
+        );
+        println!("the machine was late by {lateness:?} at most");
+        assert!(grants > 100, "too few grants to prove anything");
+    }
+
+    /// All clients have gone: so has all that the server had for them.
+    fn expect_nothing_left(&self) {
+        eventually(PATIENCE, "no key is held or waited for", || {
+            let stats = self.daemon.stats();
+            let is_empty = |list: &str| stats[list].as_array().is_some_and(Vec::is_empty);
+            is_empty("locks") && is_empty("semaphores") && stats["connections"] == 1
+        });
+        // Threads wait for the next client for a while.
+        let pid = self.daemon.pid();
+        let is_as_before = || {
+            let left = Footprint::of(pid);
+            let has_few = left.descriptors <= self.calm.descriptors;
+            (has_few && left.threads <= self.calm.threads).then_some(())
+        };
+        let is_calm = eventually_some(3 * PATIENCE, is_as_before).is_some();
+        assert!(is_calm, "{:?} and then {}", self.calm, held_by(pid));
+    }
+}
+
+/// The threads and descriptors of a process.
+fn held_by(pid: u32) -> String {
+    let entries = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs");
+    let names = entries("task").flatten().map(|task| {
+        let name = fs::read_to_string(task.path().join("comm"));
+        name.unwrap_or_default().trim().to_owned()
+    });
+    let links = entries("fd").flatten().map(|fd| {
+        let target = fs::read_link(fd.path());
+        target.unwrap_or_default().display().to_string()
+    });
+    names.chain(links).collect::<Vec<String>>().join(", ")
+}
+
+fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = now() + patience;
+    loop {
+        let found = look();
+        if found.is_some() || now() > deadline {
+            return found;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn start_server(directory: &Path, term: u32) -> (Daemon, Footprint) {
+    let path = |name: String| directory.join(name).display().to_string();
+    let (socket, fences) = (path(format!("socket-{term}")), path("fences".to_owned()));
+    let shutdown = SHUTDOWN.as_secs().to_string();
+    let daemon = Daemon::start(&[
+        "--unix",
+        &socket,
+        "--fence-state-file",
+        &fences,
+        "--read-timeout",
+        "5",
+        "--write-timeout",
+        "2",
+        "--gc-max-idle",
+        "1",
+        "--shutdown-timeout",
+        &shutdown,
+    ]);
+    // What the server opens once to count its memory is there from the start.
+    let usual = getrlimit(Resource::As);
+    limit_to(daemon.pid(), Resource::As, Some(1 << 46));
+    daemon.stats();
+    limit_to(daemon.pid(), Resource::As, usual.current);
+    eventually(PATIENCE, "only this test is connected", || {
+        daemon.stats()["connections"] == 1
+    });
+    let calm = Footprint::of(daemon.pid());
+    let place = Place {
+        term,
+        addr: daemon.addr(),
+        socket: socket.into(),
+    };
+    place.announce(directory);
+    (daemon, calm)
+}

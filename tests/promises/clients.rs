@@ -1,0 +1,386 @@
+//! A process full of clients that take keys, and write down what they asked and heard.
+//!
+//! It is this test program, run for [`the_process_of_the_clients`] alone, so that all its clients
+//! can be killed or stopped at once.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+
+use crate::history::{Reply, Request};
+use crate::journal::Journal;
+use crate::place::Place;
+use crate::random::Random;
+use crate::support::{fence, parse_grant};
+
+/// How many clients a process has.
+const CLIENTS: u64 = 8;
+
+/// How many may hold each key.
+pub const LIMITS: [usize; 24] = [
+    1, 1, 1, 1, 2, 1, 3, 1, 1, 1, 1, 5, 1, 1, 1, 2, 1, 1, 1, 1, 1, 8, 1, 1,
+];
+
+/// A reply that takes longer than its wait by this much will not come any more.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+const SETTINGS: &str = "CLIENTS_OF";
+
+/// Starts process number `number` on the server that is announced in the directory. It ends when
+/// its stdin does.
+pub fn start(directory: &Path, number: u64, seed: u64) -> Child {
+    Command::new(std::env::current_exe().expect("a test knows its own path"))
+        .args(["--exact", "clients::the_process_of_the_clients"])
+        .env(SETTINGS, format!("{number} {seed} {}", directory.display()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a test can run itself")
+}
+
+/// The file of process number `number`.
+pub fn journal(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("journal-{number}"))
+}
+
+/// Not a claim: a process of [`start`]. Does nothing when it is run as a test.
+#[test]
+fn the_process_of_the_clients() {
+    let Ok(settings) = std::env::var(SETTINGS) else {
+        return;
+    };
+    let mut words = settings.splitn(3, ' ');
+    let mut number = || -> u64 { words.next().expect("a word").parse().expect("a number") };
+    let (process, seed) = (number(), number());
+    let directory = Path::new(words.next().expect("a path"));
+    let journal = Journal::create(&self::journal(directory, process));
+    let (is_over, connections) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let mut client = Client {
+                process,
+                connections: &connections,
+                directory,
+                journal: &journal,
+                random: Random::new(seed ^ client),
+                is_over: &is_over,
+            };
+            scope.spawn(move || {
+                while !client.is_over() {
+                    client.session();
+                }
+            });
+        }
+        // The end of stdin says that it is time.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+struct Client<'a> {
+    process: u64,
+    connections: &'a AtomicU32,
+    directory: &'a Path,
+    journal: &'a Journal,
+    random: Random,
+    is_over: &'a AtomicBool,
+}
+
+impl Client<'_> {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Connects, takes and gives back some keys, and hangs up.
+    fn session(&mut self) {
+        let Ok(mut connection) = self.connect() else {
+            thread::sleep(Duration::from_millis(20));
+            return;
+        };
+        for _ in 0..1 + self.random.below(60) {
+            // An end of the stream, or a client that has heard or done enough.
+            if self.round(&mut connection).is_err() || self.is_over() {
+                break;
+            }
+        }
+        self.hang_up(connection);
+    }
+
+    fn connect(&mut self) -> io::Result<Connection> {
+        let place = Place::read(self.directory);
+        let stream = match self.random.one_in(3) {
+            true => place.unix()?,
+            false => place.tcp()?,
+        };
+        let number = self.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(Connection {
+            stream,
+            number: self.process << 32 | u64::from(number),
+            term: place.term,
+            received: Vec::new(),
+            token: String::new(),
+        })
+    }
+
+    fn hang_up(&mut self, connection: Connection) {
+        let number = connection.number;
+        self.journal.hang_up(number);
+        if self.random.one_in(3) {
+            // An RST instead of a FIN; nothing to a Unix socket.
+            let _ = set_socket_linger(&connection.stream, Some(Duration::ZERO));
+        }
+        drop(connection);
+        self.journal.hung_up(number);
+    }
+
+    /// Asks for a key, holds it for a while and gives it back.
+    fn round(&mut self, connection: &mut Connection) -> io::Result<()> {
+        let count = LIMITS.len() as u64;
+        // The first keys are in demand.
+        let key = self.random.below(count).min(self.random.below(count));
+        let key = u32::try_from(key).expect("a few");
+        let lease = Duration::from_secs(1 + self.random.below(2));
+        let reply = match self.random.one_in(2) {
+            true => self.acquire(connection, key, lease)?,
+            false => self.enqueue(connection, key, lease)?,
+        };
+        match reply {
+            Reply::Granted { .. } => self.hold(connection, key, lease),
+            Reply::Refused => {
+                // The server drains, or the lease is over.
+                thread::sleep(Duration::from_millis(100));
+                Err(ErrorKind::Other.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn acquire(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
+        let wait = Duration::from_secs([0, 0, 1, 2, 5][self.below(5)]);
+        self.ask(on, key, Request::Acquire { wait, lease })
+    }
+
+    fn enqueue(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
+        let reply = self.ask(on, key, Request::Enqueue { lease })?;
+        let is_granted = matches!(reply, Reply::Granted { .. });
+        // Clients need not collect what they have been granted.
+        if reply == Reply::Refused || is_granted && self.random.one_in(2) {
+            return Ok(reply);
+        }
+        let pause = match self.random.one_in(400) {
+            true => lease + Duration::from_millis(100),
+            false => Duration::from_millis(self.random.below(2)),
+        };
+        thread::sleep(pause);
+        let wait = Duration::from_secs(self.random.below(4));
+        self.ask(on, key, Request::Wait { wait, lease })
+    }
+
+    fn hold(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<()> {
+        let token = on.token.clone();
+        let fence = fence(&token);
+        let pause = match self.random.one_in(600) {
+            true => lease + Duration::from_millis(self.random.below(300)),
+            false => Duration::from_micros(self.random.below(2000)),
+        };
+        thread::sleep(pause);
+        if self.random.one_in(8) {
+            let lease = Duration::from_secs(1 + self.random.below(2));
+            self.use_token(on, key, &token, Request::Renew { fence, lease })?;
+        }
+        if self.random.one_in(20) {
+            return Err(ErrorKind::Other.into()); // hangs up with the key in hand
+        }
+        let release = Request::Release { fence };
+        if self.random.one_in(20) {
+            let Ok(mut other) = self.connect() else {
+                return Err(ErrorKind::Other.into());
+            };
+            let is_released = self.use_token(&mut other, key, &token, release);
+            self.hang_up(other);
+            return is_released.map(drop);
+        }
+        self.use_token(on, key, &token, release)?;
+        if self.random.one_in(20) {
+            // A token is good once.
+            self.use_token(on, key, &token, release)?;
+        }
+        Ok(())
+    }
+
+    fn use_token(
+        &mut self,
+        on: &mut Connection,
+        key: u32,
+        token: &str,
+        request: Request,
+    ) -> io::Result<Reply> {
+        let argument = match request {
+            Request::Renew { lease, .. } => format!("{token} {}", lease.as_secs()),
+            _ => token.to_owned(),
+        };
+        self.exchange(on, key, request, &argument)
+    }
+
+    fn ask(&mut self, on: &mut Connection, key: u32, request: Request) -> io::Result<Reply> {
+        let limit = match limit_of(key) {
+            1 => String::new(),
+            limit => format!("{limit} "),
+        };
+        let argument = match request {
+            Request::Acquire { wait, lease } => {
+                format!("{} {limit}{}", wait.as_secs(), lease.as_secs())
+            }
+            Request::Enqueue { lease } => format!("{limit}{}", lease.as_secs()),
+            Request::Wait { wait, .. } => wait.as_secs().to_string(),
+            _ => unreachable!("a use of a token"),
+        };
+        self.exchange(on, key, request, &argument)
+    }
+
+    /// Sends a request and waits for its reply, if nothing else comes to its mind.
+    fn exchange(
+        &mut self,
+        on: &mut Connection,
+        key: u32,
+        request: Request,
+        argument: &str,
+    ) -> io::Result<Reply> {
+        let frame = format!("{}\nkey-{key}\n{argument}\n", command(key, request));
+        let number = self.journal.begin(on.term, on.number, key, request);
+        let reply = self.talk(on, frame.as_bytes(), wait_of(request));
+        let heard = match &reply {
+            Ok(line) => self.understood(on, line, request),
+            Err(_) => Reply::Lost,
+        };
+        self.journal.end(number, heard);
+        reply.map(|_| heard)
+    }
+
+    fn talk(&mut self, on: &mut Connection, frame: &[u8], wait: Duration) -> io::Result<String> {
+        if self.random.one_in(10) {
+            on.stream.write_all(&[b"ping\n_\n_\n", frame].concat())?;
+            let pong = on.line(PATIENCE)?;
+            if pong != "ok" {
+                self.journal.complain(&format!("a ping got {pong:?}"));
+            }
+        } else if self.random.one_in(20) {
+            for byte in frame {
+                on.stream.write_all(&[*byte])?;
+                thread::sleep(Duration::from_micros(100));
+            }
+        } else {
+            on.stream.write_all(frame)?;
+        }
+        if wait > Duration::ZERO && self.random.one_in(25) {
+            self.lose_patience(on)?;
+        }
+        let line = on.line(wait + PATIENCE);
+        if matches!(&line, Err(error) if error.kind() == ErrorKind::TimedOut) {
+            self.journal.complain("a request got no reply");
+        }
+        line
+    }
+
+    /// Hangs up within a wait: for good, or in one direction.
+    fn lose_patience(&mut self, on: &mut Connection) -> io::Result<()> {
+        thread::sleep(Duration::from_millis(self.random.below(20)));
+        if self.random.one_in(2) {
+            return Err(ErrorKind::Other.into());
+        }
+        self.journal.hang_up(on.number);
+        let _ = on.stream.shutdown(Shutdown::Write);
+        self.journal.hung_up(on.number);
+        Ok(())
+    }
+
+    fn understood(&self, on: &mut Connection, line: &str, request: Request) -> Reply {
+        let is_use = matches!(request, Request::Renew { .. } | Request::Release { .. });
+        let grant = parse_grant(line, "ok").or_else(|| parse_grant(line, "acquired"));
+        match (line, grant) {
+            (_, Some(grant)) => {
+                let fence = fence(&grant.token);
+                on.token = grant.token;
+                Reply::Granted { fence }
+            }
+            ("queued", _) => Reply::Queued,
+            ("timeout", _) => Reply::TimedOut,
+            (line, _) if line.starts_with("error") => Reply::Refused,
+            (line, _) if is_use && line.starts_with("ok") => Reply::Done,
+            _ => {
+                self.journal.complain(&format!("{request:?} got {line:?}"));
+                Reply::Refused
+            }
+        }
+    }
+
+    fn below(&mut self, bound: u64) -> usize {
+        usize::try_from(self.random.below(bound)).expect("an index")
+    }
+}
+
+fn limit_of(key: u32) -> usize {
+    LIMITS[usize::try_from(key).expect("an index")]
+}
+
+fn wait_of(request: Request) -> Duration {
+    match request {
+        Request::Acquire { wait, .. } | Request::Wait { wait, .. } => wait,
+        _ => Duration::ZERO,
+    }
+}
+
+/// A key with a limit is a semaphore.
+fn command(key: u32, request: Request) -> String {
+    let kind = if limit_of(key) == 1 { "" } else { "s" };
+    let verb = match request {
+        Request::Acquire { .. } => "l",
+        Request::Enqueue { .. } => "e",
+        Request::Wait { .. } => "w",
+        Request::Renew { .. } => "n",
+        Request::Release { .. } => "r",
+    };
+    format!("{kind}{verb}")
+}
+
+struct Connection {
+    stream: TcpStream,
+    number: u64,
+    term: u32,
+    received: Vec<u8>,
+    /// That of the last grant.
+    token: String,
+}
+
+impl Connection {
+    /// The next line. An error if it does not come in time, or the stream ends.
+    fn line(&mut self, patience: Duration) -> io::Result<String> {
+        let deadline = Instant::now() + patience;
+        let mut chunk = [0; 1024];
+        loop {
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! How a server ends, and what clients see of it: drains, kills, and signals that end nothing.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::limited::raise_our_own_limit;
+use crate::support::silent::free_addr;
+use crate::support::{described, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+
+// ---- drains ----------------------------------------------------------------------------------
+
+#[test]
+fn a_drain_answers_every_waiter_and_tears_no_line() {
+    (0..5).for_each(|_| drain(300, 150, 50));
+}
+
+#[test]
+#[ignore = "long: cargo test --test promises ends -- --ignored"]
+fn fifty_drains_of_a_big_crowd_tear_no_line() {
+    (0..50).for_each(|_| drain(1000, 500, 100));
+}
+
+/// A drain with so many clients that are idle, wait and hold. Half of the holders never release, so
+/// the grace period ends it.
+fn drain(idle: usize, waiting: usize, holding: usize) {
+    raise_our_own_limit();
+    let daemon = Daemon::start(&["--shutdown-timeout", "1"]);
+    let crowd = |count: usize| {
+        (0..count)
+            .map(|_| daemon.connect())
+            .collect::<Vec<Client>>()
+    };
+    let (mut idle, mut waiting, mut holding) = (crowd(idle), crowd(waiting), crowd(holding));
+    let mut tokens = Vec::new();
+    for (number, holder) in holding.iter_mut().enumerate() {
+        tokens.push(holder.acquire_for(&format!("key-{number}"), 0, 600).token);
+    }
+    for waiter in &mut waiting {
+        waiter.send("l\nkey-0\n600\n");
+    }
+    daemon.wait_for_waiters("key-0", waiting.len() as u64);
+    let told = Instant::now();
+    daemon.signal(Signal::TERM);
+    for waiter in &mut waiting {
+        waiter.expect("error_draining");
+    }
+    for (number, holder) in holding.iter_mut().enumerate().skip(1).step_by(2) {
+        let reply = holder.request("r", &format!("key-{number}"), &tokens[number]);
+        assert_eq!(reply, "ok");
+    }
+    for client in idle.iter_mut().chain(&mut waiting).chain(&mut holding) {
+        let end = client.next_event(PATIENCE);
+        assert!(
+            matches!(end, Event::Eof | Event::Reset),
+            "{}",
+            described(&end)
+        );
+    }
+    let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
+    println!("drained in {:?}", told.elapsed());
+    assert_eq!(status.code(), Some(0));
+}
+
+// ---- kills -----------------------------------------------------------------------------------
+
+/// The connections of the killed server are still known to the kernel when the next one starts.
+#[test]
+fn after_a_kill_clients_know_and_the_address_is_free() {
+    let (addr, directory) = (free_addr(), tempfile::tempdir().expect("there is room"));
+    let fences = directory.path().join("fences").display().to_string();
+    let port = addr.port().to_string();
+    let start = || {
+        let mut command = Daemon::command();
+        command.args([
+            "--port",
+            &port,
+            "--print-port",
+            "--fence-state-file",
+            &fences,
+        ]);
+        Daemon::from_command(command)
+    };
+    let mut daemon = start();
+    for round in 0..10 {
+        let is_over = AtomicBool::new(false);
+        daemon = thread::scope(|scope| {
+            let (killed, is_over) = (&daemon, &is_over);
+            let clients: Vec<_> = (0..30)
+                .map(|number| {
+                    let mut client = killed.connect();
+                    let key = format!("key-{}", number % 7);
+                    scope.spawn(move || while is_served(&mut client, &key, is_over) {})
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(50 + round * 10));
+            is_over.store(true, Ordering::SeqCst);
+            killed.signal(Signal::KILL);
+            let died = Instant::now();
+            for client in clients {
+                client.join().expect("it saw the end of a whole line");
+            }
+            println!("all clients knew after {:?}", died.elapsed());
+            killed.wait_exit(PATIENCE).expect("it was killed");
+            let began = Instant::now();
+            let next = start();
+            println!("the next server listened after {:?}", began.elapsed());
+            next
+        });
+        daemon.connect().acquire("key-0", 0);
+    }
+}
+
+/// Takes and gives back the key; false after the end of a server that may be killed.
+fn is_served(client: &mut Client, key: &str, may_end: &AtomicBool) -> bool {
+    let Some(reply) = reply_to(client, &format!("l\n{key}\n5\n"), may_end) else {
+        return false;
+    };
+    let grant = parse_grant(&reply, "ok").unwrap_or_else(|| panic!("no grant: {reply}"));
+    let release = format!("r\n{key}\n{}\n", grant.token);
+    match reply_to(client, &release, may_end) {
+        Some(reply) => reply == "ok",
+        None => false,
+    }
+}
+
+fn reply_to(client: &mut Client, frame: &str, may_end: &AtomicBool) -> Option<String> {
+    let sent = client.try_send(frame.as_bytes());
+    match client.next_event(PATIENCE) {
+        Event::Line(line) => Some(String::from_utf8(line).expect("replies are ASCII")),
+        end => {
+            let is_end = matches!(end, Event::Eof | Event::Reset);
+            assert!(
+                is_end && may_end.load(Ordering::SeqCst),
+                "{}",
+                described(&end)
+            );
+            assert!(sent.is_ok() || is_end);
+            None
+        }
+    }
+}
+
+// ---- signals ---------------------------------------------------------------------------------
+
+#[test]
+fn a_thousand_signals_during_ten_thousand_requests_harm_none() {
+    let daemon = Daemon::start(&[]);
+    let harmless = [
+        Signal::HUP,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::PIPE,
+        Signal::CHILD,
+    ];
+    thread::scope(|scope| {
+        let requests = scope.spawn(|| {
+            let mut client = daemon.connect();
+            for _ in 0..5000 {
+                let grant = client.acquire("k", 1);
+                assert_eq!(client.request("r", "k", &grant.token), "ok");
+            }
+        });
+        let mut count = 0;
+        while !requests.is_finished() || count < 1000 {
+            daemon.signal(harmless[count % harmless.len()]);
+            count += 1;
+        }
+        println!("{count} signals");
+    });
+    assert!(
+        daemon.wait_exit(Duration::ZERO).is_none(),
+        "{}",
+        daemon.log()
+    );
+}

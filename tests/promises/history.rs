@@ -1,0 +1,621 @@
+//! What clients did and heard, and whether one correct lock table could have answered so.
+//!
+//! A client knows when it sent a request and when it had the reply; the server acted somewhere in
+//! between. Fences say in which order grants were made. From these two the checker narrows down
+//! when each grant was made, and reports what no such instant explains. What is uncertain, such as
+//! the fate of a request without a reply, counts in favour of the server. All checks sort or sweep:
+//! their cost is O(n log n).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::time::Duration;
+
+/// An instant of the monotonic clock, which all processes of a host share.
+pub type Instant = Duration;
+
+const NEVER: Instant = Duration::MAX;
+
+/// What a client asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// `l` or `sl`.
+    Acquire { wait: Duration, lease: Duration },
+    /// `e` or `se`.
+    Enqueue { lease: Duration },
+    /// `w` or `sw`.
+    Wait { wait: Duration, lease: Duration },
+    /// `n` or `sn`.
+    Renew { fence: u64, lease: Duration },
+    /// `r` or `sr`.
+    Release { fence: u64 },
+}
+
+/// What a client heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    Granted {
+        fence: u64,
+    },
+    Queued,
+    TimedOut,
+    /// The renewal or the release was carried out.
+    Done,
+    /// Any error.
+    Refused,
+    /// Nothing: the connection or the client ended first.
+    Lost,
+}
+
+/// One request of one client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Which run of the server.
+    pub term: u32,
+    pub connection: u64,
+    pub key: u32,
+    /// No byte was sent before.
+    pub begin: Instant,
+    /// The whole reply was there.
+    pub end: Instant,
+    pub request: Request,
+    pub reply: Reply,
+}
+
+/// All that the clients of a server saw.
+#[derive(Debug, Default)]
+pub struct History {
+    pub records: Vec<Record>,
+    /// How many may hold each key.
+    pub limits: HashMap<u32, usize>,
+    /// When each connection was closed by its client, from the earliest to the latest instant.
+    pub hang_ups: HashMap<u64, (Instant, Instant)>,
+    /// When each process with clients was stopped. The connections of process `p` have the numbers
+    /// `p << 32` and up.
+    pub stops: HashMap<u64, Vec<(Instant, Instant)>>,
+    /// How late the server or a client may be when it has something to do.
+    pub slack: Duration,
+}
+
+/// What can be wrong with a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// A key had more holders than its limit.
+    Exclusion,
+    /// A waiter was served before one that surely came earlier.
+    Order,
+    /// A fence was used twice, or the order of fences is not that of grants.
+    Fence,
+    /// A slot stayed free while a client waited.
+    LostWakeUp,
+    /// A slot stayed taken after its lease was over while a client waited.
+    LateExpiry,
+    /// A token was refused before its lease was over.
+    EarlyExpiry,
+    /// A token was good for something after its end.
+    DeadToken,
+    /// A client that had hung up was granted the key.
+    AfterHangUp,
+}
+
+/// What is wrong, and where.
+#[derive(Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub story: String,
+}
+
+impl History {
+    /// All that no correct server could have answered; empty if the history is sound.
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut queues: BTreeMap<(u32, u32), Vec<Claim>> = BTreeMap::new();
+        for claim in self.claims() {
+            queues
+                .entry((claim.term, claim.key))
+                .or_default()
+                .push(claim);
+        }
+        let mut found = Vec::new();
+        check_fences(queues.values().flatten(), &mut found);
+        for ((_, key), claims) in queues {
+            let limit = self.limits[&key];
+            Queue::of(claims, limit, self).check(&mut found);
+        }
+        found
+    }
+
+    /// How many grants there are.
+    pub fn grant_count(&self) -> usize {
+        let is_grant = |record: &&Record| {
+            // A `w` after `acquired` repeats its fence.
+            matches!(record.reply, Reply::Granted { .. })
+        };
+        let fences = self.records.iter().filter(is_grant);
+        let mut fences: Vec<u64> = fences.filter_map(|record| record.fence()).collect();
+        fences.sort_unstable();
+        fences.dedup();
+        fences.len()
+    }
+
+    /// Joins the requests that belong to one place in a queue, or to one grant.
+    fn claims(&self) -> Vec<Claim> {
+        let mut records = self.records.clone();
+        records.sort_by_key(|record| (record.term, record.key, record.connection, record.begin));
+        let mut claims: Vec<Claim> = Vec::new();
+        // The entry that `e` made, by its index among the claims.
+        let mut entries: HashMap<(u32, u32, u64), usize> = HashMap::new();
+        let mut uses = Vec::new();
+        for record in records {
+            let place = (record.term, record.key, record.connection);
+            match record.request {
+                Request::Acquire { wait, lease } => {
+                    let is_place = !wait.is_zero() || record.fence().is_some();
+                    if is_place || record.reply == Reply::Lost {
+                        claims.push(self.claim(&record, wait, lease));
+                    }
+                }
+                Request::Enqueue { lease } => {
+                    if record.reply != Reply::Refused {
+                        entries.insert(place, claims.len());
+                        claims.push(self.claim(&record, Duration::ZERO, lease));
+                    }
+                }
+                Request::Wait { wait, lease } => {
+                    let Some(&index) = entries.get(&place) else {
+                        continue;
+                    };
+                    if let Some(used) = self.collect(&mut claims[index], &record, wait, lease) {
+                        uses.push(used);
+                    }
+                }
+                Request::Renew { .. } | Request::Release { .. } => uses.push(record),
+            }
+        }
+        attach(&mut claims, uses);
+        claims
+    }
+
+    fn claim(&self, record: &Record, wait: Duration, lease: Duration) -> Claim {
+        let outcome = match record.reply {
+            Reply::Granted { fence } => Outcome::Granted { fence },
+            Reply::TimedOut => Outcome::Left {
+                not_before: record.begin + wait,
+            },
+            _ => Outcome::Unknown,
+        };
+        let end = match record.reply {
+            // The place is there until the entry is collected or its connection ends.
+            Reply::Queued | Reply::Lost => self.gone(record.connection),
+            _ => record.end,
+        };
+        Claim {
+            term: record.term,
+            key: record.key,
+            connection: record.connection,
+            arrived: record.begin,
+            queued: (record.reply == Reply::Queued).then_some(record.end),
+            wait_began: record.begin,
+            end,
+            outcome,
+            lease,
+            is_prompt: self.is_prompt(record),
+            uses: Vec::new(),
+        }
+    }
+
+    /// Notes what `w` answered. After `acquired` it is the use of a token, like a renewal.
+    fn collect(
+        &self,
+        claim: &mut Claim,
+        record: &Record,
+        wait: Duration,
+        lease: Duration,
+    ) -> Option<Record> {
+        if let Outcome::Granted { fence } = claim.outcome {
+            let reply = match record.reply {
+                Reply::Granted { fence: again } if again == fence => Reply::Done,
+                Reply::Lost => Reply::Lost,
+                _ => Reply::Refused,
+            };
+            let request = Request::Renew { fence, lease };
+            return Some(Record {
+                request,
+                reply,
+                ..*record
+            });
+        }
+        claim.wait_began = record.begin;
+        claim.is_prompt = self.is_prompt(record);
+        claim.outcome = match record.reply {
+            Reply::Granted { fence } => Outcome::Granted { fence },
+            Reply::TimedOut => Outcome::Left {
+                not_before: record.begin + wait,
+            },
+            _ => Outcome::Unknown,
+        };
+        if record.reply != Reply::Lost {
+            claim.end = record.end;
+        }
+        None
+    }
+
+    /// When the server surely knew that a connection was gone.
+    fn gone(&self, connection: u64) -> Instant {
+        let hang_up = self.hang_ups.get(&connection);
+        hang_up.map_or(NEVER, |(_, end)| *end + self.slack)
+    }
+
+    /// Whether the client's process could run while it waited for the reply.
+    fn is_prompt(&self, record: &Record) -> bool {
+        let stops = self.stops.get(&(record.connection >> 32));
+        !stops.into_iter().flatten().any(|(stopped, continued)| {
+            *stopped < record.end && record.begin < *continued + self.slack
+        })
+    }
+}
+
+impl Record {
+    fn fence(&self) -> Option<u64> {
+        match (self.request, self.reply) {
+            (_, Reply::Granted { fence }) => Some(fence),
+            (Request::Renew { fence, .. } | Request::Release { fence }, _) => Some(fence),
+            _ => None,
+        }
+    }
+}
+
+/// One place in a queue, and the grant that came of it.
+#[derive(Debug)]
+struct Claim {
+    term: u32,
+    key: u32,
+    connection: u64,
+    /// It was not in the queue before.
+    arrived: Instant,
+    /// It was in the queue by then, as `queued` says.
+    queued: Option<Instant>,
+    /// From when on a grant is answered at once.
+    wait_began: Instant,
+    /// When its fate was known.
+    end: Instant,
+    outcome: Outcome,
+    lease: Duration,
+    is_prompt: bool,
+    /// Renewals and releases with its token, by their beginning.
+    uses: Vec<Record>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Outcome {
+    Granted {
+        fence: u64,
+    },
+    /// It kept its place until then, and was never granted.
+    Left {
+        not_before: Instant,
+    },
+    /// It may have been granted.
+    Unknown,
+}
+
+impl Claim {
+    fn fence(&self) -> Option<u64> {
+        match self.outcome {
+            Outcome::Granted { fence } => Some(fence),
+            _ => None,
+        }
+    }
+
+    fn told(&self) -> String {
+        format!(
+            "key {} of connection {:x}: {self:?}",
+            self.key, self.connection
+        )
+    }
+
+    /// Until when the slot was surely held, if it was granted at `granted` or later.
+    fn held_until(&self, granted: Instant, hang_up: Instant) -> Instant {
+        let mut until = granted.max(self.wait_began) + self.lease;
+        for used in &self.uses {
+            until = match (used.request, used.reply) {
+                (_, Reply::Refused) => until,
+                (Request::Renew { lease, .. }, Reply::Done) => used.begin + lease,
+                (Request::Renew { lease, .. }, _) => until.min(used.begin + lease),
+                (_, Reply::Done) => used.begin,
+                (_, _) => until.min(used.begin),
+            };
+        }
+        until.min(hang_up)
+    }
+
+    /// When the slot was surely free again, and whether the lease freed it. Reports tokens that
+    /// were used after their end.
+    fn freed_by(&self, gone: Instant, found: &mut Vec<Violation>) -> (Instant, Rule) {
+        let mut freed = (self.end.saturating_add(self.lease), Rule::LateExpiry);
+        for used in &self.uses {
+            let is_done = used.reply == Reply::Done;
+            if is_done && used.begin > freed.0 {
+                let story = format!("used after {:?}: {}", freed.0, self.told());
+                found.push(Violation {
+                    rule: Rule::DeadToken,
+                    story,
+                });
+            }
+            freed = match (used.request, used.reply) {
+                (_, Reply::Refused) => freed.min((used.end, freed.1)),
+                (Request::Renew { lease, .. }, Reply::Done) => (used.end + lease, freed.1),
+                (Request::Renew { .. }, _) => (NEVER, freed.1),
+                (_, Reply::Done) => freed.min((used.end, Rule::LostWakeUp)),
+                (_, _) => freed,
+            };
+        }
+        freed.min((gone, Rule::LostWakeUp))
+    }
+}
+
+/// Gives each use of a token to the claim that was granted it.
+fn attach(claims: &mut [Claim], uses: Vec<Record>) {
+    let mut owners: HashMap<(u32, u32, u64), usize> = HashMap::new();
+    for (index, claim) in claims.iter().enumerate() {
+        if let Some(fence) = claim.fence() {
+            owners
+                .entry((claim.term, claim.key, fence))
+                .or_insert(index);
+        }
+    }
+    for used in uses {
+        let fence = used.fence().expect("a use of a token names it");
+        // A token of an earlier term is nobody's in this one, and nothing may be done with it.
+        if let Some(&owner) = owners.get(&(used.term, used.key, fence)) {
+            claims[owner].uses.push(used);
+        }
+    }
+    for claim in claims {
+        claim.uses.sort_by_key(|used| used.begin);
+    }
+}
+
+/// Checks that no fence is used twice, and that fences rise in the order of grants, over all keys
+/// and terms.
+fn check_fences<'a>(claims: impl Iterator<Item = &'a Claim>, found: &mut Vec<Violation>) {
+    let mut grants: Vec<(u64, &Claim)> = claims
+        .filter_map(|claim| Some((claim.fence()?, claim)))
+        .collect();
+    grants.sort_by_key(|(fence, _)| *fence);
+    for pair in grants.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        let story = format!("used twice: {}\n{}", pair[0].1.told(), pair[1].1.told());
+        found.push(Violation {
+            rule: Rule::Fence,
+            story,
+        });
+    }
+    let mut latest = Instant::ZERO;
+    for (_, claim) in &grants {
+        latest = latest.max(claim.arrived);
+        if claim.end < latest {
+            let story = format!("a lower fence came after {}", claim.told());
+            found.push(Violation {
+                rule: Rule::Fence,
+                story,
+            });
+        }
+    }
+}
+
+/// One key in one term: its grants in the order of their fences, and the other claims.
+struct Queue<'a> {
+    history: &'a History,
+    limit: usize,
+    grants: Vec<Claim>,
+    others: Vec<Claim>,
+    /// The latest instant at which each grant can have been made.
+    latest: Vec<Instant>,
+}
+
+impl<'a> Queue<'a> {
+    fn of(claims: Vec<Claim>, limit: usize, history: &'a History) -> Queue<'a> {
+        let (mut grants, others): (Vec<_>, Vec<_>) = claims
+            .into_iter()
+            .partition(|claim| claim.fence().is_some());
+        grants.sort_by_key(Claim::fence);
+        let mut latest: Vec<Instant> = grants.iter().map(|grant| grant.end).collect();
+        for index in (1..latest.len()).rev() {
+            latest[index - 1] = latest[index - 1].min(latest[index]);
+        }
+        Queue {
+            history,
+            limit,
+            grants,
+            others,
+            latest,
+        }
+    }
+
+    fn check(&self, found: &mut Vec<Violation>) {
+        let earliest = self.check_exclusion(found);
+        self.check_order(found);
+        self.check_refusals(&earliest, found);
+        self.check_hang_ups(&earliest, found);
+        self.check_liveness(&earliest, found);
+    }
+
+    fn hang_up(&self, claim: &Claim) -> Instant {
+        let hang_up = self.history.hang_ups.get(&claim.connection);
+        hang_up.map_or(NEVER, |(begin, _)| *begin)
+    }
+
+    /// Finds for each grant the earliest instant at which it can have been made: not before the
+    /// claim came, nor before an earlier grant, nor while as many as may hold the key surely
+    /// did. If that is later than the latest such instant, there were too many holders.
+    fn check_exclusion(&self, found: &mut Vec<Violation>) -> Vec<Instant> {
+        let mut holds = BinaryHeap::new();
+        let mut earliest = Instant::ZERO;
+        let mut all = Vec::new();
+        for (grant, &latest) in self.grants.iter().zip(&self.latest) {
+            earliest = earliest.max(grant.arrived);
+            while let Some(&Reverse(until)) = holds.peek() {
+                if until > earliest && holds.len() < self.limit {
+                    break;
+                }
+                earliest = earliest.max(until);
+                holds.pop();
+            }
+            if earliest > latest {
+                let story = format!("held until {earliest:?} when granted: {}", grant.told());
+                found.push(Violation {
+                    rule: Rule::Exclusion,
+                    story,
+                });
+                earliest = latest; // so that one overlap is one report
+            }
+            all.push(earliest);
+            holds.push(Reverse(grant.held_until(earliest, self.hang_up(grant))));
+        }
+        all
+    }
+
+    /// A claim that came after another was in the queue for sure is not granted before it.
+    fn check_order(&self, found: &mut Vec<Violation>) {
+        // The latest arrival among the grants up to each.
+        let mut arrivals = Vec::new();
+        for grant in &self.grants {
+            let so_far = arrivals.last().map_or(Instant::ZERO, |latest| *latest);
+            arrivals.push(grant.arrived.max(so_far));
+        }
+        let is_overtaken = |claim: &Claim, earlier_grants: usize| {
+            let newcomer = earlier_grants.checked_sub(1).map(|last| arrivals[last]);
+            newcomer > claim.queued
+        };
+        let of_grants = self.grants.iter().enumerate();
+        let of_others = self.others.iter().filter_map(|claim| match claim.outcome {
+            Outcome::Left { not_before } => {
+                let count = self.latest.partition_point(|latest| *latest < not_before);
+                Some((count, claim))
+            }
+            _ => None,
+        });
+        for (earlier_grants, claim) in of_grants.chain(of_others) {
+            if claim.queued.is_some() && is_overtaken(claim, earlier_grants) {
+                let story = format!("overtaken: {}", claim.told());
+                found.push(Violation {
+                    rule: Rule::Order,
+                    story,
+                });
+            }
+        }
+    }
+
+    /// A token is good until its lease is over.
+    fn check_refusals(&self, earliest: &[Instant], found: &mut Vec<Violation>) {
+        for (grant, &granted) in self.grants.iter().zip(earliest) {
+            let held = grant.held_until(granted, self.hang_up(grant));
+            let is_early = |used: &&Record| used.reply == Reply::Refused && used.end < held;
+            if let Some(used) = grant.uses.iter().find(is_early) {
+                let story = format!("refused at {:?}: {}", used.end, grant.told());
+                found.push(Violation {
+                    rule: Rule::EarlyExpiry,
+                    story,
+                });
+            }
+        }
+    }
+
+    fn check_hang_ups(&self, earliest: &[Instant], found: &mut Vec<Violation>) {
+        for (grant, &granted) in self.grants.iter().zip(earliest) {
+            if granted > self.history.gone(grant.connection) {
+                let story = format!("granted after {granted:?}: {}", grant.told());
+                found.push(Violation {
+                    rule: Rule::AfterHangUp,
+                    story,
+                });
+            }
+        }
+    }
+
+    /// No slot is free for long while a client waits for it.
+    fn check_liveness(&self, earliest: &[Instant], found: &mut Vec<Violation>) {
+        let gaps = self.gaps(earliest, found);
+        let slack = self.history.slack;
+        for claim in self.grants.iter().chain(&self.others) {
+            if !claim.is_prompt || matches!(claim.outcome, Outcome::Unknown) {
+                continue;
+            }
+            let next = gaps.partition_point(|gap| gap.end <= claim.wait_began + slack);
+            let Some(gap) = gaps.get(next) else {
+                continue;
+            };
+            // A later gap has nothing to add if the wait was over before it.
+            let free_from = gap.begin.max(claim.wait_began);
+            if gap.end.min(claim.end) > free_from.saturating_add(slack) {
+                let story = format!("free from {free_from:?} to {:?}: {}", gap.end, claim.told());
+                found.push(Violation {
+                    rule: gap.rule,
+                    story,
+                });
+            }
+        }
+    }
+
+    /// When fewer clients than may hold the key can have held it, for longer than the slack.
+    fn gaps(&self, earliest: &[Instant], found: &mut Vec<Violation>) -> Vec<Gap> {
+        let mut changes: Vec<(Instant, Change)> = Vec::new();
+        for (grant, &granted) in self.grants.iter().zip(earliest) {
+            let from = if grant.is_prompt && grant.end > grant.wait_began + self.history.slack {
+                grant.end // it waited, so the reply came with the grant
+            } else {
+                granted
+            };
+            let gone = self.history.gone(grant.connection);
+            let (freed, rule) = grant.freed_by(gone, found);
+            changes.push((from, Change::Taken));
+            changes.push((freed.max(from), Change::Freed(rule)));
+        }
+        for claim in &self.others {
+            if matches!(claim.outcome, Outcome::Unknown) {
+                changes.push((claim.arrived, Change::Taken));
+                let end = claim.end.max(claim.arrived);
+                changes.push((end, Change::Freed(Rule::LostWakeUp)));
+            }
+        }
+        changes.sort_by_key(|(at, _)| *at);
+        let mut gaps = Vec::new();
+        let mut count = 0usize;
+        let mut open = Gap {
+            begin: Instant::ZERO,
+            end: NEVER,
+            rule: Rule::LostWakeUp,
+        };
+        // Holders that come and go in one instant are counted first.
+        for (at, change) in changes {
+            match change {
+                Change::Taken => {
+                    count += 1;
+                    if count == self.limit && at > open.begin.saturating_add(self.history.slack) {
+                        gaps.push(Gap { end: at, ..open });
+                    }
+                }
+                Change::Freed(rule) => {
+                    if count == self.limit {
+                        open.begin = at;
+                        open.rule = rule;
+                    }
+                    count -= 1;
+                }
+            }
+        }
+        gaps.push(open);
+        gaps
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Taken,
+    Freed(Rule),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Gap {
+    begin: Instant,
+    end: Instant,
+    rule: Rule,
+}

@@ -1,0 +1,182 @@
+//! Leases end on time, and what is asked at that very moment has one answer.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::history::{History, Instant, Record, Reply, Request};
+use crate::journal::now;
+use crate::support::stalls::fairly;
+use crate::support::{fence, parse_grant, Client, Daemon};
+
+const LEASE: Duration = Duration::from_secs(1);
+
+#[test]
+fn five_hundred_leases_end_on_time_and_never_early() {
+    let daemon = Daemon::start(&["--max-per-connection", "1000"]);
+    fairly(|| {
+        let mut late = (0..2)
+            .flat_map(|_| pass_on(&daemon, 250))
+            .collect::<Vec<_>>();
+        late.sort_unstable();
+        let (p99, worst) = (late[late.len() * 99 / 100], late[late.len() - 1]);
+        println!(
+            "{} leases: late by {p99:?} at p99, {worst:?} at most",
+            late.len()
+        );
+        match p99 < Duration::from_millis(500) {
+            true => Ok(()),
+            false => Err(p99),
+        }
+    })
+    .expect("leases end late");
+}
+
+/// How late each of so many keys passed from one client to the next at the end of its lease.
+fn pass_on(daemon: &Daemon, count: usize) -> Vec<Duration> {
+    let mut holder = daemon.connect();
+    let held: Vec<(String, Instant, Instant)> = (0..count)
+        .map(|number| {
+            let (key, asked) = (format!("k{number}"), now());
+            // The server may not have noticed yet that the last round is over.
+            holder.acquire_for(&key, 5, 1);
+            (key, asked, now())
+        })
+        .collect();
+    thread::scope(|scope| {
+        let waiters: Vec<_> = held
+            .into_iter()
+            .map(|(key, asked, told)| {
+                let mut waiter = daemon.connect();
+                waiter.send(&format!("l\n{key}\n30\n"));
+                scope.spawn(move || {
+                    assert!(parse_grant(&waiter.line(), "ok").is_some());
+                    let granted = now();
+                    // The lease began somewhere between the question and the answer.
+                    assert!(granted >= asked + LEASE, "{key} passed on early");
+                    granted.saturating_sub(told + LEASE)
+                })
+            })
+            .collect();
+        let late = waiters.into_iter().map(|waiter| waiter.join());
+        late.map(|late| late.expect("it was granted")).collect()
+    })
+}
+
+/// The renewal arrives up to two milliseconds before or after the end of the lease.
+#[test]
+fn a_renewal_at_the_end_of_a_lease_is_granted_or_dead() {
+    renew_at_the_end(48, 3);
+}
+
+#[test]
+#[ignore = "long: cargo test --test promises leases -- --ignored"]
+fn of_ten_thousand_late_renewals_none_revives_a_lease() {
+    renew_at_the_end(200, 50);
+}
+
+/// Pairs of clients: one renews at the end of its lease, the other waits for the key.
+fn renew_at_the_end(pairs: u32, rounds: u32) {
+    let daemon = Daemon::start(&[]);
+    let histories: Vec<Vec<Record>> = thread::scope(|scope| {
+        let daemon = &daemon;
+        let pairs: Vec<_> = (0..pairs)
+            .map(|pair| {
+                let (holder, waiter) = (daemon.connect(), daemon.connect());
+                scope.spawn(move || Pair::new(pair, holder, waiter).play(pairs, rounds))
+            })
+            .collect();
+        let records = pairs.into_iter().map(|pair| pair.join());
+        records.map(|records| records.expect("it ended")).collect()
+    });
+    let history = History {
+        records: histories.concat(),
+        limits: (0..pairs).map(|key| (key, 1)).collect(),
+        slack: Duration::from_secs(2),
+        ..History::default()
+    };
+    let renewed = |reply| {
+        let is_renewal = |one: &&Record| matches!(one.request, Request::Renew { .. });
+        let renewals = history.records.iter().filter(is_renewal);
+        renewals.filter(|one| one.reply == reply).count()
+    };
+    let (in_time, dead) = (renewed(Reply::Done), renewed(Reply::Refused));
+    println!("{in_time} renewed in time, {dead} too late");
+    assert!(in_time > 0 && dead > 0, "the race was never close");
+    let found = history.violations();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+struct Pair {
+    key: u32,
+    holder: Client,
+    waiter: Client,
+    records: Vec<Record>,
+}
+
+impl Pair {
+    fn new(key: u32, holder: Client, waiter: Client) -> Pair {
+        let records = Vec::new();
+        Pair {
+            key,
+            holder,
+            waiter,
+            records,
+        }
+    }
+
+    fn play(mut self, pairs: u32, rounds: u32) -> Vec<Record> {
+        let key = format!("k{}", self.key);
+        for round in 0..rounds {
+            let begin = now();
+            let grant = self.holder.acquire_for(&key, 5, 1);
+            let told = now();
+            let granted = fence(&grant.token);
+            let (lease, wait) = (LEASE, Duration::from_secs(5));
+            let reply = Reply::Granted { fence: granted };
+            self.note(0, begin, Request::Acquire { wait, lease }, reply);
+
+            let asked = now();
+            self.waiter.send(&format!("l\n{key}\n5 1\n"));
+            let step = (self.key * 7 + round * 11) % pairs * 4000 / pairs;
+            let renewal = told + LEASE + Duration::from_micros(step.into());
+            thread::sleep(renewal.saturating_sub(Duration::from_millis(2) + now()));
+
+            let begin = now();
+            let reply = match self
+                .holder
+                .request("n", &key, &format!("{} 1", grant.token))
+            {
+                reply if reply == "ok 1" => Reply::Done,
+                _ => Reply::Refused,
+            };
+            let fence = granted;
+            self.note(0, begin, Request::Renew { fence, lease }, reply);
+            self.let_the_waiter_have_it(&key, asked);
+        }
+        self.records
+    }
+
+    fn let_the_waiter_have_it(&mut self, key: &str, asked: Instant) {
+        let line = self.waiter.line();
+        let next = parse_grant(&line, "ok").unwrap_or_else(|| panic!("no grant: {line}"));
+        let (lease, wait) = (LEASE, Duration::from_secs(5));
+        let fence = fence(&next.token);
+        let reply = Reply::Granted { fence };
+        self.note(1, asked, Request::Acquire { wait, lease }, reply);
+        let begin = now();
+        assert_eq!(self.waiter.request("r", key, &next.token), "ok");
+        self.note(1, begin, Request::Release { fence }, Reply::Done);
+    }
+
+    fn note(&mut self, client: u64, begin: Instant, request: Request, reply: Reply) {
+        self.records.push(Record {
+            term: 0,
+            connection: u64::from(self.key) * 2 + client,
+            key: self.key,
+            begin,
+            end: now(),
+            request,
+            reply,
+        });
+    }
+}
