@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         .arg0(&word)
         .args(arguments)
         .exec();
-    eprintln!("latch-all: cannot start as {}: {error}", word.to_string_lossy());
+    eprintln!(
+        "latch-all: cannot start as {}: {error}",
+        word.to_string_lossy()
+    );
     ExitCode::FAILURE
 }
 
