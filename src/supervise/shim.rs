@@ -48,6 +48,10 @@ pub fn check_proc() -> Result<(), String> {
 /// Starts the shim, which becomes the command, in a process group of its own.
 pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     let mut shim = Command::new(THIS_PROGRAM);
+    // A file with several programs in it looks at the name.
+    if let Some(name) = env::args_os().next() {
+        shim.arg0(name);
+    }
     let parent = match job.orphan {
         Orphan::Ends => getpid().as_raw_nonzero().to_string(),
         Orphan::GoesOn => NO_PARENT.to_owned(),

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::needs;
 
-const FILES: [&str; 23] = [
+const FILES: [&str; 24] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -25,6 +25,7 @@ const FILES: [&str; 23] = [
     "share/man/man1/sema.1",
     "share/man/man5/sema-lockfile.5",
     "share/man/man7/latch-protocol.7",
+    "share/man/man7/latchd-migration.7",
     "share/man/man7/lfp-protocol.7",
     "share/man/man8/latchd.8",
     "share/man/man8/lfpd.8",
