@@ -21,13 +21,15 @@ const MAX_COUNT: u64 = u32::MAX as u64;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Options of which one, where it is given, overrules also the other.
-const RIVALS: [[&str; 2]; 3] = [
+const RIVALS: [[&str; 2]; 5] = [
     [
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
     ],
     ["--auth-token", "--auth-token-file"],
     ["--log", "--log-file"],
+    ["--tls-cert", "--tls-self-signed"],
+    ["--tls-key", "--tls-self-signed"],
 ];
 
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
@@ -131,15 +133,19 @@ arguments::options! {
         /// exit after so many seconds without a connection or a held slot; 0: never (0)
         #[argh(option, arg_name = "seconds", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
-        // This build has no TLS. To ignore these would lose the encryption unnoticed.
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        tls_cert: Option<String> = ["TLS_CERT"],
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        tls_key: Option<String> = ["TLS_KEY"],
+        // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
+        /// speak TLS on the TCP port, with the certificates in this file
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        tls_cert: Option<PathBuf> = ["TLS_CERT"],
+        /// a file with the key of the first certificate
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        tls_key: Option<PathBuf> = ["TLS_KEY"],
+        /// speak TLS with certificates that are made in this directory if it has none
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        tls_self_signed: Option<PathBuf> = ["TLS_SELF_SIGNED"],
     }
 }
 
@@ -209,8 +215,8 @@ impl Options {
     }
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
-        self.refuse_tls(origins)?;
-        for rivals in [RIVALS[0], RIVALS[2]] {
+        self.check_tls(origins)?;
+        for rivals in [RIVALS[0], RIVALS[2], RIVALS[3], RIVALS[4]] {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
             }
@@ -218,16 +224,26 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses TLS. One option without the other is wrong in any build, and is refused as that.
-    fn refuse_tls(&self, origins: &Origins) -> Result<(), String> {
-        let (origin, why) = match (origins.get("--tls-cert"), origins.get("--tls-key")) {
-            (None, None) => return Ok(()),
-            (Some(cert), Some(_)) => (cert, "needs a build with the feature tls"),
-            (Some(one), None) | (None, Some(one)) => {
-                (one, "both --tls-cert and --tls-key must be provided")
-            }
+    /// Refuses TLS that this build does not have. One option without the other is wrong in any
+    /// build, and is refused as that.
+    fn check_tls(&self, origins: &Origins) -> Result<(), String> {
+        const OPTIONS: [&str; 3] = ["--tls-cert", "--tls-key", "--tls-self-signed"];
+        let [cert, key, self_signed] = OPTIONS.map(|option| origins.get(option));
+        if let (Some(one), None) | (None, Some(one)) = (cert, key) {
+            return Err(format!(
+                "{one}: both --tls-cert and --tls-key must be provided"
+            ));
+        }
+        let Some(one) = cert.or(self_signed) else {
+            return Ok(());
         };
-        Err(format!("{origin}: {why}"))
+        if cfg!(not(feature = "tls")) {
+            return Err(format!("{one}: needs a build with --features tls"));
+        }
+        if self.port.is_none() {
+            return Err(format!("{one}: there is no port"));
+        }
+        Ok(())
     }
 
     /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets
@@ -276,6 +292,11 @@ impl Options {
     /// Whether the end of a connection releases what it holds.
     pub(super) fn auto_release(&self) -> bool {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
+    }
+
+    /// Whether clients on the TCP port need TLS.
+    pub(super) fn speaks_tls(&self) -> bool {
+        cfg!(feature = "tls") && (self.tls_cert.is_some() || self.tls_self_signed.is_some())
     }
 
     pub(super) fn log(&self) -> LogRules {
@@ -516,13 +537,14 @@ mod tests {
         }
     }
 
+    #[cfg(not(feature = "tls"))]
     #[test]
     fn tls_is_refused_also_from_the_environment() {
         let variables = [("DFLOCKD_TLS_CERT", "x")];
         let message = read_all(&["--tls-key", "x"], &variables).expect_err("refused");
         assert_eq!(
             message,
-            "DFLOCKD_TLS_CERT: needs a build with the feature tls"
+            "DFLOCKD_TLS_CERT: needs a build with --features tls"
         );
         let message = read_all(&[], &variables).expect_err("refused");
         assert_eq!(
