@@ -139,13 +139,14 @@ arguments::options! {
         #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
         tls_cert: Option<PathBuf> = ["TLS_CERT"],
         /// a file with the key of the first certificate
+        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
         #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
         tls_key: Option<PathBuf> = ["TLS_KEY"],
         /// speak TLS with certificates that are made in this directory if it has none
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        tls_self_signed: Option<PathBuf> = ["TLS_SELF_SIGNED"],
+        #[cfg(feature = "tls")]
+        #[argh(option, arg_name = "path")]
+        tls_self_signed: Option<PathBuf>,
     }
 }
 
@@ -227,23 +228,20 @@ impl Options {
     /// Refuses TLS that this build does not have. One option without the other is wrong in any
     /// build, and is refused as that.
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
-        const OPTIONS: [&str; 3] = ["--tls-cert", "--tls-key", "--tls-self-signed"];
-        let [cert, key, self_signed] = OPTIONS.map(|option| origins.get(option));
-        if let (Some(one), None) | (None, Some(one)) = (cert, key) {
-            return Err(format!(
-                "{one}: both --tls-cert and --tls-key must be provided"
-            ));
-        }
-        let Some(one) = cert.or(self_signed) else {
-            return Ok(());
+        let origin = match (origins.get("--tls-cert"), origins.get("--tls-key")) {
+            (Some(one), None) | (None, Some(one)) => {
+                let why = "both --tls-cert and --tls-key must be provided";
+                return Err(format!("{one}: {why}"));
+            }
+            (cert, _) => cert.or(origins.get("--tls-self-signed")),
         };
-        if cfg!(not(feature = "tls")) {
-            return Err(format!("{one}: needs a build with --features tls"));
+        match origin {
+            Some(origin) if cfg!(not(feature = "tls")) => {
+                Err(format!("{origin}: needs a build with --features tls"))
+            }
+            Some(origin) if self.port.is_none() => Err(format!("{origin}: there is no port")),
+            _ => Ok(()),
         }
-        if self.port.is_none() {
-            return Err(format!("{one}: there is no port"));
-        }
-        Ok(())
     }
 
     /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets
@@ -296,7 +294,11 @@ impl Options {
 
     /// Whether clients on the TCP port need TLS.
     pub(super) fn speaks_tls(&self) -> bool {
-        cfg!(feature = "tls") && (self.tls_cert.is_some() || self.tls_self_signed.is_some())
+        #[cfg(feature = "tls")]
+        let speaks_tls = self.tls_cert.is_some() || self.tls_self_signed.is_some();
+        #[cfg(not(feature = "tls"))]
+        let speaks_tls = false;
+        speaks_tls
     }
 
     pub(super) fn log(&self) -> LogRules {

@@ -13,6 +13,8 @@ pub mod needs;
 pub mod silent;
 pub mod stalls;
 pub mod syslog;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -39,10 +41,19 @@ const POLL_INTERVAL: Duration = Duration::from_millis(3);
 // ---------------------------------------------------------------------------------------------
 // The daemon
 
+/// What the clients of a daemon speak on its TCP port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Plain,
+    #[cfg(feature = "tls")]
+    Tls,
+}
+
 /// A running `latchd`, killed when dropped.
 pub struct Daemon {
     child: Mutex<Child>,
     pid: u32,
+    scheme: Scheme,
     port: Option<u16>,
     log: Arc<Log>,
 }
@@ -50,9 +61,20 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon on a free port of 127.0.0.1 with `args` added, and waits until it listens.
     pub fn start(args: &[&str]) -> Daemon {
+        Daemon::start_over(Scheme::Plain, args)
+    }
+
+    /// Starts a daemon as [`Daemon::start`] does, whose clients speak `scheme`.
+    pub fn start_over(scheme: Scheme, args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
         command.args(["--port", "0", "--print-port"]).args(args);
-        Daemon::from_command(command)
+        #[cfg(feature = "tls")]
+        if scheme == Scheme::Tls {
+            command.args(tls::common().options());
+        }
+        let mut daemon = Daemon::from_command(command);
+        daemon.scheme = scheme;
+        daemon
     }
 
     /// Starts a daemon which listens on the socket at `path` only, and waits until it does.
@@ -101,6 +123,7 @@ impl Daemon {
             pid: child.id(),
             child: Mutex::new(child),
             port: None,
+            scheme: Scheme::Plain,
             log,
         };
         if prints_port {
@@ -137,7 +160,7 @@ impl Daemon {
 
     /// Opens a connection.
     pub fn connect(&self) -> Client {
-        Client::tcp(self.addr())
+        Client::open(self.scheme, self.addr())
     }
 
     /// Sends a signal; nothing happens if the daemon is already gone. SIGSTOP has stopped all its
@@ -316,6 +339,22 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects over TCP, and speaks `scheme`.
+    pub fn open(scheme: Scheme, addr: SocketAddr) -> Client {
+        match scheme {
+            Scheme::Plain => Client::tcp(addr),
+            #[cfg(feature = "tls")]
+            Scheme::Tls => {
+                let Stream::Tcp(socket) = Client::tcp(addr).stream else {
+                    unreachable!("it is a TCP stream");
+                };
+                let stream = tls::TlsClient::over(socket)
+                    .unwrap_or_else(|error| panic!("no TLS with {addr}: {error}"));
+                Client::over(Stream::Tls(stream))
+            }
+        }
+    }
+
     /// Connects over TCP.
     pub fn tcp(addr: SocketAddr) -> Client {
         let stream = TcpStream::connect_timeout(&addr, PATIENCE)
@@ -363,6 +402,8 @@ impl Client {
         match &self.stream {
             Stream::Tcp(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
             Stream::Unix(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => Box::new(stream.clone()),
         }
     }
 
@@ -401,9 +442,10 @@ impl Client {
                     io::ErrorKind::WouldBlock
                     | io::ErrorKind::TimedOut
                     | io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                        return Event::Reset
-                    }
+                    // The end of a TLS stream that was not announced is none in good order.
+                    io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::UnexpectedEof => return Event::Reset,
                     _ => panic!("cannot read from the server: {error}"),
                 },
             }
@@ -510,6 +552,8 @@ impl Client {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.half_close(),
         };
     }
 
@@ -588,6 +632,8 @@ fn text(line: Vec<u8>) -> String {
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(feature = "tls")]
+    Tls(tls::TlsClient),
 }
 
 impl Stream {
@@ -595,6 +641,8 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
             Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.set_read_timeout(timeout),
         }
     }
 
@@ -602,6 +650,8 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
             Stream::Unix(stream) => stream.set_write_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.set_write_timeout(timeout),
         }
     }
 }
@@ -611,6 +661,8 @@ impl AsFd for Stream {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
             Stream::Unix(stream) => stream.as_fd(),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.as_fd(),
         }
     }
 }
@@ -620,6 +672,8 @@ impl Read for Stream {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
             Stream::Unix(stream) => stream.read(buffer),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.read(buffer),
         }
     }
 }
@@ -629,6 +683,8 @@ impl Write for Stream {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.write(bytes),
         }
     }
 

@@ -87,7 +87,9 @@ fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     // Three bytes a line are short lines, and valid ones.
     for chunk in der.chunks(3) {
-        let bits = chunk.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte));
+        let bits = chunk
+            .iter()
+            .fold(0, |bits, byte| bits << 8 | usize::from(*byte));
         let bits = bits << (8 * (3 - chunk.len()));
         let digit = |at: usize| match at <= chunk.len() {
             true => char::from(DIGITS[bits >> (18 - 6 * at) & 63]),
@@ -155,7 +157,13 @@ impl TlsClient {
         client.set_read_timeout(PATIENCE)?;
         let mut session = client.session();
         while session.is_handshaking() {
-            session.complete_io(&mut &client.0.socket)?;
+            if let Err(error) = session.complete_io(&mut &client.0.socket) {
+                match error.kind() {
+                    // The next read finds the end: the server wants no client.
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => break,
+                    _ => return Err(error),
+                }
+            }
         }
         drop(session);
         Ok(client)
@@ -197,7 +205,11 @@ impl Read for TlsClient {
             }
             // The mutex is free while this blocks: another thread may write.
             let mut encrypted = [0; 4096];
-            let len = (&self.0.socket).read(&mut encrypted)?;
+            let received = (&self.0.socket).read(&mut encrypted);
+            if self.session().is_handshaking() {
+                return Ok(0);
+            }
+            let len = received?;
             let mut rest = &encrypted[..len];
             let mut session = self.session();
             loop {
