@@ -21,14 +21,16 @@ const MAX_COUNT: u64 = u32::MAX as u64;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Options of which one, where it is given, overrules also the other.
-const RIVALS: [[&str; 2]; 5] = [
+const RIVALS: &[[&str; 2]] = &[
     [
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
     ],
     ["--auth-token", "--auth-token-file"],
     ["--log", "--log-file"],
+    #[cfg(feature = "tls")]
     ["--tls-cert", "--tls-self-signed"],
+    #[cfg(feature = "tls")]
     ["--tls-key", "--tls-self-signed"],
 ];
 
@@ -157,7 +159,7 @@ pub(super) fn read(
 ) -> (Parsed<Options>, Origins) {
     let variables = Variables {
         prefixes: &["LATCHD", "DFLOCKD"],
-        rivals: &RIVALS,
+        rivals: RIVALS,
         lookup,
     };
     arguments::parse_rows(super::PROGRAM, Dashes::OneOrTwo, arguments, &variables)
@@ -217,7 +219,8 @@ impl Options {
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.check_tls(origins)?;
-        for rivals in [RIVALS[0], RIVALS[2], RIVALS[3], RIVALS[4]] {
+        // Those of the auth token have their own check.
+        for rivals in RIVALS.iter().filter(|rivals| **rivals != RIVALS[1]) {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
             }

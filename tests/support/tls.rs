@@ -204,21 +204,14 @@ impl Read for TlsClient {
                 read => return read,
             }
             // The mutex is free while this blocks: another thread may write.
-            let mut encrypted = [0; 4096];
-            let received = (&self.0.socket).read(&mut encrypted);
-            if self.session().is_handshaking() {
+            let arrived = self.0.socket.peek(&mut [0]);
+            let mut session = self.session();
+            if session.is_handshaking() {
                 return Ok(0);
             }
-            let len = received?;
-            let mut rest = &encrypted[..len];
-            let mut session = self.session();
-            loop {
-                session.read_tls(&mut rest)?;
-                session.process_new_packets().map_err(io::Error::other)?;
-                if rest.is_empty() {
-                    break;
-                }
-            }
+            arrived?;
+            session.read_tls(&mut &self.0.socket)?;
+            session.process_new_packets().map_err(io::Error::other)?;
         }
     }
 }
