@@ -104,7 +104,8 @@ fn run(
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = capacity::max_connections(options, secret_len);
-    let connections = Arc::new(Connections::new(max_connections, b""));
+    let connections = Connections::new(max_connections, b"");
+    let connections = Arc::new(connections.with_max_per_source(options.max_connections_per_ip));
     info!(
         "starting version={} max_connections={max_connections} worst_case_mb={}",
         env!("CARGO_PKG_VERSION"),

@@ -75,6 +75,9 @@ arguments::options! {
         /// the most connections at once; 0: what descriptors and memory maps allow (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_connections: Unless<usize> = ["MAX_CONNECTIONS"],
+        /// the most connections at once from one address; 0: no cap (0)
+        #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
+        max_connections_per_ip: Unless<usize> = ["MAX_CONNECTIONS_PER_IP"],
         /// the most slots held at once, over all keys (65536)
         #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
         max_slots: usize = ["MAX_SLOTS"],
@@ -137,17 +140,20 @@ arguments::options! {
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
         // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
+        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
         #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
         tls_cert: Option<PathBuf> = ["TLS_CERT"],
         /// a file with the key of the first certificate
         #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
         #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
         tls_key: Option<PathBuf> = ["TLS_KEY"],
         /// speak TLS with certificates that are made in this directory if it has none
         #[cfg(feature = "tls")]
-        #[argh(option, arg_name = "path")]
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         tls_self_signed: Option<PathBuf>,
     }
 }

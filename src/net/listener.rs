@@ -24,7 +24,7 @@ use crate::text::Escaped;
 
 #[cfg(feature = "tls")]
 use super::certificate::Certificate;
-use super::connections::Connections;
+use super::connections::{Connections, Full};
 use super::stream::Stream;
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
@@ -152,7 +152,7 @@ impl Listener {
         let no_thread = Throttle::default();
         loop {
             match connections.admit(|| self.accept()) {
-                Ok(Some(admission)) => {
+                Ok(Ok(admission)) => {
                     pause = FIRST_PAUSE;
                     if let Err(error) = workers.run(admission) {
                         no_thread.warn(format_args!(
@@ -160,7 +160,12 @@ impl Listener {
                         ));
                     }
                 }
-                Ok(None) => refusals.warn(format_args!("turned-away reason=max-connections")),
+                Ok(Err(Full::InAll)) => {
+                    refusals.warn(format_args!("turned-away reason=max-connections"));
+                }
+                Ok(Err(Full::ForItsSource)) => {
+                    refusals.warn(format_args!("turned-away reason=max-connections-per-ip"));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{error}\"")

@@ -27,6 +27,7 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--gc-max-idle", "GC_MAX_IDLE_S", 0),
     ("--max-locks", "MAX_LOCKS", 1),
     ("--max-connections", "MAX_CONNECTIONS", 0),
+    ("--max-connections-per-ip", "MAX_CONNECTIONS_PER_IP", 0),
     ("--max-slots", "MAX_SLOTS", 1),
     ("--max-per-connection", "MAX_PER_CONNECTION", 1),
     ("--max-waiters", "MAX_WAITERS", 0),

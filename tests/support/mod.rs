@@ -15,6 +15,7 @@ pub mod stalls;
 pub mod syslog;
 #[cfg(feature = "tls")]
 pub mod tls;
+pub mod tunnel;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -362,6 +363,15 @@ impl Client {
         // Each write is to arrive as written, not joined with the next.
         stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
         Client::over(Stream::Tcp(stream))
+    }
+
+    /// Connects over TCP from another address of this host.
+    pub fn tcp_from(source: [u8; 4], addr: SocketAddr) -> Client {
+        use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a descriptor");
+        bind(&socket, &SocketAddr::from((source, 0))).expect("the host has the address");
+        connect(&socket, &addr).unwrap_or_else(|error| panic!("cannot connect: {error}"));
+        Client::over(Stream::Tcp(socket.into()))
     }
 
     /// Connects to a Unix socket.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -35,6 +35,8 @@ impl Set {
         let key_pair = || KeyPair::generate().expect("there is randomness");
         let (ca_key, key) = (key_pair(), key_pair());
         let mut ca = CertificateParams::default();
+        ca.distinguished_name
+            .push(DnType::CommonName, "the CA of the tests");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_certificate = ca.self_signed(&ca_key).expect("the parameters are valid");
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
