@@ -256,8 +256,8 @@ impl Connection {
         reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
-    /// Whether nothing of a reply has come. To be called when the socket is readable and no reply is
-    /// due: over TLS, the server may have sent something else.
+    /// Whether nothing of a reply has come. To be called when the socket is readable and no reply
+    /// is due: over TLS, the server may have sent something else.
     pub(super) fn is_silent(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
     }

@@ -79,9 +79,9 @@ impl Connections {
     }
 
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
-    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no connection can
-    /// slip in while [`Connections::close_if_empty`] decides. Blocks for ever once that or
-    /// [`Connections::close`] has stopped accepting.
+    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no
+    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for ever once
+    /// that or [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,

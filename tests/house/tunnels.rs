@@ -16,7 +16,7 @@ fn recipes() -> Vec<String> {
     let tunnels = tunnels.split("\n.Sh ").next().unwrap_or_default();
     let displays = tunnels.split(".Bd -literal -offset indent\n").skip(1);
     displays
-        .map(|display| display.split(".Ed\n").next().unwrap_or_default().to_owned())
+        .map(|display| display.split("\n.Ed").next().unwrap_or_default().to_owned())
         .collect()
 }
 

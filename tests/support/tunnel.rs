@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 
 use super::PATIENCE;
@@ -31,8 +31,11 @@ impl Tunnel {
             .expect("stunnel is installed");
         let log = BufReader::new(child.stderr.take().expect("it is a pipe"));
         let (sender, bound) = mpsc::channel();
+        let log_text = Arc::new(Mutex::new(String::new()));
+        let said = Arc::clone(&log_text);
         thread::spawn(move || {
             for line in log.lines().map_while(Result::ok) {
+                said.lock().unwrap().push_str(&format!("{line}\n"));
                 let addr = line.split_once(" bound to ").map(|(_, addr)| addr);
                 if let Some(addr) = addr.and_then(|addr| addr.parse::<SocketAddr>().ok()) {
                     // A log that is not read would hold up the tunnel.
@@ -45,7 +48,9 @@ impl Tunnel {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             _config: directory,
         };
-        tunnel.addr = bound.recv_timeout(PATIENCE).expect("stunnel listens");
+        tunnel.addr = bound.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            panic!("stunnel does not listen:\n{}", log_text.lock().unwrap());
+        });
         tunnel
     }
 
