@@ -197,7 +197,10 @@ fn long_replies_come_whole_over_tls() {
     assert_eq!(holders.matches("\"key\"").count(), 200);
 }
 
-fn latch(daemon: &Daemon, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+/// Names and values.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+fn latch(daemon: &Daemon, arguments: &[&str], variables: Variables<'_>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
     for name in [
         "LATCH_TLS",
@@ -217,7 +220,7 @@ fn latch_takes_tls_from_options_and_variables() {
     let daemon = daemon();
     let ca = common().ca();
     let ca = ca.to_str().expect("it is UTF-8");
-    let good: [(&[&str], &[(&str, &str)]); 6] = [
+    let good: [(&[&str], Variables<'_>); 6] = [
         (&["--tls-ca", ca], &[]),
         (&[], &[("LATCH_TLS_CA", ca)]),
         (&["--tls"], &[("SSL_CERT_FILE", ca)]),
@@ -234,7 +237,7 @@ fn latch_takes_tls_from_options_and_variables() {
             "{options:?} {variables:?}: {said}"
         );
     }
-    let bad: [(&[&str], &[(&str, &str)], i32, &str); 6] = [
+    let bad: [(&[&str], Variables<'_>, i32, &str); 6] = [
         (&[], &[], 69, "the server closed the connection"),
         (
             &["--tls=no"],
