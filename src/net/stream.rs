@@ -141,15 +141,6 @@ impl Stream {
         send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
-    /// Whether a read would return at once, also while nothing arrives at the socket.
-    pub fn has_read_ahead(&self) -> bool {
-        #[cfg(feature = "tls")]
-        if let Stream::Tls(stream) = self {
-            return stream.has_read_ahead();
-        }
-        false
-    }
-
     /// Lingering close: discards what the peer still sends, until it closes or `limit` is over.
     pub fn discard_for(&self, limit: Duration) {
         discard(limit, |scrap, left| {

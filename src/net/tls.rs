@@ -131,17 +131,6 @@ impl TlsStream {
         read.ok()
     }
 
-    /// Whether a read would return at once, whatever the socket has.
-    pub fn has_read_ahead(&self) -> bool {
-        match &mut self.session().stage {
-            Stage::Open(connection) => {
-                let read_ahead = connection.reader();
-                read_ahead.into_first_chunk().is_ok_and(|it| !it.is_empty())
-            }
-            _ => false,
-        }
-    }
-
     /// Writes all of `bytes` within `timeout` (`None`: for ever). After a failure nothing more can
     /// be written.
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {

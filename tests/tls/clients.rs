@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Output};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,17 +169,16 @@ fn a_wait_over_tls_can_be_cancelled() {
     let client = client(&daemon);
     let _guard = client.lock("k").acquire().expect("it is free");
     let handle = CancelHandle::new().expect("descriptors are left");
-    let cancelling = &handle;
-    thread::scope(|scope| {
-        let lock = client.lock("k").tag("waiter");
-        let waiting = scope.spawn(move || lock.cancelled_by(cancelling).acquire());
-        daemon.wait_for_waiters("k", 1);
-        let began = Instant::now();
-        handle.cancel();
-        let waited = waiting.join().expect("it does not panic");
-        assert!(matches!(waited, Err(Error::Cancelled)), "{waited:?}");
-        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    let (sender, waited) = mpsc::channel();
+    let waiter = (client.clone(), handle.clone());
+    thread::spawn(move || {
+        let (client, handle) = waiter;
+        let _ = sender.send(client.lock("k").cancelled_by(&handle).acquire());
     });
+    daemon.wait_for_waiters("k", 1);
+    handle.cancel();
+    let waited = waited.recv_timeout(PATIENCE).expect("it ends the wait");
+    assert!(matches!(waited, Err(Error::Cancelled)), "{waited:?}");
     daemon.wait_for_waiters("k", 0);
 }
 
