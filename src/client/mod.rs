@@ -29,6 +29,7 @@
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
 //!   also tells an operator who holds a key, and ends the grant of another client.
+//! - With the feature `tls`, the settings of a client may ask for TLS.
 //!
 //! # Time
 //!
