@@ -327,6 +327,10 @@ impl Read for Incoming<'_> {
 /// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        // A peer that sends empty records, one after the other, gains no time.
+        return Err(Errno::AGAIN.into());
+    }
     let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     match poll(&mut polled, timeout.as_ref()) {

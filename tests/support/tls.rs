@@ -10,9 +10,11 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::{TLS12, TLS13};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion,
+};
 
 use super::PATIENCE;
 
@@ -129,6 +131,18 @@ pub fn trusting(ca: &Path, version: Version) -> Arc<ClientConfig> {
         .with_root_certificates(roots)
         .with_no_client_auth();
     Arc::new(config)
+}
+
+/// The settings of a server with these certificates.
+pub fn serving(set: &Set) -> Arc<ServerConfig> {
+    let certificate = CertificateDer::from_pem_file(set.certificate());
+    let key = PrivateKeyDer::from_pem_file(set.key()).expect("the file is there");
+    let config = ServerConfig::builder_with_provider(ring::default_provider().into())
+        .with_protocol_versions(&[&TLS13])
+        .expect("ring has the version")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.expect("the file is there")], key);
+    Arc::new(config.expect("the key is that of the certificate"))
 }
 
 /// A client's end of a connection, shared by those that read and write.

@@ -1,6 +1,8 @@
 //! What the TLS tests of existing clients check, and the same for `latch` and `latchd::client`.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use latchd::client::{Address, CancelHandle, Client, Connection, Error, Settings, Slot, Tls, Wait};
 
-use crate::support::tls::{common, Set};
+use rustls::ServerConnection;
+
+use crate::support::tls::{common, serving, Set};
 use crate::support::{Daemon, Scheme, PATIENCE};
 
 fn daemon() -> Daemon {
@@ -160,6 +164,38 @@ fn a_guard_renews_over_tls() {
         assert!(lost.elapsed() < PATIENCE, "the end goes unnoticed");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A server may change its keys at any time. That makes the socket readable, and is no reply.
+#[test]
+fn a_guard_outlives_a_change_of_keys() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let (proceed, go_on) = mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().expect("a client comes");
+        let mut session = ServerConnection::new(serving(common())).expect("it is valid");
+        let mut tls = rustls::Stream::new(&mut session, &mut socket);
+        let mut request = [0; 256];
+        let len = tls.read(&mut request).expect("a request");
+        assert!(request[..len].starts_with(b"l\nk\n"));
+        let grant = format!("ok {} 600\n", "0123456789abcdef".repeat(2));
+        tls.write_all(grant.as_bytes()).expect("a reader");
+        let _ = go_on.recv();
+        tls.conn.refresh_traffic_keys().expect("it is TLS 1.3");
+        tls.flush().expect("a reader");
+        // The client releases.
+        let _ = tls.read(&mut request);
+        let _ = tls.write_all(b"ok\n");
+    });
+    let address = format!("127.0.0.1:{port}").parse::<Address>();
+    let client = Client::with_settings([address.expect("an address")], trusting(common()));
+    let guard = client.lock("k").acquire().expect("it is free");
+    proceed.send(()).expect("the server waits");
+    thread::sleep(Duration::from_millis(300));
+    assert!(guard.is_held());
+    guard.release().expect("it is held");
+    server.join().expect("it does not panic");
 }
 
 /// What TLS sends after the handshake makes the socket readable, and is no reply.
