@@ -312,7 +312,12 @@ impl Stage {
     fn perform(&mut self, step: &Step) -> Result<(), String> {
         match step {
             Step::Write { who, bytes, how } => self.write(*who, bytes, *how)?,
-            Step::Open(who) => drop(self.connection(*who)),
+            Step::Open(who) => {
+                // The server counts from here; a handshake of TLS comes after it.
+                self.last_action = Instant::now();
+                self.connection(*who);
+                return Ok(());
+            }
             Step::Fin(who) => self.connection(*who).half_close(),
             Step::Close(who) => drop(self.connections.remove(who)),
             Step::Reset(who) => {
