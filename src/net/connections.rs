@@ -25,8 +25,7 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
-    /// How many of them come from each source, if that is capped; in the order of the sources. A
-    /// map would make the program larger by five kilobytes.
+    /// How many of them come from each source, if that is capped; in the order of the sources.
     per_source: Vec<(IpAddr, usize)>,
     /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
