@@ -48,7 +48,8 @@ fn sighup_replaces_the_certificate_and_keeps_connections() {
         .parse()
         .expect("an address");
     let client = Client::with_settings([server.clone()], settings.clone());
-    let lease = Duration::from_secs(1);
+    // A busy machine may hold up the renewal for a second or two.
+    let lease = Duration::from_secs(4);
     let guard = client.lock("k").lease(lease).acquire().expect("it is free");
 
     set.renew();
@@ -74,7 +75,7 @@ fn sighup_replaces_the_certificate_and_keeps_connections() {
     assert!(matches!(taken, Ok(None)), "{taken:?}");
 
     // The holder renews over the connection that it has.
-    std::thread::sleep(lease * 2);
+    std::thread::sleep(lease);
     assert!(guard.is_held());
     guard.release().expect("it is held");
 }
