@@ -13,6 +13,7 @@ complete -c latchd -l gc-interval -x -d 'how often idle keys are looked at, in s
 complete -c latchd -l gc-max-idle -x -d 'for how long a key may be idle before it is dropped, in seconds (60)'
 complete -c latchd -l max-locks -x -d 'the most keys at once (1024)'
 complete -c latchd -l max-connections -x -d 'the most connections at once; 0: what descriptors and memory maps allow (0)'
+complete -c latchd -l max-connections-per-ip -x -d 'the most connections at once from one address; 0: no cap (0)'
 complete -c latchd -l max-slots -x -d 'the most slots held at once, over all keys (65536)'
 complete -c latchd -l max-per-connection -x -d 'the most slots and places in queues for one connection (256)'
 complete -c latchd -l max-waiters -x -d 'the most waiters for one key; 0: no cap (0)'

@@ -51,6 +51,9 @@
 //! latchd = { version = "0.1", default-features = false }
 //! ```
 //!
+//! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
+//! server. It is off by default: it more than doubles the programs.
+//!
 //! # For contributors
 //!
 //! The rest is about the source of the package.

@@ -34,6 +34,8 @@ mod report;
 mod scenarios;
 mod startup;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::io;
 use std::net::SocketAddr;
@@ -69,6 +71,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("lfpd", lfpd::measure),
     ("startup", startup::measure),
     ("table", table::measure),
+    #[cfg(feature = "tls")]
+    ("tls", tls::measure),
 ];
 
 /// Measure latchd, latch, sema and lfpd, and others beside them.
@@ -77,7 +81,8 @@ struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
     /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
     /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
-    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README
+    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README. tls: own keys over
+    /// TLS beside stunnel, in a build with --features tls
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)

@@ -303,7 +303,7 @@ pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
 }
 
 /// Caps that no scenario meets.
-const LATCHD_OPTIONS: &[&str] = &[
+pub const LATCHD_OPTIONS: &[&str] = &[
     "--port",
     "0",
     "--print-port",

@@ -52,6 +52,9 @@ pub struct Settings {
     /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
     /// space around it does not count.
     pub auth_token: Option<String>,
+    /// How to speak TLS with servers that are reached over TCP (none).
+    #[cfg(feature = "tls")]
+    pub tls: Option<super::tls::Tls>,
 }
 
 impl Default for Settings {
@@ -60,6 +63,8 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(5),
             reply_timeout: Duration::from_secs(10),
             auth_token: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }
@@ -114,7 +119,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and, if there is an auth token, presents it. Blocks for at most the settings'
+    /// Connects, with a TLS handshake if the settings ask for it, and presents the auth token if
+    /// there is one. Blocks for at most the settings'
     /// connect timeout, and for as long as looking up a name takes.
     ///
     /// # Errors
@@ -126,6 +132,11 @@ impl Connection {
         let (stream, deadline) = server
             .connect(settings.connect_timeout)
             .map_err(|error| Error::unreachable(server, error))?;
+        #[cfg(feature = "tls")]
+        let stream = match &settings.tls {
+            Some(tls) => tls.speak(stream, server, deadline)?,
+            None => stream,
+        };
         let mut connection = Connection {
             server: server.clone(),
             stream: Some(stream),
@@ -243,6 +254,12 @@ impl Connection {
         let reply = read.and_then(|()| self.take_reply(0));
         let reply = self.unless_closed(reply)?;
         reply.map(|reply| self.renewed(&reply)).transpose()
+    }
+
+    /// Whether nothing of a reply has come. To be called when the socket is readable and no reply
+    /// is due: over TLS, the server may have sent something else.
+    pub(super) fn is_silent(&mut self) -> bool {
+        self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
     }
 
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
@@ -447,14 +464,18 @@ impl Connection {
 
     fn read_within(&mut self, time: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
+        let mut patience = time;
         if let Some(handle) = &self.cancelled_by {
+            // What can be cancelled has short replies: the last read has left nothing decrypted.
             if !handle.wait_for(stream, time)? {
                 return Ok(());
             }
+            // What has arrived may be a part of a TLS record, or nothing of a reply.
+            patience = Duration::ZERO;
         }
         let mut chunk = [0; 4096];
         let read = stream
-            .set_read_timeout(time)
+            .set_read_timeout(patience)
             .and_then(|()| (&mut &*stream).read(&mut chunk));
         match read {
             Ok(0) => return Err(self.closed()),

@@ -1,15 +1,21 @@
-//! The servers and the auth token that the environment names, for programs that a user starts.
+//! The servers, the auth token and the certificates that the environment names, for programs that a
+//! user starts.
 
 use std::env::{self, VarError};
 use std::path::Path;
 
 use super::address::Address;
 use super::error::Error;
+#[cfg(feature = "tls")]
+use super::tls::Tls;
 use crate::sys::secret;
 use crate::text::Escaped;
 
 const SERVERS: &str = "LATCH_SERVER";
 const AUTH_TOKEN_FILE: &str = "LATCH_AUTH_TOKEN_FILE";
+const TLS: &str = "LATCH_TLS";
+const TLS_CA: &str = "LATCH_TLS_CA";
+const TLS_NAME: &str = "LATCH_TLS_NAME";
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
 /// The servers that `LATCH_SERVER` lists, or the default one.
@@ -43,6 +49,75 @@ pub(crate) fn auth_token() -> Result<Option<String>, Error> {
 /// The auth token in a file. An error names the file.
 pub(crate) fn read_auth_token(file: &str) -> Result<String, Error> {
     secret::read(Path::new(file)).map_err(|error| Error::AuthTokenFile(file.into(), error))
+}
+
+/// What is known of TLS before the environment is asked.
+#[cfg(feature = "tls")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TlsWish<'a> {
+    pub(crate) is_wanted: Option<bool>,
+    pub(crate) ca_file: Option<&'a str>,
+    pub(crate) name: Option<&'a str>,
+}
+
+/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What the wish leaves open
+/// is up to `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
+#[cfg(feature = "tls")]
+pub(crate) fn tls(wish: TlsWish<'_>) -> Result<Option<Tls>, Error> {
+    let is_named = wish.ca_file.is_some() || wish.name.is_some();
+    let is_wanted = match (wish.is_wanted, is_named) {
+        (None, true) => Some(true),
+        (None, false) => wants_tls()?,
+        (wanted, _) => wanted,
+    };
+    if is_wanted == Some(false) {
+        return Ok(None);
+    }
+    let ca_file = wish.ca_file.map(str::to_owned);
+    let ca_file = ca_file.map_or_else(|| variable(TLS_CA), |file| Ok(Some(file)))?;
+    let name = wish.name.map(str::to_owned);
+    let name = name.map_or_else(|| variable(TLS_NAME), |name| Ok(Some(name)))?;
+    if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
+        return Ok(None);
+    }
+    let tls = match ca_file {
+        Some(file) => Tls::with_ca_file(file)?,
+        None => Tls::with_system_cas()?,
+    };
+    match name {
+        Some(name) => tls.server_name(&name).map(Some),
+        None => Ok(Some(tls)),
+    }
+}
+
+/// Refuses an environment that asks for TLS, which this build does not have: the connection would
+/// not be encrypted.
+#[cfg(not(feature = "tls"))]
+pub(crate) fn refuse_tls() -> Result<(), Error> {
+    let asking = match wants_tls()? {
+        Some(true) => Some(TLS),
+        Some(false) => None,
+        None => [TLS_CA, TLS_NAME]
+            .into_iter()
+            .find(|name| env::var_os(name).is_some_and(|value| !value.is_empty())),
+    };
+    match asking {
+        Some(name) => Err(Error::Environment(format!(
+            "{name}: needs a build with --features tls"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn wants_tls() -> Result<Option<bool>, Error> {
+    let Some(value) = variable(TLS)? else {
+        return Ok(None);
+    };
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "yes" | "true" => Ok(Some(true)),
+        "0" | "no" | "false" => Ok(Some(false)),
+        _ => Err(Error::Environment(format!("{TLS}: expected yes or no"))),
+    }
 }
 
 /// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of

@@ -81,6 +81,16 @@ pub enum Error {
     Environment(String),
     /// The file with the auth token cannot be read.
     AuthTokenFile(PathBuf, io::Error),
+    /// A file with certificates cannot be read, or does not have any in it.
+    CaFile(PathBuf, io::Error),
+    /// The client and the server do not agree on TLS, or the server's certificate is not trusted.
+    #[non_exhaustive]
+    Untrusted {
+        /// The server that was asked.
+        server: Address,
+        /// Why.
+        error: io::Error,
+    },
     /// This host has no thread or no descriptor left for the guard.
     System(io::Error),
 }
@@ -114,6 +124,7 @@ impl Error {
             Error::Unreachable { server, .. }
             | Error::Closed { server }
             | Error::NoReply { server }
+            | Error::Untrusted { server, .. }
             | Error::AuthFailed { server, .. }
             | Error::BadReply { server, .. } => Some(server),
             _ => None,
@@ -124,10 +135,11 @@ impl Error {
     pub(crate) fn reason(&self) -> String {
         let text = match self {
             Error::Unreachable { error, .. } | Error::System(error) => return reason(error),
+            Error::Untrusted { error, .. } => return format!("TLS failed: {}", reason(error)),
             Error::BadReply { reply, .. } => {
                 return format!("the server answered {}", Escaped(reply.as_bytes()));
             }
-            Error::AuthTokenFile(file, error) => {
+            Error::AuthTokenFile(file, error) | Error::CaFile(file, error) => {
                 let file = file.as_os_str().as_encoded_bytes();
                 return format!("{}: {}", Escaped(file), reason(error));
             }
@@ -169,6 +181,8 @@ impl std::error::Error for Error {
         match self {
             Error::Unreachable { error, .. }
             | Error::AuthTokenFile(_, error)
+            | Error::CaFile(_, error)
+            | Error::Untrusted { error, .. }
             | Error::System(error) => Some(error),
             _ => None,
         }

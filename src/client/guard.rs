@@ -417,8 +417,13 @@ impl Keeper {
     }
 
     fn hear(&mut self) -> Result<(), Loss> {
-        // No reply is due: it is the end of the stream, or an error on the way to it.
-        let sent_at = self.sent_at.ok_or(Loss::Closed)?;
+        let Some(sent_at) = self.sent_at else {
+            // No reply is due: it is the end of the stream, or an error on the way to it.
+            return match self.held.connection.is_silent() {
+                true => Ok(()),
+                false => Err(Loss::Closed),
+            };
+        };
         let Some(lease) = self.held.connection.renewal_reply().map_err(loss_of)? else {
             return Ok(());
         };

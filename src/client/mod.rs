@@ -29,6 +29,7 @@
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
 //!   also tells an operator who holds a key, and ends the grant of another client.
+//! - With the feature `tls`, the settings of a client may ask for TLS.
 //!
 //! # Time
 //!
@@ -44,6 +45,8 @@ mod error;
 mod granted;
 mod guard;
 mod slot;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::time::{Duration, Instant};
 
@@ -58,6 +61,8 @@ pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
 use slot::{check_key, checked_tag};
 pub use slot::{Slot, Wait};
+#[cfg(feature = "tls")]
+pub use tls::Tls;
 
 /// One server, or several among which the keys are divided.
 ///
@@ -117,14 +122,16 @@ impl Client {
 
     /// A client of the servers that the environment names, as latch(1) has it: `LATCH_SERVER` lists
     /// addresses, separated by commas or blanks (127.0.0.1:6388), and `LATCH_AUTH_TOKEN_FILE` names
-    /// a file with the auth token (none). A variable that is empty counts as unset. The other
-    /// settings are the default ones. Reads the file, and does not connect.
+    /// a file with the auth token (none). `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME` ask for
+    /// TLS. A variable that is empty counts as unset. The other settings are the default ones.
+    /// Reads the files, and does not connect.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] for an address that is none, for a list without any, and for a value
-    /// that is not UTF-8; [`Error::AuthTokenFile`] for a file that cannot be read, or does not
-    /// have an auth token in it.
+    /// [`Error::Environment`] for an address that is none, for a list without any, for a value
+    /// that is not UTF-8, and for TLS without the feature `tls`; [`Error::AuthTokenFile`] for a
+    /// file that cannot be read, or does not have an auth token in it; an error about a file with
+    /// certificates.
     ///
     /// ```
     /// use latchd::client::Client;
@@ -141,8 +148,12 @@ impl Client {
     /// # }
     /// ```
     pub fn from_env() -> Result<Client, Error> {
+        #[cfg(not(feature = "tls"))]
+        environment::refuse_tls()?;
         let settings = Settings {
             auth_token: environment::auth_token()?,
+            #[cfg(feature = "tls")]
+            tls: environment::tls(environment::TlsWish::default())?,
             ..Settings::default()
         };
         Ok(Client::with_settings(environment::servers()?, settings))

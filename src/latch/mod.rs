@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
         .collect();
     let command: Vec<OsString> = arguments.collect();
     let is_run = ours.first().is_some_and(|name| name == "run");
-    let flags: Flags = match arguments::parse(PROGRAM, &options::BOOLEANS, ours.into_iter()) {
+    let flags: Flags = match arguments::parse(PROGRAM, options::BOOLEANS, ours.into_iter()) {
         Parsed::Run(flags) => flags,
         Parsed::Print(text) if is_run => {
             // argh does not know of what follows the two dashes.
@@ -67,11 +67,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The reason why the command line is wrong, or, if the command of `run` is not behind `--`, that
-/// it belongs there.
+/// The reason why the command line is wrong; or that this build has no TLS; or, if the command of
+/// `run` is not behind `--`, that it belongs there.
 fn with_hint<'a>(reason: &'a str, is_run: bool, command: &[OsString]) -> &'a str {
     let stray = reason.strip_prefix("Unrecognized argument: ");
     match stray {
+        #[cfg(not(feature = "tls"))]
+        Some(word) if word == "--tls" || word.starts_with("--tls-") => {
+            "TLS needs a build with --features tls"
+        }
         Some(word) if is_run && command.is_empty() && !word.starts_with('-') => {
             "put -- before the command"
         }

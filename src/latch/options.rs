@@ -11,12 +11,14 @@ use crate::cli::waiting::Talk;
 use super::claim::Patience;
 
 /// The options that need no value, in both forms.
-pub(super) const BOOLEANS: [&str; 8] = [
+pub(super) const BOOLEANS: &[&str] = &[
     "--busy-ok",
     "--json",
     "--quiet",
     "-q",
     "--retry",
+    #[cfg(feature = "tls")]
+    "--tls",
     "--verbose",
     "-v",
     "--watch",
@@ -66,6 +68,19 @@ macro_rules! command {
                 from_str_fn(positive_time)
             )]
             pub(super) connect_timeout: Duration,
+            /// speak TLS with servers that are reached over TCP
+            #[cfg(feature = "tls")]
+            #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
+            pub(super) tls: Option<bool>,
+            /// trust the certificates in this file, and those that they have signed; speaks TLS
+            /// (those that this host trusts)
+            #[cfg(feature = "tls")]
+            #[argh(option, arg_name = "path")]
+            pub(super) tls_ca: Option<String>,
+            /// the name that the server's certificate is for; speaks TLS (the host of the server)
+            #[cfg(feature = "tls")]
+            #[argh(option, arg_name = "name")]
+            pub(super) tls_name: Option<String>,
         }
 
         impl $name {
@@ -74,6 +89,12 @@ macro_rules! command {
                     servers: &self.server,
                     auth_token_file: self.auth_token_file.as_deref(),
                     connect_timeout: self.connect_timeout,
+                    #[cfg(feature = "tls")]
+                    tls: crate::client::environment::TlsWish {
+                        is_wanted: self.tls,
+                        ca_file: self.tls_ca.as_deref(),
+                        name: self.tls_name.as_deref(),
+                    },
                 }
             }
         }
@@ -131,6 +152,8 @@ pub(super) struct Reach<'a> {
     pub(super) servers: &'a [String],
     pub(super) auth_token_file: Option<&'a str>,
     pub(super) connect_timeout: Duration,
+    #[cfg(feature = "tls")]
+    pub(super) tls: crate::client::environment::TlsWish<'a>,
 }
 
 keeping_command! {

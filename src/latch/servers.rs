@@ -30,11 +30,15 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
         None => environment::auth_token(),
     };
     let auth_token = auth_token.map_err(unusable)?;
+    #[cfg(not(feature = "tls"))]
+    environment::refuse_tls().map_err(unusable)?;
     let timeout = reach.connect_timeout;
     let settings = Settings {
         connect_timeout: timeout,
         reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),
         auth_token,
+        #[cfg(feature = "tls")]
+        tls: environment::tls(reach.tls).map_err(unusable)?,
     };
     Ok(Client::with_settings(servers, settings))
 }
@@ -42,7 +46,7 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
 /// The failure for a wrong environment, or for what the command line has in its place.
 pub(super) fn unusable(error: Error) -> Failure {
     match error {
-        Error::AuthTokenFile(..) => Failure::new(FILE_ERROR, error),
+        Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
         _ => usage(error),
     }
 }
@@ -105,7 +109,9 @@ impl Target {
     pub(super) fn failure(&self, error: &Error) -> Failure {
         let server = self.client.server_of(&self.key).to_string();
         match error {
-            Error::Unreachable { .. } | Error::AuthFailed { .. } => failure(shown(&server), error),
+            Error::Unreachable { .. } | Error::AuthFailed { .. } | Error::Untrusted { .. } => {
+                failure(shown(&server), error)
+            }
             Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&self.key), error),
             _ => failure(self.place(), error),
         }

@@ -37,6 +37,10 @@ const CONNECTION_SHARE: u64 = 4;
 /// page of statistics that its peer does not read.
 const PER_CONNECTION: u64 = 64 * 1024;
 
+/// What TLS adds to that: what has arrived of a message of the handshake, or a record each of what
+/// has arrived, is decrypted, is to be sent and is encrypted; and the state of the protocol.
+const PER_TLS: u64 = 96 * 1024;
+
 /// The most memory in bytes that each of these takes in the table.
 const PER_KEY: u64 = 1024;
 const PER_SLOT: u64 = 256;
@@ -53,14 +57,19 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
     ("", "unified", "memory.max"),
 ];
 
-/// The cap on connections: `wanted`, or what the machine allows, and in any case what the address
-/// space allows. Raises the limit of descriptors. A secret makes the lines longer that clients
-/// send.
-pub(super) fn max_connections(wanted: Option<usize>, secret_len: usize) -> usize {
-    let allowed = connection_capacity();
+/// The cap on connections: what is wanted, or what the machine allows, and in any case what the
+/// address space allows. Raises the limit of descriptors. A secret makes the lines longer that
+/// clients send.
+pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
+    let wanted = options.max_connections;
+    let (heap, memory) = (
+        HEAP_PER_CONNECTION + for_tls(options),
+        per_connection(options, secret_len),
+    );
+    let allowed = connection_capacity(heap);
     let max_connections = wanted
-        .unwrap_or_else(|| allowed.min(memory_capacity(secret_len)))
-        .min(address_space_capacity());
+        .unwrap_or_else(|| allowed.min(memory_capacity(memory)))
+        .min(address_space_capacity(heap));
     if wanted.is_some_and(|wanted| wanted > allowed) {
         warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
     }
@@ -70,7 +79,7 @@ pub(super) fn max_connections(wanted: Option<usize>, secret_len: usize) -> usize
 /// The most memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
     let parts = [
-        (max_connections, PER_CONNECTION + secret_len as u64),
+        (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
         (options.max_slots, PER_SLOT),
         (options.max_waiters_total, PER_WAITER),
@@ -80,8 +89,19 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
     })
 }
 
-/// How many connections descriptors, memory maps and address space allow.
-fn connection_capacity() -> usize {
+fn per_connection(options: &Options, secret_len: usize) -> u64 {
+    PER_CONNECTION + for_tls(options) + secret_len as u64
+}
+
+fn for_tls(options: &Options) -> u64 {
+    match options.speaks_tls() {
+        true => PER_TLS,
+        false => 0,
+    }
+}
+
+/// How many connections descriptors, memory maps and address space allow, if each takes `heap`.
+fn connection_capacity(heap: u64) -> usize {
     let descriptors = raise_descriptor_limit(u64::MAX);
     let for_connections = descriptors
         .saturating_sub(RESERVED_DESCRIPTORS)
@@ -91,25 +111,25 @@ fn connection_capacity() -> usize {
     let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());
     let for_threads = maps.unwrap_or(65_530).saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD;
 
-    as_count(for_connections.min(for_threads)).min(address_space_capacity())
+    as_count(for_connections.min(for_threads)).min(address_space_capacity(heap))
 }
 
 /// How many connections a limited address space or data segment allows. If stacks took all of it,
 /// the next allocation would end the process.
-fn address_space_capacity() -> usize {
+fn address_space_capacity(heap: u64) -> usize {
     let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
     let address_space = limits.into_iter().flatten().min().unwrap_or(u64::MAX);
-    as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + HEAP_PER_CONNECTION))
+    as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + heap))
 }
 
-/// How many connections a quarter of the memory allows.
-fn memory_capacity(secret_len: usize) -> usize {
+/// How many connections a quarter of the memory allows, if each takes `per_connection`.
+fn memory_capacity(per_connection: u64) -> usize {
     let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
     let machine = sysinfo();
     let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
     let share = of_machine.min(of_cgroups.unwrap_or(u64::MAX)) / CONNECTION_SHARE;
-    as_count(share / (PER_CONNECTION + secret_len as u64))
+    as_count(share / per_connection)
 }
 
 /// A server without any connection would be of no use.
@@ -246,6 +266,12 @@ mod tests {
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
+        #[cfg(feature = "tls")]
+        {
+            let tls = [&caps[..], &["--tls-self-signed=here"]].concat();
+            let with_tls = worst_case(&tls, 10, 1000);
+            assert_eq!(with_tls, AT_REST + connections + table + 10 * PER_TLS);
+        }
         let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);
         assert!(endless > 1 << 40);
         assert!(usize::BITS == 32 || worst_case(&caps, usize::MAX, 0) == u64::MAX);

@@ -3,9 +3,13 @@
 mod capacity;
 mod options;
 mod requests;
+#[cfg(feature = "tls")]
+mod self_signed;
 mod serve;
 mod session;
 mod shutdown;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::env;
 use std::fs::File;
@@ -83,15 +87,25 @@ fn run(
     let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
+    #[cfg(feature = "tls")]
+    let certificate = tls::certificate(options)?;
+    #[cfg(feature = "tls")]
+    let read_again = tls::reader_of(certificate.clone());
+    #[cfg(not(feature = "tls"))]
+    let read_again = || {};
     // Until here a signal ends the process at once, even while the fence file is locked.
-    let signals = server::watch_signals(&log)?;
+    let signals = server::watch_signals(&log, read_again)?;
     let listeners = serve::listen(options, sockets, inherited)?;
-    warn_about(options, auth.as_ref());
+    #[cfg(feature = "tls")]
+    let listeners = tls::speaking(listeners, certificate.as_ref());
+    let listeners: Arc<[Listener]> = listeners.into();
+    warn_about(options, auth.as_ref(), &listeners);
 
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
-    let max_connections = capacity::max_connections(options.max_connections, secret_len);
-    let connections = Arc::new(Connections::new(max_connections, b""));
+    let max_connections = capacity::max_connections(options, secret_len);
+    let connections = Connections::new(max_connections, b"");
+    let connections = Arc::new(connections.with_max_per_source(options.max_connections_per_ip));
     info!(
         "starting version={} max_connections={max_connections} worst_case_mb={}",
         env!("CARGO_PKG_VERSION"),
@@ -191,9 +205,18 @@ fn read_token_file(purpose: &str, path: &Path) -> Result<String, String> {
     })
 }
 
-fn warn_about(options: &Options, auth: Option<&Auth>) {
+fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
     if matches!(auth, Some(Auth::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
+    }
+    let is_guarded = auth.is_some() || options.speaks_tls();
+    let mut addrs = listeners.iter().filter_map(Listener::tcp_addr);
+    let exposed = addrs.find(|addr| !addr.ip().to_canonical().is_loopback());
+    if let (false, Some(addr)) = (is_guarded, exposed) {
+        warn!(
+            "open-to-the-network addr={addr} hint=\"every host that reaches it can take locks; \
+             use --auth-token-file, or listen on 127.0.0.1\""
+        );
     }
     // dflockd had no variable whose name is not UTF-8.
     let names = env::vars_os().filter(|(_, value)| !value.is_empty());

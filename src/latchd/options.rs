@@ -21,13 +21,17 @@ const MAX_COUNT: u64 = u32::MAX as u64;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Options of which one, where it is given, overrules also the other.
-const RIVALS: [[&str; 2]; 3] = [
+const RIVALS: &[[&str; 2]] = &[
     [
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
     ],
     ["--auth-token", "--auth-token-file"],
     ["--log", "--log-file"],
+    #[cfg(feature = "tls")]
+    ["--tls-cert", "--tls-self-signed"],
+    #[cfg(feature = "tls")]
+    ["--tls-key", "--tls-self-signed"],
 ];
 
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
@@ -71,6 +75,9 @@ arguments::options! {
         /// the most connections at once; 0: what descriptors and memory maps allow (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_connections: Unless<usize> = ["MAX_CONNECTIONS"],
+        /// the most connections at once from one address; 0: no cap (0)
+        #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
+        max_connections_per_ip: Unless<usize> = ["MAX_CONNECTIONS_PER_IP"],
         /// the most slots held at once, over all keys (65536)
         #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
         max_slots: usize = ["MAX_SLOTS"],
@@ -131,15 +138,23 @@ arguments::options! {
         /// exit after so many seconds without a connection or a held slot; 0: never (0)
         #[argh(option, arg_name = "seconds", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
-        // This build has no TLS. To ignore these would lose the encryption unnoticed.
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        tls_cert: Option<String> = ["TLS_CERT"],
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        tls_key: Option<String> = ["TLS_KEY"],
+        // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
+        /// speak TLS on the TCP port, with the certificates in this file
+        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
+        tls_cert: Option<PathBuf> = ["TLS_CERT"],
+        /// a file with the key of the first certificate
+        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
+        tls_key: Option<PathBuf> = ["TLS_KEY"],
+        /// speak TLS with certificates that are made in this directory if it has none
+        #[cfg(feature = "tls")]
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        tls_self_signed: Option<PathBuf>,
     }
 }
 
@@ -150,7 +165,7 @@ pub(super) fn read(
 ) -> (Parsed<Options>, Origins) {
     let variables = Variables {
         prefixes: &["LATCHD", "DFLOCKD"],
-        rivals: &RIVALS,
+        rivals: RIVALS,
         lookup,
     };
     arguments::parse_rows(super::PROGRAM, Dashes::OneOrTwo, arguments, &variables)
@@ -209,8 +224,9 @@ impl Options {
     }
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
-        self.refuse_tls(origins)?;
-        for rivals in [RIVALS[0], RIVALS[2]] {
+        self.check_tls(origins)?;
+        // Those of the auth token have their own check.
+        for rivals in RIVALS.iter().filter(|rivals| **rivals != RIVALS[1]) {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
             }
@@ -218,16 +234,23 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses TLS. One option without the other is wrong in any build, and is refused as that.
-    fn refuse_tls(&self, origins: &Origins) -> Result<(), String> {
-        let (origin, why) = match (origins.get("--tls-cert"), origins.get("--tls-key")) {
-            (None, None) => return Ok(()),
-            (Some(cert), Some(_)) => (cert, "needs a build with the feature tls"),
+    /// Refuses TLS that this build does not have. One option without the other is wrong in any
+    /// build, and is refused as that.
+    fn check_tls(&self, origins: &Origins) -> Result<(), String> {
+        let origin = match (origins.get("--tls-cert"), origins.get("--tls-key")) {
             (Some(one), None) | (None, Some(one)) => {
-                (one, "both --tls-cert and --tls-key must be provided")
+                let why = "both --tls-cert and --tls-key must be provided";
+                return Err(format!("{one}: {why}"));
             }
+            (cert, _) => cert.or(origins.get("--tls-self-signed")),
         };
-        Err(format!("{origin}: {why}"))
+        match origin {
+            Some(origin) if cfg!(not(feature = "tls")) => {
+                Err(format!("{origin}: needs a build with --features tls"))
+            }
+            Some(origin) if self.port.is_none() => Err(format!("{origin}: there is no port")),
+            _ => Ok(()),
+        }
     }
 
     /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets
@@ -276,6 +299,15 @@ impl Options {
     /// Whether the end of a connection releases what it holds.
     pub(super) fn auto_release(&self) -> bool {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
+    }
+
+    /// Whether clients on the TCP port need TLS.
+    pub(super) fn speaks_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        let speaks_tls = self.tls_cert.is_some() || self.tls_self_signed.is_some();
+        #[cfg(not(feature = "tls"))]
+        let speaks_tls = false;
+        speaks_tls
     }
 
     pub(super) fn log(&self) -> LogRules {
@@ -516,13 +548,14 @@ mod tests {
         }
     }
 
+    #[cfg(not(feature = "tls"))]
     #[test]
     fn tls_is_refused_also_from_the_environment() {
         let variables = [("DFLOCKD_TLS_CERT", "x")];
         let message = read_all(&["--tls-key", "x"], &variables).expect_err("refused");
         assert_eq!(
             message,
-            "DFLOCKD_TLS_CERT: needs a build with the feature tls"
+            "DFLOCKD_TLS_CERT: needs a build with --features tls"
         );
         let message = read_all(&[], &variables).expect_err("refused");
         assert_eq!(

@@ -26,8 +26,8 @@ pub(super) fn listen(
     options: &Options,
     sockets: Sockets,
     inherited: Vec<Listener>,
-) -> Result<Arc<[Listener]>, String> {
-    let listeners = match sockets {
+) -> Result<Vec<Listener>, String> {
+    Ok(match sockets {
         Sockets::Environment => inherited,
         Sockets::Stdin => {
             let listener = inherited::from_stdin().and_then(Inherited::listening);
@@ -37,8 +37,7 @@ pub(super) fn listen(
             let (mode, group) = (options.unix_mode, options.unix_group);
             server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?
         }
-    };
-    Ok(listeners.into())
+    })
 }
 
 /// Starts the threads that serve. They run until the process ends.

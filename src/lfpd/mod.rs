@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop, or until the one connection ends.
 fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(), String> {
     let log = server::start_log(PROGRAM, &options.log())?;
-    let signals = server::watch_signals(&log)?;
+    let signals = server::watch_signals(&log, || {})?;
     match connections_from(source, inherited)? {
         Connected::Stdio => {
             let (input, output) = (stdio::stdin(), stdio::stdout());

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use super::stream::Stream;
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
+    /// For each address, or each IPv6 network.
+    max_per_source: Option<usize>,
     farewell: &'static [u8],
     open: Mutex<OpenStreams>,
     one_closed: Condvar,
@@ -23,6 +25,8 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
+    /// How many of them come from each source, if that is capped; in the order of the sources.
+    per_source: Vec<(IpAddr, usize)>,
     /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
     /// No further connection is accepted.
@@ -35,6 +39,15 @@ pub struct Admission {
     connections: Arc<Connections>,
     id: u64,
     stream: Arc<Stream>,
+    /// Where it comes from, if that is counted.
+    source: Option<IpAddr>,
+}
+
+/// The cap because of which a connection gets no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    InAll,
+    ForItsSource,
 }
 
 impl Connections {
@@ -43,10 +56,12 @@ impl Connections {
     pub fn new(max_connections: usize, farewell: &'static [u8]) -> Self {
         Connections {
             max_connections,
+            max_per_source: None,
             farewell,
             open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
+                per_source: Vec::new(),
                 empty_since: Instant::now(),
                 closed: false,
             }),
@@ -54,32 +69,61 @@ impl Connections {
         }
     }
 
+    /// The same, and at most `max_per_source` at once from one address, or one IPv6 network of 64
+    /// bits. Unix sockets are not counted.
+    pub fn with_max_per_source(self, max_per_source: Option<usize>) -> Self {
+        Connections {
+            max_per_source,
+            ..self
+        }
+    }
+
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
-    /// returns `None`. `accept` must not block: it runs under the mutex, so that no connection can
-    /// slip in while [`Connections::close_if_empty`] decides. Blocks for ever once that or
-    /// [`Connections::close`] has stopped accepting.
+    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no
+    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for ever once
+    /// that or [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
-    ) -> io::Result<Option<Admission>> {
+    ) -> io::Result<Result<Admission, Full>> {
         let mut open = self.open.lock();
         while open.closed {
             self.one_closed.wait(&mut open);
         }
         let stream = Arc::new(accept()?);
-        if open.streams.len() >= self.max_connections {
+        let source = self.max_per_source.and_then(|_| stream.source());
+        if let Some(full) = self.cap_met(&open, source) {
             drop(open);
             stream.send_once(self.farewell);
-            return Ok(None);
+            return Ok(Err(full));
+        }
+        if let Some(source) = source {
+            match open.place_of(source) {
+                Ok(at) => open.per_source[at].1 += 1,
+                Err(at) => open.per_source.insert(at, (source, 1)),
+            }
         }
         open.last_id += 1;
         let id = open.last_id;
         open.streams.insert(id, Arc::clone(&stream));
-        Ok(Some(Admission {
+        Ok(Ok(Admission {
             connections: Arc::clone(self),
             id,
             stream,
+            source,
         }))
+    }
+
+    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<Full> {
+        let place = source.and_then(|source| open.place_of(source).ok());
+        let of_source = place.map_or(0, |at| open.per_source[at].1);
+        if open.streams.len() >= self.max_connections {
+            Some(Full::InAll)
+        } else if self.max_per_source.is_some_and(|max| of_source >= max) {
+            Some(Full::ForItsSource)
+        } else {
+            None
+        }
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
@@ -127,6 +171,14 @@ impl Connections {
     }
 }
 
+impl OpenStreams {
+    /// Where the source is counted, or where it belongs.
+    fn place_of(&self, source: IpAddr) -> Result<usize, usize> {
+        let sources = &self.per_source;
+        sources.binary_search_by_key(&source, |(known, _)| *known)
+    }
+}
+
 impl Admission {
     /// The connection's number: from 1 up, never used twice.
     pub fn id(&self) -> u64 {
@@ -142,6 +194,13 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
         open.streams.remove(&self.id);
+        let place = self.source.and_then(|source| open.place_of(source).ok());
+        if let Some(at) = place {
+            open.per_source[at].1 -= 1;
+            if open.per_source[at].1 == 0 {
+                open.per_source.remove(at);
+            }
+        }
         open.empty_since = Instant::now();
         drop(open);
         self.connections.one_closed.notify_all();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
@@ -22,8 +22,12 @@ use crate::log::Throttle;
 use crate::sys::thread::spawn;
 use crate::text::Escaped;
 
-use super::connections::Connections;
+#[cfg(feature = "tls")]
+use super::certificate::Certificate;
+use super::connections::{Connections, Full};
 use super::stream::Stream;
+#[cfg(feature = "tls")]
+use super::tls::TlsStream;
 use super::unix_path::{self, BoundPath};
 use super::workers::Workers;
 
@@ -47,12 +51,25 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum Listener {
-    Tcp(TcpListener),
+    /// With the certificate if it speaks TLS.
+    Tcp(
+        TcpListener,
+        #[cfg(feature = "tls")] Option<Arc<Certificate>>,
+    ),
     /// On a path of this host; with the path if this process has bound it.
     Unix(UnixListener, Option<BoundPath>),
 }
 
 impl Listener {
+    /// Speaks TLS with the clients of a TCP socket. A Unix socket stays as it is.
+    #[cfg(feature = "tls")]
+    pub fn with_tls(self, certificate: &Arc<Certificate>) -> Listener {
+        match self {
+            Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(Arc::clone(certificate))),
+            other => other,
+        }
+    }
+
     /// Listens on `addr`; port 0 picks one. The unspecified IPv6 address takes IPv4, too.
     pub fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
         let family = if addr.is_ipv4() {
@@ -86,7 +103,11 @@ impl Listener {
         sockopt::set_tcp_keepcnt(&listener, KEEPALIVE_PROBES)?;
         sockopt::set_tcp_user_timeout(&listener, USER_TIMEOUT_MS)?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
-        Ok(Listener::Tcp(listener))
+        Ok(Listener::Tcp(
+            listener,
+            #[cfg(feature = "tls")]
+            None,
+        ))
     }
 
     pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
@@ -112,8 +133,13 @@ impl Listener {
     }
 
     pub fn port(&self) -> Option<u16> {
+        self.tcp_addr().map(|addr| addr.port())
+    }
+
+    /// Where a TCP socket listens; `None` for a Unix socket.
+    pub fn tcp_addr(&self) -> Option<SocketAddr> {
         match self {
-            Listener::Tcp(listener) => listener.local_addr().ok().map(|addr| addr.port()),
+            Listener::Tcp(listener, ..) => listener.local_addr().ok(),
             Listener::Unix(..) => None,
         }
     }
@@ -126,7 +152,7 @@ impl Listener {
         let no_thread = Throttle::default();
         loop {
             match connections.admit(|| self.accept()) {
-                Ok(Some(admission)) => {
+                Ok(Ok(admission)) => {
                     pause = FIRST_PAUSE;
                     if let Err(error) = workers.run(admission) {
                         no_thread.warn(format_args!(
@@ -134,7 +160,12 @@ impl Listener {
                         ));
                     }
                 }
-                Ok(None) => refusals.warn(format_args!("turned-away reason=max-connections")),
+                Ok(Err(Full::InAll)) => {
+                    refusals.warn(format_args!("turned-away reason=max-connections"));
+                }
+                Ok(Err(Full::ForItsSource)) => {
+                    refusals.warn(format_args!("turned-away reason=max-connections-per-ip"));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{error}\"")
@@ -152,7 +183,7 @@ impl Listener {
 
     fn wait_for_a_peer(&self) {
         let socket = match self {
-            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Tcp(listener, ..) => listener.as_fd(),
             Listener::Unix(listener, _) => listener.as_fd(),
         };
         // If this fails, the next accept says why.
@@ -161,7 +192,7 @@ impl Listener {
 
     fn accept(&self) -> io::Result<Stream> {
         Ok(match self {
-            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
+            Listener::Tcp(listener, ..) => self.stream_over(listener.accept()?.0),
             Listener::Unix(listener, _) => {
                 let stream = listener.accept()?.0;
                 sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_LEN)?;
@@ -169,13 +200,21 @@ impl Listener {
             }
         })
     }
+
+    fn stream_over(&self, socket: TcpStream) -> Stream {
+        #[cfg(feature = "tls")]
+        if let Listener::Tcp(_, Some(certificate)) = self {
+            return Stream::Tls(TlsStream::server(socket, certificate.config()));
+        }
+        Stream::Tcp(socket)
+    }
 }
 
 /// The address or path, for the log.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Listener::Tcp(listener) => match listener.local_addr() {
+            Listener::Tcp(listener, ..) => match listener.local_addr() {
                 Ok(addr) => addr.fmt(f),
                 Err(error) => error.fmt(f),
             },

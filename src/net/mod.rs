@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
+#[cfg(all(feature = "programs", feature = "tls"))]
+pub mod certificate;
 #[cfg(feature = "programs")]
 pub mod connections;
 #[cfg(feature = "programs")]
@@ -15,6 +17,8 @@ pub mod listener;
 pub mod stream;
 #[cfg(feature = "programs")]
 mod telnet;
+#[cfg(feature = "tls")]
+pub mod tls;
 #[cfg(feature = "programs")]
 pub mod unix_path;
 #[cfg(feature = "programs")]

@@ -1,5 +1,4 @@
-//! One connection of a server or a client, over TCP or a Unix socket. Another transport, such as
-//! TLS, would be a third kind of [`Stream`].
+//! One connection of a server or a client, over TCP, a Unix socket or TLS.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -13,6 +12,8 @@ use rustix::io::{ioctl_fionread, write, Errno};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
 
+#[cfg(feature = "tls")]
+use super::tls::TlsStream;
 use crate::sys::process;
 
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
@@ -21,13 +22,29 @@ use crate::sys::process;
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(feature = "tls")]
+    Tls(TlsStream),
 }
 
 impl Stream {
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         // To the system, zero means "for ever".
-        let timeout = Some(timeout.max(Duration::from_millis(1)));
-        Ok(set_socket_timeout(self, Timeout::Recv, timeout)?)
+        let timeout = timeout.max(Duration::from_millis(1));
+        #[cfg(feature = "tls")]
+        if let Stream::Tls(stream) = self {
+            stream.set_read_timeout(timeout);
+        }
+        Ok(set_socket_timeout(self, Timeout::Recv, Some(timeout))?)
+    }
+
+    /// The TCP socket, if it is one.
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Stream::Tcp(stream) => Some(stream),
+            Stream::Unix(_) => None,
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => Some(stream.socket()),
+        }
     }
 
     /// Ends one or both directions. A peer that has gone is no error.
@@ -35,6 +52,8 @@ impl Stream {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.shutdown(how),
         };
     }
 
@@ -42,8 +61,8 @@ impl Stream {
     /// socket.
     pub fn identity(&self) -> String {
         let credentials = match self {
-            Stream::Tcp(_) => return self.to_string(),
             Stream::Unix(_) => sockopt::socket_peercred(self),
+            _ => return self.to_string(),
         };
         let Ok(credentials) = credentials else {
             return self.to_string();
@@ -57,9 +76,9 @@ impl Stream {
     /// What [`Stream::identity`] says of this end at the other, without the name of the program;
     /// `None` if the connection has no end here any more.
     pub fn own_identity(&self) -> Option<String> {
-        Some(match self {
-            Stream::Tcp(stream) => stream.local_addr().ok()?.to_string(),
-            Stream::Unix(_) => {
+        Some(match self.tcp() {
+            Some(stream) => stream.local_addr().ok()?.to_string(),
+            None => {
                 let (pid, uid) = (rustix::process::getpid(), rustix::process::geteuid());
                 format!("unix pid {} uid {}", pid.as_raw_nonzero(), uid.as_raw())
             }
@@ -69,30 +88,31 @@ impl Stream {
     /// The user behind a Unix socket; `None` for another socket.
     pub fn peer_uid(&self) -> Option<u32> {
         match self {
-            Stream::Tcp(_) => None,
             Stream::Unix(_) => Some(sockopt::socket_peercred(self).ok()?.uid.as_raw()),
+            _ => None,
         }
     }
 
     /// The peer's address without the port, for IPv6 its network; `None` for a Unix socket, or if
     /// the peer has gone.
     pub fn source(&self) -> Option<IpAddr> {
-        let Stream::Tcp(stream) = self else {
-            return None;
-        };
-        Some(match stream.peer_addr().ok()?.ip().to_canonical() {
+        Some(match self.tcp()?.peer_addr().ok()?.ip().to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
             ip => ip,
         })
     }
 
-    /// How many bytes have arrived and have not been read.
+    /// How many bytes have arrived and have not been read; over TLS, in their encrypted form.
     pub fn unread_len(&self) -> u64 {
         ioctl_fionread(self).unwrap_or(0)
     }
 
     /// Reads what has arrived without blocking; `None` if nothing has.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
+        #[cfg(feature = "tls")]
+        if let Stream::Tls(stream) = self {
+            return stream.read_ready(buffer);
+        }
         match recv(self, buffer, RecvFlags::DONTWAIT) {
             Ok((len, _)) => Some(len),
             Err(_) => None,
@@ -101,11 +121,20 @@ impl Stream {
 
     /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Stream::Tls(stream) = self {
+            return stream.write_within(bytes, timeout);
+        }
         write_within(self.as_fd(), bytes, timeout, None)
     }
 
-    /// Sends what the socket takes of `bytes` at once, and returns how many these are.
+    /// Sends what the socket takes of `bytes` at once, and returns how many these are: over TLS
+    /// none, so that any thread may call this.
     pub fn send_once(&self, bytes: &[u8]) -> usize {
+        #[cfg(feature = "tls")]
+        if matches!(self, Stream::Tls(_)) {
+            return 0;
+        }
         if bytes.is_empty() {
             return 0;
         }
@@ -204,6 +233,10 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
 
 impl Read for &Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Stream::Tls(stream) = self {
+            return stream.read(buffer);
+        }
         Ok(rustix::io::read(self, buffer)?)
     }
 }
@@ -213,6 +246,8 @@ impl AsFd for Stream {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
             Stream::Unix(stream) => stream.as_fd(),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.socket().as_fd(),
         }
     }
 }
@@ -220,12 +255,10 @@ impl AsFd for Stream {
 /// The peer, for the log.
 impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Stream::Tcp(stream) => match stream.peer_addr() {
-                Ok(addr) => addr.fmt(f),
-                Err(_) => f.write_str("gone"),
-            },
-            Stream::Unix(_) => f.write_str("unix"),
+        match self.tcp().map(TcpStream::peer_addr) {
+            Some(Ok(addr)) => addr.fmt(f),
+            Some(Err(_)) => f.write_str("gone"),
+            None => f.write_str("unix"),
         }
     }
 }

@@ -93,9 +93,13 @@ pub struct EndSignals {
     pub stop: Arc<OwnedFd>,
 }
 
-/// Catches signals from now on. SIGHUP has the log file opened again. The others that must not end
-/// a server are caught and ignored. Rust ignores SIGPIPE in every program.
-pub fn watch_signals(log: &Log) -> Result<EndSignals, String> {
+/// Catches signals from now on. SIGHUP has the log file opened again, and `read_again` called for
+/// other files. The others that must not end a server are caught and ignored. Rust ignores SIGPIPE
+/// in every program.
+pub fn watch_signals(
+    log: &Log,
+    read_again: impl Fn() + Send + 'static,
+) -> Result<EndSignals, String> {
     let no_signals = |error: io::Error| format!("cannot catch signals: {}", reason(&error));
     let caught = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ];
     let mut signals = Signals::new(caught).map_err(no_signals)?;
@@ -109,7 +113,10 @@ pub fn watch_signals(log: &Log) -> Result<EndSignals, String> {
                     let _ = alarm.shutdown(Shutdown::Both);
                     let _ = sender.send(signal);
                 }
-                SIGHUP => log.reopen(),
+                SIGHUP => {
+                    log.reopen();
+                    read_again();
+                }
                 _ => {}
             }
         }

@@ -3,7 +3,7 @@
 
 pub mod directory;
 pub mod event;
-#[cfg(feature = "programs")]
+#[cfg(any(feature = "programs", feature = "tls"))]
 pub mod memory;
 pub mod moment;
 #[cfg(feature = "programs")]

@@ -14,3 +14,4 @@ mod python_client;
 mod readme;
 mod skips;
 mod tidy;
+mod tunnels;

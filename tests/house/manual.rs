@@ -22,6 +22,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--gc-max-idle", Some("GC_MAX_IDLE_S")),
     ("--max-locks", Some("MAX_LOCKS")),
     ("--max-connections", Some("MAX_CONNECTIONS")),
+    ("--max-connections-per-ip", Some("MAX_CONNECTIONS_PER_IP")),
     ("--max-slots", Some("MAX_SLOTS")),
     ("--max-per-connection", Some("MAX_PER_CONNECTION")),
     ("--max-waiters", Some("MAX_WAITERS")),

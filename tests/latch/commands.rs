@@ -21,6 +21,36 @@ use crate::support::{eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 
+#[cfg(not(feature = "tls"))]
+#[test]
+fn a_build_without_tls_refuses_to_go_without() {
+    let daemon = Daemon::start(&[]);
+    let refusal = |command: &mut Command| {
+        let output = command.output().expect("it was built by cargo");
+        assert_eq!(output.status.code(), Some(64));
+        text(&output.stderr)
+    };
+    let lacking = "needs a build with --features tls\n";
+    for option in ["--tls", "--tls-ca=x", "--tls-name"] {
+        let line = refusal(&mut latch(
+            &daemon,
+            &["run", "k", option, "x", "--", "true"],
+        ));
+        assert_eq!(line, format!("latch: TLS {lacking}"));
+    }
+    for (name, value) in [
+        ("LATCH_TLS", "yes"),
+        ("LATCH_TLS_CA", "x"),
+        ("LATCH_TLS_NAME", "x"),
+    ] {
+        let line = refusal(latch(&daemon, &["ping"]).env(name, value));
+        assert_eq!(line, format!("latch: {name}: {lacking}"));
+    }
+    let mut plain = latch(&daemon, &["ping"]);
+    plain.env("LATCH_TLS", "no").env("LATCH_TLS_CA", "x");
+    assert_eq!(plain.status().expect("it runs").code(), Some(0));
+}
+
 #[test]
 fn a_held_lock_is_busy_with_the_status_of_the_options() {
     let daemon = Daemon::start(&[]);

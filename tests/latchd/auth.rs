@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::limited::limited;
 use crate::support::needs::needs;
 use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
@@ -448,4 +449,29 @@ fn ping_as(gid: &str, socket: &Path) -> Output {
         .expect("it is a pipe")
         .write_all(b"ping\n_\n_\n");
     child.wait_with_output().expect("it is our child")
+}
+
+#[test]
+fn a_server_that_every_host_can_use_warns_of_it() {
+    needs!("unshare", "root");
+    let log = |args: &[&str]| {
+        // A network of its own, without any other host.
+        let mut command = limited(&["unshare", "--net"]);
+        command.args(args);
+        let daemon = Daemon::from_command(command);
+        daemon.wait_for_log("listening addr=", PATIENCE);
+        daemon.log()
+    };
+    let token = tempfile::NamedTempFile::new().expect("there is room");
+    std::fs::write(token.path(), "secret").expect("there is room");
+    let secret = format!("--auth-token-file={}", token.path().display());
+    for host in ["0.0.0.0", "::"] {
+        let host = format!("--host={host}");
+        let open = log(&[&host]);
+        assert!(open.contains("WARN open-to-the-network addr="), "{open}");
+        let guarded = log(&[&host, &secret]);
+        assert!(!guarded.contains("open-to-the-network"), "{guarded}");
+    }
+    let local = log(&[]);
+    assert!(!local.contains("open-to-the-network"), "{local}");
 }

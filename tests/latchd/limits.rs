@@ -182,6 +182,33 @@ fn over_max_connections_the_stream_ends_without_a_byte() {
     );
 }
 
+#[test]
+fn one_address_gets_no_more_than_its_connections() {
+    let directory = tempfile::tempdir().expect("there is room for a directory");
+    let socket = directory.path().join("sock");
+    let unix = format!("--unix={}", socket.display());
+    let daemon = Daemon::start(&["--max-connections-per-ip=2", &unix]);
+    let mut served = [daemon.connect(), daemon.connect()];
+    assert!(served.iter_mut().all(is_served));
+    for _ in 0..10 {
+        daemon.connect().expect_eof();
+    }
+    daemon.wait_for_log("turned-away reason=max-connections-per-ip", PATIENCE);
+    // Another address, and a Unix socket, are not concerned.
+    let mut others = [(); 3].map(|()| Client::unix(&socket));
+    assert!(others.iter_mut().all(is_served));
+    assert!(is_served(&mut Client::tcp_from(
+        [127, 0, 0, 2],
+        daemon.addr()
+    )));
+    let [first, mut second] = served;
+    drop(first);
+    eventually(PATIENCE, "the place is free again", || {
+        is_served(&mut daemon.connect())
+    });
+    assert!(is_served(&mut second));
+}
+
 // ---- what the system refuses -----------------------------------------------------------------
 
 #[test]

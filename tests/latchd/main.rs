@@ -16,3 +16,6 @@ mod options;
 mod real_tools;
 mod supervision;
 mod wire;
+
+/// What the transcripts' connections speak.
+const SCHEME: support::Scheme = support::Scheme::Plain;

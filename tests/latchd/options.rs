@@ -27,6 +27,7 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--gc-max-idle", "GC_MAX_IDLE_S", 0),
     ("--max-locks", "MAX_LOCKS", 1),
     ("--max-connections", "MAX_CONNECTIONS", 0),
+    ("--max-connections-per-ip", "MAX_CONNECTIONS_PER_IP", 0),
     ("--max-slots", "MAX_SLOTS", 1),
     ("--max-per-connection", "MAX_PER_CONNECTION", 1),
     ("--max-waiters", "MAX_WAITERS", 0),
@@ -297,7 +298,7 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 
 #[test]
 fn options_this_build_has_not_are_refused() {
-    let lacking = "needs a build with the feature tls";
+    let lacking = "needs a build with --features tls";
     let both = ["--tls-cert=some.pem", "--tls-key", "some.pem"];
     let line = refusal(Daemon::command().args(both), 2);
     assert_eq!(line, format!("latchd: --tls-cert: {lacking}"));

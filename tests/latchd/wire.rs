@@ -33,6 +33,8 @@
 //! seen before. In what is read: `<token:t1>` binds a token, `<t1>` is one that is bound, `<int>`,
 //! `<int:1..33>`, `<number>` (JSON), `{256*a}`; everything else stands for itself.
 //!
+//! The connections speak the `SCHEME` of the test crate: plain text, or the same over TLS.
+//!
 //! With `LATCHD_WIRE_SERVER=host:port` the transcripts are played against that server instead;
 //! sections which need options, signals, the log or an empty table are then skipped.
 
@@ -49,6 +51,7 @@ use crate::support::stalls::fairly;
 use crate::support::{
     described, fence, shown, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
 };
+use crate::SCHEME;
 
 /// Sections wait much more than they compute.
 const PARALLEL_SECTIONS: usize = 12;
@@ -188,7 +191,9 @@ fn ten_thousand_pings_in_one_stream_get_ten_thousand_replies() {
 
 /// A daemon of this build; none if the transcripts are played against another server.
 fn own_server(args: &[&str]) -> Option<Daemon> {
-    other_server().is_none().then(|| Daemon::start(args))
+    other_server()
+        .is_none()
+        .then(|| Daemon::start_over(SCHEME, args))
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -245,7 +250,7 @@ fn play_section(section: &Section, other: Option<SocketAddr>) -> Result<(), Stri
         Some(_) => None,
         None => {
             let options: Vec<&str> = section.options.iter().map(String::as_str).collect();
-            Some(Daemon::start(&options))
+            Some(Daemon::start_over(SCHEME, &options))
         }
     };
     let addr = other.unwrap_or_else(|| daemon.as_ref().expect("one of the two").addr());
@@ -307,7 +312,12 @@ impl Stage {
     fn perform(&mut self, step: &Step) -> Result<(), String> {
         match step {
             Step::Write { who, bytes, how } => self.write(*who, bytes, *how)?,
-            Step::Open(who) => drop(self.connection(*who)),
+            Step::Open(who) => {
+                // The server counts from here; a handshake of TLS comes after it.
+                self.last_action = Instant::now();
+                self.connection(*who);
+                return Ok(());
+            }
             Step::Fin(who) => self.connection(*who).half_close(),
             Step::Close(who) => drop(self.connections.remove(who)),
             Step::Reset(who) => {
@@ -401,7 +411,7 @@ impl Stage {
         count: u64,
         counted: impl Fn(&serde_json::Value) -> u64,
     ) -> Result<(), String> {
-        let mut client = Client::tcp(self.addr);
+        let mut client = Client::open(SCHEME, self.addr);
         if let Some(token) = &self.auth_token {
             client.request("auth", "_", token);
         }
@@ -468,7 +478,7 @@ impl Stage {
         let addr = self.addr;
         self.connections
             .entry(who)
-            .or_insert_with(|| Client::tcp(addr))
+            .or_insert_with(|| Client::open(SCHEME, addr))
     }
 
     fn daemon(&self) -> Result<&Daemon, &'static str> {

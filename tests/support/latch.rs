@@ -58,6 +58,9 @@ pub fn latch(daemon: &Daemon, arguments: &[&str]) -> Command {
         .args(arguments)
         .env("LATCH_SERVER", daemon.addr().to_string())
         .env_remove("LATCH_AUTH_TOKEN_FILE")
+        .env_remove("LATCH_TLS")
+        .env_remove("LATCH_TLS_CA")
+        .env_remove("LATCH_TLS_NAME")
         .stdin(Stdio::null());
     command
 }

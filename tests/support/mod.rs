@@ -14,6 +14,9 @@ pub mod needs;
 pub mod silent;
 pub mod stalls;
 pub mod syslog;
+#[cfg(feature = "tls")]
+pub mod tls;
+pub mod tunnel;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -40,10 +43,19 @@ const POLL_INTERVAL: Duration = Duration::from_millis(3);
 // ---------------------------------------------------------------------------------------------
 // The daemon
 
+/// What the clients of a daemon speak on its TCP port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Plain,
+    #[cfg(feature = "tls")]
+    Tls,
+}
+
 /// A running `latchd`, killed when dropped.
 pub struct Daemon {
     child: Mutex<Child>,
     pid: u32,
+    scheme: Scheme,
     port: Option<u16>,
     log: Arc<Log>,
 }
@@ -51,9 +63,20 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon on a free port of 127.0.0.1 with `args` added, and waits until it listens.
     pub fn start(args: &[&str]) -> Daemon {
+        Daemon::start_over(Scheme::Plain, args)
+    }
+
+    /// Starts a daemon as [`Daemon::start`] does, whose clients speak `scheme`.
+    pub fn start_over(scheme: Scheme, args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
         command.args(["--port", "0", "--print-port"]).args(args);
-        Daemon::from_command(command)
+        #[cfg(feature = "tls")]
+        if scheme == Scheme::Tls {
+            command.args(tls::common().options());
+        }
+        let mut daemon = Daemon::from_command(command);
+        daemon.scheme = scheme;
+        daemon
     }
 
     /// Starts a daemon which listens on the socket at `path` only, and waits until it does.
@@ -102,6 +125,7 @@ impl Daemon {
             pid: child.id(),
             child: Mutex::new(child),
             port: None,
+            scheme: Scheme::Plain,
             log,
         };
         if prints_port {
@@ -138,7 +162,7 @@ impl Daemon {
 
     /// Opens a connection.
     pub fn connect(&self) -> Client {
-        Client::tcp(self.addr())
+        Client::open(self.scheme, self.addr())
     }
 
     /// Sends a signal; nothing happens if the daemon is already gone. SIGSTOP has stopped all its
@@ -317,6 +341,22 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects over TCP, and speaks `scheme`.
+    pub fn open(scheme: Scheme, addr: SocketAddr) -> Client {
+        match scheme {
+            Scheme::Plain => Client::tcp(addr),
+            #[cfg(feature = "tls")]
+            Scheme::Tls => {
+                let Stream::Tcp(socket) = Client::tcp(addr).stream else {
+                    unreachable!("it is a TCP stream");
+                };
+                let stream = tls::TlsClient::over(socket)
+                    .unwrap_or_else(|error| panic!("no TLS with {addr}: {error}"));
+                Client::over(Stream::Tls(stream))
+            }
+        }
+    }
+
     /// Connects over TCP.
     pub fn tcp(addr: SocketAddr) -> Client {
         let stream = TcpStream::connect_timeout(&addr, PATIENCE)
@@ -324,6 +364,15 @@ impl Client {
         // Each write is to arrive as written, not joined with the next.
         stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
         Client::over(Stream::Tcp(stream))
+    }
+
+    /// Connects over TCP from another address of this host.
+    pub fn tcp_from(source: [u8; 4], addr: SocketAddr) -> Client {
+        use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a descriptor");
+        bind(&socket, &SocketAddr::from((source, 0))).expect("the host has the address");
+        connect(&socket, &addr).unwrap_or_else(|error| panic!("cannot connect: {error}"));
+        Client::over(Stream::Tcp(socket.into()))
     }
 
     /// Connects to a Unix socket.
@@ -364,6 +413,8 @@ impl Client {
         match &self.stream {
             Stream::Tcp(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
             Stream::Unix(stream) => Box::new(stream.try_clone().expect("descriptors are left")),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => Box::new(stream.clone()),
         }
     }
 
@@ -402,9 +453,10 @@ impl Client {
                     io::ErrorKind::WouldBlock
                     | io::ErrorKind::TimedOut
                     | io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                        return Event::Reset
-                    }
+                    // The end of a TLS stream that was not announced is none in good order.
+                    io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::UnexpectedEof => return Event::Reset,
                     _ => panic!("cannot read from the server: {error}"),
                 },
             }
@@ -511,6 +563,8 @@ impl Client {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.half_close(),
         };
     }
 
@@ -589,6 +643,8 @@ fn text(line: Vec<u8>) -> String {
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(feature = "tls")]
+    Tls(tls::TlsClient),
 }
 
 impl Stream {
@@ -596,6 +652,8 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
             Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.set_read_timeout(timeout),
         }
     }
 
@@ -603,6 +661,8 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
             Stream::Unix(stream) => stream.set_write_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.set_write_timeout(timeout),
         }
     }
 }
@@ -612,6 +672,8 @@ impl AsFd for Stream {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
             Stream::Unix(stream) => stream.as_fd(),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.as_fd(),
         }
     }
 }
@@ -621,6 +683,8 @@ impl Read for Stream {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
             Stream::Unix(stream) => stream.read(buffer),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.read(buffer),
         }
     }
 }
@@ -630,6 +694,8 @@ impl Write for Stream {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => stream.write(bytes),
         }
     }
 

@@ -1,0 +1,161 @@
+//! Own keys over TLS: latchd that speaks it, beside stunnel in front of one that does not.
+//!
+//! The clients are the same for both, one thread each, and share the machine with the servers.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use latchd::client::{Address, Connection, Settings, Slot, Tls, Wait};
+
+use crate::load::{key_name, Tally, PATIENCE};
+use crate::machine::{pin, Side, Usage};
+use crate::peers::{announced, LATCHD_OPTIONS};
+use crate::report::{median, Outcome};
+use crate::{built, Plan};
+
+const USUAL_COUNTS: &[usize] = &[1, 16, 64];
+
+/// Measures for each number of connections, and prints the rates and their ratio.
+pub fn measure(plan: &Plan) -> io::Result<()> {
+    let directory = plan
+        .directory
+        .join(format!("bench-tls-{}", std::process::id()));
+    fs::create_dir_all(&directory)?;
+    let measured = measure_in(plan, &directory);
+    fs::remove_dir_all(&directory)?;
+    measured
+}
+
+fn measure_in(plan: &Plan, directory: &std::path::Path) -> io::Result<()> {
+    let latchd = || -> io::Result<Command> {
+        let mut command = Command::new(built("latchd")?);
+        command.args(LATCHD_OPTIONS);
+        Ok(command)
+    };
+    pin(plan.cores, Side::Server)?;
+    let option = format!("--tls-self-signed={}", directory.display());
+    let (_direct, direct) = announced(latchd()?.arg(option))?;
+    let (_plain, plain) = announced(&mut latchd()?)?;
+    let tunnel = Tunnel::start(directory, plain)?;
+    pin(plan.cores, Side::Generator)?;
+    let mut settings = Settings::default();
+    let ca = Tls::with_ca_file(directory.join("ca.pem"));
+    settings.tls = Some(ca.map_err(io::Error::other)?);
+    for count in plan.connections_or(USUAL_COUNTS) {
+        let servers = [
+            ("latchd with TLS", direct),
+            ("stunnel and latchd", tunnel.addr),
+        ];
+        let mut outcomes = servers.map(|(name, _)| Outcome::new(name));
+        for round in 0..plan.rounds {
+            for turn in 0..servers.len() {
+                let at = (round + turn) % servers.len();
+                let tally = own_keys(servers[at].1, &settings, count, plan.time)?;
+                outcomes[at].add(tally, Usage::default(), Duration::ZERO);
+            }
+        }
+        let [ours, theirs] = &outcomes;
+        println!("own keys over TLS, {count} connections, {}", plan.cores);
+        println!("{:<20} {:>10} {:>8}", "", "pairs/s", "ratio");
+        for outcome in [ours, theirs] {
+            let (rate, ratio) = (median(&outcome.rates), outcome.ratio_to(theirs));
+            println!("{:<20} {rate:>10.0} {ratio:>8.2}", outcome.name);
+        }
+        println!();
+    }
+    Ok(())
+}
+
+/// Each of so many connections acquires and releases a key of its own, for so long.
+fn own_keys(
+    addr: SocketAddr,
+    settings: &Settings,
+    count: usize,
+    time: Duration,
+) -> io::Result<Tally> {
+    let server = Address::Tcp(addr.to_string());
+    let connections = (0..count).map(|_| Connection::open(&server, settings));
+    let connections: Result<Vec<Connection>, _> = connections.collect();
+    let connections = connections.map_err(io::Error::other)?;
+    let began = Instant::now();
+    let mut sum = Tally::default();
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..count)
+            .zip(connections)
+            .map(|(at, connection)| {
+                let key = key_name("own", at);
+                scope.spawn(move || pairs(connection, &key, began + time))
+            })
+            .collect();
+        for client in clients {
+            let done = client.join().expect("clients return their errors");
+            sum.grant_count += done.map_err(io::Error::other)?;
+        }
+        io::Result::Ok(())
+    })?;
+    sum.elapsed = began.elapsed();
+    Ok(sum)
+}
+
+fn pairs(
+    mut connection: Connection,
+    key: &str,
+    until: Instant,
+) -> Result<u64, latchd::client::Error> {
+    let mut count = 0;
+    while count == 0 || Instant::now() < until {
+        let grant = connection.acquire(key, Slot::LOCK, Wait::No)?;
+        let grant = grant.expect("no other client has this key");
+        connection.release(key, Slot::LOCK, grant.token)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// A stunnel, killed when dropped.
+struct Tunnel {
+    child: Child,
+    addr: SocketAddr,
+}
+
+impl Tunnel {
+    fn start(directory: &std::path::Path, server: SocketAddr) -> io::Result<Tunnel> {
+        let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let config = directory.join("stunnel.conf");
+        let shown = directory.display();
+        fs::write(
+            &config,
+            format!(
+                "foreground = yes\nsyslog = no\ndebug = err\npid =\n[latchd]\naccept = {addr}\n\
+                 connect = {server}\ncert = {shown}/cert.pem\nkey = {shown}/key.pem\n\
+                 socket = l:TCP_NODELAY=1\nsocket = r:TCP_NODELAY=1\n"
+            ),
+        )?;
+        let child = Command::new("stunnel")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| io::Error::other(format!("cannot start stunnel: {error}")))?;
+        let mut tunnel = Tunnel { child, addr };
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(addr).is_err() {
+            if tunnel.child.try_wait()?.is_some() || Instant::now() > deadline {
+                return Err(io::Error::other("stunnel does not listen"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(tunnel)
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

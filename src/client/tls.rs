@@ -1,0 +1,166 @@
+//! TLS with a server: which certificates the client trusts.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+
+use super::address::Address;
+use super::error::Error;
+use crate::net::stream::{is_timeout, Stream};
+use crate::net::tls::TlsStream;
+
+/// A file with the CAs that this host trusts, by the variable of OpenSSL.
+const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
+
+/// Where distributions keep the CAs that a host trusts.
+const SYSTEM_FILES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+];
+
+/// How to speak TLS with servers, by TLS 1.2 or 1.3: whose certificates the client trusts, and for
+/// which name they must be. Connections to Unix sockets stay as they are.
+///
+/// A clone shares what it has learnt of servers, which makes a later handshake cheaper.
+///
+/// ```no_run
+/// use latchd::client::{Address, Client, Settings, Tls};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut settings = Settings::default();
+/// settings.tls = Some(Tls::with_ca_file("/etc/latchd/tls/ca.pem")?);
+/// let server: Address = "locks.example.org:6388".parse()?;
+/// let client = Client::with_settings([server], settings);
+/// let guard = client.lock("nightly-backup").acquire()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<ClientConfig>,
+    name: Option<ServerName<'static>>,
+}
+
+impl Tls {
+    /// Trusts the certificates in a PEM file, and those that they have signed. Reads the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CaFile`].
+    pub fn with_ca_file(file: impl AsRef<Path>) -> Result<Tls, Error> {
+        let file = file.as_ref();
+        let config = config(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
+        Ok(Tls { config, name: None })
+    }
+
+    /// Trusts the CAs that this host trusts: those in the file that `SSL_CERT_FILE` names, or where
+    /// its distribution keeps them. Reads the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CaFile`].
+    pub fn with_system_cas() -> Result<Tls, Error> {
+        let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
+        let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
+        let file = named.map(PathBuf::from);
+        let file = file.or_else(|| known.find(|file| file.exists()));
+        Tls::with_ca_file(file.unwrap_or_else(|| SYSTEM_FILES[0].into()))
+    }
+
+    /// Expects the certificate of every server to be for this name, or IP address, rather than for
+    /// the host of its address.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it is neither.
+    pub fn server_name(self, name: &str) -> Result<Tls, Error> {
+        let why = "the server's name is not a host name or an IP address";
+        let name = server_name(name).ok_or(Error::InvalidArgument(why))?;
+        Ok(Tls {
+            name: Some(name),
+            ..self
+        })
+    }
+
+    /// Shakes hands over a stream that is connected to `server`, until `deadline`. A Unix socket is
+    /// left as it is.
+    pub(super) fn speak(
+        &self,
+        stream: Stream,
+        server: &Address,
+        deadline: Instant,
+    ) -> Result<Stream, Error> {
+        let (socket, address) = match (stream, server) {
+            (Stream::Tcp(socket), Address::Tcp(address)) => (socket, address),
+            (stream, _) => return Ok(stream),
+        };
+        let name = self.name.clone().or_else(|| server_name(host_of(address)));
+        let name = name.ok_or(Error::InvalidArgument(
+            "the host cannot be in a certificate",
+        ))?;
+        let shaken = TlsStream::client(socket, Arc::clone(&self.config), name, deadline);
+        shaken.map(Stream::Tls).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => Error::Untrusted {
+                server: server.clone(),
+                error,
+            },
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::Closed {
+                server: server.clone(),
+            },
+            _ if is_timeout(&error) => Error::NoReply {
+                server: server.clone(),
+            },
+            _ => Error::unreachable(server, error),
+        })
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("name", &self.name).finish()
+    }
+}
+
+fn config(file: &Path) -> io::Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    let pem = fs::read(file)?;
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
+        // One of many that this build does not understand does not spoil the others.
+        let _ = roots.add(certificate);
+    }
+    if roots.is_empty() {
+        return Err(io::Error::other("there is no certificate of a CA in it"));
+    }
+    let config = ClientConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("ring has all cipher suites")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+fn server_name(name: &str) -> Option<ServerName<'static>> {
+    ServerName::try_from(name.to_owned()).ok()
+}
+
+/// The host of an address with a port, without brackets.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    bare.unwrap_or(host)
+}

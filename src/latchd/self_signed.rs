@@ -1,0 +1,195 @@
+//! A certificate for trying TLS out: of a CA of its own, whose key is thrown away.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use log::info;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::CertificateDer;
+use rustls::SupportedCipherSuite;
+
+use crate::sys::directory::lock_within;
+use crate::text::{reason, Escaped};
+
+/// What clients are given to trust, the server's certificate, and its key.
+const CA: &str = "ca.pem";
+const CERTIFICATE: &str = "cert.pem";
+const KEY: &str = "key.pem";
+
+/// How long another server may take to write the files.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The columns of base64 in a line of PEM.
+const PEM_COLUMNS: usize = 64;
+
+/// The files of the certificate and its key in `directory`. Makes them if there is no key: then
+/// the certificate is for this host, `localhost` and the address `host`. Logs the fingerprint of
+/// the CA.
+pub(super) fn files(directory: &Path, host: IpAddr) -> Result<(PathBuf, PathBuf), String> {
+    let ca = make_unless_there(directory, host).map_err(|error| {
+        let (path, reason) = (Escaped::path(directory), reason(&error));
+        format!("cannot make a certificate in {path}: {reason}")
+    })?;
+    let path = directory.join(CA);
+    info!("self-signed ca={} sha256={ca}", Escaped::path(&path));
+    Ok((directory.join(CERTIFICATE), directory.join(KEY)))
+}
+
+/// Returns the fingerprint of the CA.
+fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
+    if !directory.is_dir() {
+        DirBuilder::new().mode(0o755).create(directory)?;
+    }
+    let lock = File::open(directory)?;
+    if !lock_within(&lock, LOCK_PATIENCE)? {
+        return Err(io::Error::other("it is locked by another process"));
+    }
+    if !directory.join(KEY).try_exists()? {
+        let made = make(host).map_err(io::Error::other)?;
+        // The key comes last: with it, the set is complete.
+        for (name, mode, text) in [
+            (CA, 0o644, &made.ca),
+            (CERTIFICATE, 0o644, &made.certificate),
+            (KEY, 0o600, &made.key),
+        ] {
+            write(&directory.join(name), mode, text)?;
+        }
+    }
+    let ca = fs::read(directory.join(CA))?;
+    let ca = CertificateDer::from_pem_slice(&ca);
+    let ca = ca.map_err(|_| io::Error::other("ca.pem is not a certificate in PEM"))?;
+    Ok(fingerprint(&ca))
+}
+
+/// In PEM.
+struct Made {
+    ca: String,
+    certificate: String,
+    key: String,
+}
+
+fn make(host: IpAddr) -> Result<Made, rcgen::Error> {
+    let ca_key = KeyPair::generate()?;
+    let mut ca = CertificateParams::default();
+    ca.distinguished_name
+        .push(DnType::CommonName, "latchd self-signed CA");
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let ca_certificate = ca.self_signed(&ca_key)?;
+
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    let common_name = "latchd";
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    params.subject_alt_names = names(host);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    let issuer = Issuer::new(ca, ca_key);
+    let certificate = params.signed_by(&key, &issuer)?;
+    Ok(Made {
+        ca: pem("CERTIFICATE", ca_certificate.der()),
+        certificate: pem("CERTIFICATE", certificate.der()),
+        key: pem("PRIVATE KEY", key.serialized_der()),
+    })
+}
+
+/// Under which names clients on this host and on others may know the server.
+fn names(host: IpAddr) -> Vec<SanType> {
+    let uname = rustix::system::uname();
+    let names = ["localhost", uname.nodename().to_str().unwrap_or_default()];
+    let names = names
+        .iter()
+        .filter_map(|name| name.to_string().try_into().ok());
+    let loopback = ["127.0.0.1", "::1"].map(|ip| ip.parse().expect("an address"));
+    let addresses = loopback.into_iter().chain([host]);
+    let addresses = addresses.filter(|address| !address.is_unspecified());
+    let mut names: Vec<SanType> = names
+        .map(SanType::DnsName)
+        .chain(addresses.map(SanType::IpAddress))
+        .collect();
+    names.dedup();
+    names
+}
+
+/// Writes a file that appears under its name when it is complete. The directory is locked.
+fn write(path: &Path, mode: u32, text: &str) -> io::Result<()> {
+    let staged = path.with_extension("new");
+    let _ = fs::remove_file(&staged);
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&staged)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&staged, path)
+}
+
+/// SHA-256 in hexadecimal digits.
+fn fingerprint(der: &[u8]) -> String {
+    let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else {
+        unreachable!("it is a suite of TLS 1.3");
+    };
+    let digest = suite.common.hash_provider.hash(der);
+    let digits = digest.as_ref().iter().map(|byte| format!("{byte:02X}"));
+    digits.collect::<Vec<String>>().join(":")
+}
+
+fn pem(label: &str, der: &[u8]) -> String {
+    let base64 = base64(der);
+    let lines = base64.as_bytes().chunks(PEM_COLUMNS);
+    let lines = lines.map(|line| String::from_utf8_lossy(line) + "\n");
+    let body: String = lines.collect();
+    format!("-----BEGIN {label}-----\n{body}-----END {label}-----\n")
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let mut three = [0; 4];
+        three[1..=chunk.len()].copy_from_slice(chunk);
+        let bits = u32::from_be_bytes(three);
+        for at in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * at)) as usize & 63];
+            text.push(if at <= chunk.len() {
+                char::from(digit)
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! TLS on the TCP port: where the certificate comes from, and how it is read again.
+
+use std::sync::Arc;
+
+use log::{info, warn};
+
+use crate::net::certificate::Certificate;
+use crate::net::listener::Listener;
+
+use super::options::Options;
+use super::self_signed;
+
+/// The certificate that the options ask for, if any. Makes a self-signed one if it is not there
+/// yet.
+pub(super) fn certificate(options: &Options) -> Result<Option<Arc<Certificate>>, String> {
+    let files = match (
+        &options.tls_self_signed,
+        &options.tls_cert,
+        &options.tls_key,
+    ) {
+        (Some(directory), ..) => self_signed::files(directory, options.host)?,
+        (None, Some(chain), Some(key)) => (chain.clone(), key.clone()),
+        _ => return Ok(None),
+    };
+    let certificate = Certificate::read(files.0, files.1)?;
+    Ok(Some(Arc::new(certificate)))
+}
+
+/// Reads the certificate again. One that is broken changes nothing.
+pub(super) fn reader_of(certificate: Option<Arc<Certificate>>) -> impl Fn() + Send + 'static {
+    move || {
+        let Some(certificate) = &certificate else {
+            return;
+        };
+        match certificate.read_again() {
+            Ok(()) => info!("certificate-read"),
+            Err(why) => warn!("certificate-kept error=\"{why}\""),
+        }
+    }
+}
+
+/// Has the TCP sockets speak TLS, if there is a certificate.
+pub(super) fn speaking(
+    listeners: Vec<Listener>,
+    certificate: Option<&Arc<Certificate>>,
+) -> Vec<Listener> {
+    let Some(certificate) = certificate else {
+        return listeners;
+    };
+    let listeners = listeners.into_iter();
+    listeners.map(|it| it.with_tls(certificate)).collect()
+}

@@ -1,0 +1,90 @@
+//! The certificate that a server shows to its clients over TLS, and its key.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::ServerConfig;
+
+use crate::text::{reason, Escaped};
+
+/// The longest file in bytes: more than any chain of certificates.
+const MAX_FILE_LEN: u64 = 1024 * 1024;
+
+/// A certificate with its key, from two files that can be read again.
+#[derive(Debug)]
+pub struct Certificate {
+    chain: PathBuf,
+    key: PathBuf,
+    config: Mutex<Arc<ServerConfig>>,
+}
+
+impl Certificate {
+    /// Reads a chain of certificates and the key of its first one, both in PEM. The error names the
+    /// file.
+    pub fn read(chain: PathBuf, key: PathBuf) -> Result<Certificate, String> {
+        let config = Mutex::new(config(&chain, &key)?);
+        Ok(Certificate { chain, key, config })
+    }
+
+    /// Reads the files again, for connections to come. After an error the old certificate stays.
+    pub fn read_again(&self) -> Result<(), String> {
+        let new = config(&self.chain, &self.key)?;
+        let old = std::mem::replace(&mut *self.config.lock(), new);
+        drop(old);
+        Ok(())
+    }
+
+    /// The settings of a connection.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config.lock())
+    }
+}
+
+fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, String> {
+    let unusable = |what: &str, file: &Path, why: String| {
+        format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
+    };
+    let pem = read(chain_file).map_err(|why| unusable("certificate", chain_file, reason(&why)))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let chain = match chain {
+        Ok(chain) if !chain.is_empty() => chain,
+        Ok(_) => {
+            let why = "there is no certificate in it".into();
+            return Err(unusable("certificate", chain_file, why));
+        }
+        Err(_) => return Err(unusable("certificate", chain_file, "it is not PEM".into())),
+    };
+    let pem = read(key_file).map_err(|why| unusable("key", key_file, reason(&why)))?;
+    let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
+        let why = match error {
+            pem::Error::NoItemsFound => "there is no key in it",
+            _ => "it is not PEM",
+        };
+        unusable("key", key_file, why.into())
+    })?;
+    let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("ring has all cipher suites")
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        // The library may quote the file; the kind of error says enough.
+        .map_err(|error| unusable("certificate and key", chain_file, error.to_string()))?;
+    // Each is a message more after the handshake.
+    config.send_tls13_tickets = 1;
+    Ok(Arc::new(config))
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let mut limited = File::open(path)?.take(MAX_FILE_LEN + 1);
+    if limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
+        return Err(io::Error::other("it is too long"));
+    }
+    Ok(content)
+}

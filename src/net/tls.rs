@@ -1,0 +1,360 @@
+//! TLS over a TCP socket, for either side of a connection.
+//!
+//! A server's side shakes hands within its first read: on the thread of its session, and within the
+//! time of that read. Nothing can be written before.
+//!
+//! Only the thread that serves the connection reads and writes. Other threads may shut the socket
+//! down, and ask how much of the encrypted stream waits in the kernel.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+
+use super::stream::write_within;
+use crate::sys::memory::{self, Purpose};
+
+/// The longest piece in bytes that is encrypted at a time: a record holds no more.
+const PIECE_LEN: usize = 16 * 1024;
+
+/// The room in bytes that is kept for encrypted output.
+const KEPT_ROOM: usize = 512;
+
+/// The first byte of a record with a part of a handshake, and of one with an alert.
+const HANDSHAKE: u8 = 22;
+const ALERT: u8 = 21;
+
+/// The memory in bytes that a handshake takes.
+const HANDSHAKE_LEN: usize = 64 * 1024;
+
+/// One end of a connection over TLS.
+pub struct TlsStream {
+    socket: TcpStream,
+    session: Mutex<Session>,
+}
+
+struct Session {
+    stage: Stage,
+    /// How long a read may take.
+    read_timeout: Duration,
+    /// Encrypted output on its way to the socket.
+    output: Vec<u8>,
+    /// Whether the output can go on. After a failure a part of a record may have been sent.
+    can_send: bool,
+    /// The first byte that the peer has sent.
+    first_byte: Option<u8>,
+}
+
+enum Stage {
+    /// A server's side that has read nothing yet.
+    New(Arc<ServerConfig>),
+    Open(Box<Connection>),
+    /// The peer broke the protocol, or speaks another.
+    Over,
+}
+
+/// For how long a read may block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// Not at all.
+    None,
+    /// Until then. The first read of the socket may block for the socket's own timeout.
+    Until(Option<Instant>),
+}
+
+impl TlsStream {
+    /// The server's side of a connection. Does not block, and computes nothing yet.
+    pub fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
+        TlsStream::new(socket, Stage::New(config))
+    }
+
+    /// The client's side of a connection to the server with this name. Shakes hands until
+    /// `deadline`.
+    pub fn client(
+        socket: TcpStream,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        deadline: Instant,
+    ) -> io::Result<TlsStream> {
+        let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        let stream = TlsStream::new(socket, Stage::Open(Box::new(connection.into())));
+        stream.session().shake_hands(&stream.socket, deadline)?;
+        Ok(stream)
+    }
+
+    fn new(socket: TcpStream, stage: Stage) -> TlsStream {
+        let session = Session {
+            stage,
+            read_timeout: Duration::MAX,
+            output: Vec::new(),
+            can_send: true,
+            first_byte: None,
+        };
+        TlsStream {
+            socket,
+            session: Mutex::new(session),
+        }
+    }
+
+    fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// How long a read may take in all. The socket must have the same timeout.
+    pub fn set_read_timeout(&self, timeout: Duration) {
+        self.session().read_timeout = timeout;
+    }
+
+    /// Reads what has arrived, or blocks for more. The end of the stream is 0, also if the peer did
+    /// not announce it: a message that is cut off lacks its line end.
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut session = self.session();
+        let deadline = Instant::now().checked_add(session.read_timeout);
+        session.read(&self.socket, buffer, Patience::Until(deadline))
+    }
+
+    /// Reads what has arrived without blocking; `None` if nothing has.
+    pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
+        let read = self.session().read(&self.socket, buffer, Patience::None);
+        read.ok()
+    }
+
+    /// Writes all of `bytes` within `timeout` (`None`: for ever). After a failure nothing more can
+    /// be written.
+    pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut session = self.session();
+        for piece in bytes.chunks(PIECE_LEN) {
+            match &mut session.stage {
+                Stage::Open(connection) if !connection.is_handshaking() => {
+                    connection.writer().write_all(piece)?;
+                }
+                _ => return Err(io::ErrorKind::NotConnected.into()),
+            }
+            session.flush(&self.socket, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Ends one or both directions. The peer is told of the end of the output, if the socket takes
+    /// that at once.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        // The thread that reads or writes meanwhile keeps the mutex. It finds the socket closed.
+        if let (Shutdown::Write | Shutdown::Both, Ok(mut session)) = (how, self.session.try_lock())
+        {
+            session.say_goodbye(&self.socket);
+        }
+        self.socket.shutdown(how)
+    }
+}
+
+impl Drop for TlsStream {
+    fn drop(&mut self) {
+        let session = self.session.get_mut();
+        let session = session.unwrap_or_else(PoisonError::into_inner);
+        session.say_goodbye(&self.socket);
+    }
+}
+
+impl Session {
+    fn shake_hands(&mut self, socket: &TcpStream, deadline: Instant) -> io::Result<()> {
+        self.flush(socket, Some(deadline))?;
+        loop {
+            match &self.stage {
+                Stage::Open(connection) if connection.is_handshaking() => {}
+                _ => return Ok(()),
+            }
+            if self.receive(socket, Patience::Until(Some(deadline)), First::No)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    fn read(
+        &mut self,
+        socket: &TcpStream,
+        buffer: &mut [u8],
+        patience: Patience,
+    ) -> io::Result<usize> {
+        self.open()?;
+        let mut first = First::Yes;
+        loop {
+            let Stage::Open(connection) = &mut self.stage else {
+                return Ok(0);
+            };
+            // What is decrypted already comes first: the socket may stay silent.
+            match connection.reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            if self.receive(socket, patience, first)? == 0 {
+                return Ok(0);
+            }
+            first = First::No;
+        }
+    }
+
+    /// Sets up the server's side.
+    fn open(&mut self) -> io::Result<()> {
+        if let Stage::New(config) = &self.stage {
+            let Some(_reservation) = memory::reserve(HANDSHAKE_LEN, Purpose::Newcomer) else {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            };
+            let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+            self.stage = Stage::Open(Box::new(connection.into()));
+        }
+        Ok(())
+    }
+
+    /// Takes in one piece of the encrypted stream, answers it if the protocol wants that, and
+    /// returns its length; 0 at the end of the stream.
+    fn receive(
+        &mut self,
+        socket: &TcpStream,
+        patience: Patience,
+        first: First,
+    ) -> io::Result<usize> {
+        let Stage::Open(connection) = &mut self.stage else {
+            return Ok(0);
+        };
+        let mut incoming = Incoming {
+            socket,
+            patience,
+            first,
+            first_byte: &mut self.first_byte,
+        };
+        let len = connection.read_tls(&mut incoming)?;
+        if len > 0 && !matches!(self.first_byte, Some(HANDSHAKE | ALERT)) {
+            // It gets no alert: the number of one of them is a line end, which a client of the
+            // plain protocol would take for a reply.
+            self.stage = Stage::Over;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, NotTls));
+        }
+        let processed = connection.process_new_packets();
+        let deadline = match (&processed, patience) {
+            (Ok(_), Patience::Until(deadline)) => deadline,
+            _ => Some(Instant::now()),
+        };
+        // If this fails, a peer that waits for it is not heard of again.
+        let _ = self.flush(socket, deadline);
+        if let Err(error) = processed {
+            self.stage = Stage::Over;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+        Ok(len)
+    }
+
+    /// Sends what is to be sent, until `deadline`.
+    fn flush(&mut self, socket: &TcpStream, deadline: Option<Instant>) -> io::Result<()> {
+        let Stage::Open(connection) = &mut self.stage else {
+            return Ok(());
+        };
+        while connection.wants_write() {
+            connection.write_tls(&mut self.output)?;
+        }
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let written = match self.can_send {
+            true => write_within(socket.as_fd(), &self.output, left, None),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        self.output.clear();
+        self.output.shrink_to(KEPT_ROOM);
+        self.can_send = written.is_ok();
+        written
+    }
+
+    /// Tells the peer that nothing more comes, as far as the socket takes it at once. A peer that
+    /// has not shaken hands is told nothing.
+    fn say_goodbye(&mut self, socket: &TcpStream) {
+        match &mut self.stage {
+            Stage::Open(connection) if !connection.is_handshaking() => {
+                connection.send_close_notify();
+            }
+            _ => return,
+        }
+        let _ = self.flush(socket, Some(Instant::now()));
+    }
+}
+
+/// Whether the socket is read for the first time within a read of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Yes,
+    No,
+}
+
+/// The encrypted stream, read for at most a certain time.
+struct Incoming<'a> {
+    socket: &'a TcpStream,
+    patience: Patience,
+    first: First,
+    /// The first byte of the stream, once it is known.
+    first_byte: &'a mut Option<u8>,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = match (self.patience, self.first) {
+            // The usual read: one system call.
+            (Patience::Until(_), First::Yes) => rustix::io::read(self.socket, &mut *buffer)?,
+            (Patience::Until(deadline), First::No) => {
+                wait_for_input(self.socket.as_fd(), deadline)?;
+                recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0
+            }
+            (Patience::None, _) => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
+        };
+        *self.first_byte = self.first_byte.or(buffer[..len].first().copied());
+        Ok(len)
+    }
+}
+
+/// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
+fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        // A peer that sends empty records, one after the other, gains no time.
+        return Err(Errno::AGAIN.into());
+    }
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(0) => Err(Errno::AGAIN.into()),
+        // The caller may be interrupted, and looks at the clock again.
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The peer speaks something else.
+#[derive(Debug)]
+struct NotTls;
+
+impl fmt::Display for NotTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the peer does not speak TLS")
+    }
+}
+
+impl std::error::Error for NotTls {}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TlsStream").field(&self.socket).finish()
+    }
+}

@@ -1,0 +1,190 @@
+//! Where the server's certificate comes from, and how it is replaced.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use latchd::client::{Address, Client, Error, Settings, Tls};
+
+use crate::support::needs::needs;
+use crate::support::tls::{common, Set};
+use crate::support::{Daemon, Signal, PATIENCE};
+
+/// How `latch ping` ends, and what it says.
+fn ping(daemon: &Daemon, ca: &Path) -> (Option<i32>, String) {
+    let mut latch = Command::new(env!("CARGO_BIN_EXE_latch"));
+    latch.arg("ping").arg("--tls-ca").arg(ca);
+    latch.arg(format!("--server=localhost:{}", daemon.port()));
+    let output = latch.output().expect("it was built by cargo");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+fn with(set: &Set) -> Daemon {
+    let options = set.options();
+    Daemon::start(&[&options[0], &options[1]])
+}
+
+/// The one line with which the server refuses to start, and its status.
+fn refusal(args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Daemon::command();
+    command.args(["--port", "0"]).args(args);
+    let daemon = Daemon::from_command(command);
+    let status = daemon.wait_exit(PATIENCE).expect("it exits");
+    (status.code(), daemon.log())
+}
+
+#[test]
+fn sighup_replaces_the_certificate_and_keeps_connections() {
+    let (set, old) = (Set::new(), Set::new());
+    fs::copy(set.ca(), old.ca()).expect("there is room");
+    let daemon = with(&set);
+    let mut tls = Tls::with_ca_file(old.ca()).expect("it is a CA");
+    let mut settings = Settings::default();
+    settings.tls = Some(tls.clone());
+    let server: Address = format!("localhost:{}", daemon.port())
+        .parse()
+        .expect("an address");
+    let client = Client::with_settings([server.clone()], settings.clone());
+    // A busy machine may hold up the renewal for a second or two.
+    let lease = Duration::from_secs(4);
+    let guard = client.lock("k").lease(lease).acquire().expect("it is free");
+
+    set.renew();
+    assert_eq!(ping(&daemon, &old.ca()).0, Some(0));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("certificate-read", PATIENCE);
+    assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+    let (status, said) = ping(&daemon, &old.ca());
+    assert_eq!(status, Some(76));
+    let why = "TLS failed: invalid peer certificate";
+    assert!(said.contains(why), "{said}");
+    // What the client has learnt of the old certificate does not help it.
+    let refused = client.connect(&server);
+    assert!(
+        matches!(refused, Err(Error::Untrusted { .. })),
+        "{refused:?}"
+    );
+    tls = Tls::with_ca_file(set.ca()).expect("it is a CA");
+    settings.tls = Some(tls);
+    let taken = Client::with_settings([server], settings)
+        .lock("k")
+        .try_acquire();
+    assert!(matches!(taken, Ok(None)), "{taken:?}");
+
+    // The holder renews over the connection that it has.
+    std::thread::sleep(lease);
+    assert!(guard.is_held());
+    guard.release().expect("it is held");
+}
+
+#[test]
+fn a_broken_new_certificate_leaves_the_old_one() {
+    let (set, other) = (Set::new(), Set::new());
+    let daemon = with(&set);
+    let whole = fs::read(set.certificate()).expect("it is there");
+    let strange = fs::read(other.certificate()).expect("it is there");
+    for (at, content) in [&whole[..whole.len() / 2], b"", &strange]
+        .iter()
+        .enumerate()
+    {
+        fs::write(set.certificate(), content).expect("there is room");
+        daemon.signal(Signal::HUP);
+        let kept = || daemon.log().matches("WARN certificate-kept error=").count();
+        crate::support::eventually(PATIENCE, "the log tells of it", || kept() == at + 1);
+        assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+    }
+    fs::remove_file(set.key()).expect("it is there");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("key.pem: no such file or directory", PATIENCE);
+    assert_eq!(ping(&daemon, &set.ca()).0, Some(0));
+}
+
+#[test]
+fn the_server_does_not_start_without_a_usable_certificate() {
+    let (set, other) = (Set::new(), Set::new());
+    let cert = |file: &Path| format!("--tls-cert={}", file.display());
+    let key = |file: &Path| format!("--tls-key={}", file.display());
+    fs::write(set.path("garbage"), "-----BEGIN CERTIFICATE-----\n?").expect("there is room");
+    for (cert_file, key_file, why) in [
+        (set.path("none"), set.key(), "no such file or directory"),
+        (
+            set.certificate(),
+            set.path("none"),
+            "no such file or directory",
+        ),
+        (set.key(), set.key(), "there is no certificate in it"),
+        (
+            set.certificate(),
+            set.certificate(),
+            "there is no key in it",
+        ),
+        (set.path("garbage"), set.key(), "it is not PEM"),
+        (set.certificate(), other.key(), "KeyMismatch"),
+    ] {
+        let (status, line) = refusal(&[&cert(&cert_file), &key(&key_file)]);
+        assert_eq!(status, Some(1), "{line}");
+        assert!(line.starts_with("latchd: cannot use the TLS "), "{line}");
+        assert!(line.contains(why) && line.lines().count() == 1, "{line}");
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let [cert, key] = common().options();
+    for (args, why) in [
+        (
+            &["--tls-self-signed=here", &cert, &key][..],
+            "--tls-self-signed: cannot be given together with --tls-cert",
+        ),
+        (
+            &[&cert, &key, "--port=off", "--unix=here"],
+            "--tls-cert: there is no port",
+        ),
+        (&[&cert], "both --tls-cert and --tls-key must be provided"),
+    ] {
+        let mut command = Daemon::command();
+        command.args(args);
+        let daemon = Daemon::from_command(command);
+        let status = daemon.wait_exit(PATIENCE).expect("it exits");
+        assert_eq!(status.code(), Some(2), "{}", daemon.log());
+        assert!(daemon.log().contains(why), "{}", daemon.log());
+    }
+}
+
+#[test]
+fn a_self_signed_certificate_is_made_once() {
+    needs!("openssl");
+    let directory = tempfile::tempdir().expect("there is room for a directory");
+    let directory = directory.path().join("tls");
+    let option = format!("--tls-self-signed={}", directory.display());
+    let ca = directory.join("ca.pem");
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let daemon = Daemon::start(&[&option]);
+        assert_eq!(ping(&daemon, &ca), (Some(0), String::new()));
+        let mut openssl = Command::new("openssl");
+        openssl.args(["x509", "-noout", "-fingerprint", "-sha256", "-in"]);
+        let output = openssl.arg(&ca).output().expect("it is installed");
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, fingerprint) = printed.trim().split_once('=').expect("a fingerprint");
+        let line = format!("self-signed ca={} sha256={fingerprint}\n", ca.display());
+        assert!(daemon.log().contains(&line), "{}", daemon.log());
+        let key = directory.join("key.pem");
+        let mode = fs::metadata(&key)
+            .expect("it is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        keys.push(fs::read(key).expect("it is ours"));
+    }
+    assert_eq!(keys[0], keys[1]);
+    let mut names: Vec<_> = fs::read_dir(&directory)
+        .expect("it is there")
+        .map(|entry| entry.expect("it stays").file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
+}
