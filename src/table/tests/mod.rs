@@ -1,7 +1,7 @@
 //! The table on a virtual clock: scenarios, random histories against a naive model, and the
 //! invariants that hold after every step of either.
 
-mod histories;
+pub(crate) mod histories;
 mod model;
 mod scenarios;
 
