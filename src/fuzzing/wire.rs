@@ -9,7 +9,8 @@ use crate::protocol::request::{self, FirstWord, Frame};
 
 /// Three lines are a request or an error, and a request that is written is read back.
 pub fn request(input: &[u8]) {
-    let mut lines = input.split(|byte| *byte == b'\n').map(without_cr);
+    // A secret or a tag that ends in CR is not read back: the CR belongs to the end of the line.
+    let mut lines = input.split(|byte| *byte == b'\n').map(without_crs);
     let frame: Frame<'_> = std::array::from_fn(|_| lines.next().unwrap_or_default());
     FirstWord::parse(frame[0]);
     let request = match request::parse(frame) {
@@ -24,11 +25,12 @@ pub fn request(input: &[u8]) {
     assert_eq!(written.pop(), Some(b'\n'));
     let lines: Vec<&[u8]> = written.split(|byte| *byte == b'\n').collect();
     let frame = Frame::try_from(lines).expect("three lines");
-    assert_eq!(request::parse(frame.map(without_cr)), Ok(request));
+    assert_eq!(request::parse(frame), Ok(request));
 }
 
-fn without_cr(line: &[u8]) -> &[u8] {
-    line.strip_suffix(b"\r").unwrap_or(line)
+fn without_crs(line: &[u8]) -> &[u8] {
+    let end = line.iter().rposition(|byte| *byte != b'\r');
+    &line[..end.map_or(0, |last| last + 1)]
 }
 
 /// A reply that is written is read back.
