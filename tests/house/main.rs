@@ -12,4 +12,5 @@ mod manual;
 mod python_client;
 mod readme;
 mod skips;
+mod supply;
 mod tidy;
