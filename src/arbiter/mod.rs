@@ -14,6 +14,7 @@ mod clock;
 #[path = "virtual_clock.rs"]
 mod clock;
 #[cfg(all(test, shuttle))]
+#[path = "tests/interleavings/mod.rs"]
 mod interleavings;
 mod roll;
 mod seat;

@@ -408,7 +408,9 @@ fn a_sent_grant_meets_all_other_ends() {
         let threads = [time_passes, hang_up, drain].map(|end| world.beside(end));
         let releasing = world.beside(World::release_holder);
         let (answer, seat) = waiter.answer();
-        threads.map(|thread| thread.join().expect("no panic"));
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
         assert_eq!(releasing.join().expect("no panic"), Ok(()));
         let ends = [Answer::TimedOut, Answer::Gone, DRAINING];
         assert!(grant_in(answer).is_some() || ends.contains(&answer));
@@ -623,7 +625,9 @@ fn clients_exclude_each_other() {
     explore(|world: &World| {
         let clients = [2, 3, 4].map(|conn| world.beside(move |world| world.work(conn)));
         assert_eq!(world.release_holder(), Ok(()));
-        clients.map(|client| client.join().expect("no panic"));
+        for client in clients {
+            client.join().expect("no panic");
+        }
         world.expect_in_order(None);
     });
 }
