@@ -23,6 +23,6 @@ use crate::table::tests::histories;
 
 /// Requests to the table in an order that the bytes decide, compared with the naive model after
 /// each. Returns how many there were.
-pub fn table(input: &[u8]) -> u64 {
+pub fn table(input: &[u8]) -> usize {
     histories::play_choices(input)
 }

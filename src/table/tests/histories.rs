@@ -85,7 +85,7 @@ fn the_comparison_notices_a_table_that_forgets_its_order() {
 
 /// Plays the history that a fuzzer has made up, until its bytes are used up. Returns the number of
 /// its steps.
-pub(crate) fn play_choices(bytes: &[u8]) -> u64 {
+pub(crate) fn play_choices(bytes: &[u8]) -> usize {
     let bytes = bytes.iter().rev().copied().collect();
     let mut history = History::new(Random::Choices(bytes));
     let mut steps = 0;
