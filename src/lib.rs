@@ -101,6 +101,9 @@ mod cli;
 pub mod client;
 #[cfg(feature = "programs")]
 mod fence;
+#[cfg(all(feature = "programs", any(test, fuzzing)))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "programs")]
 mod latch;
 #[cfg(feature = "programs")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, MutexGuard};
+use super::sync::{Condvar, MutexGuard};
 
 pub(super) struct Clock;
 

@@ -13,17 +13,18 @@ mod clock;
 #[cfg(test)]
 #[path = "virtual_clock.rs"]
 mod clock;
+#[cfg(all(test, shuttle))]
+#[path = "tests/interleavings/mod.rs"]
+mod interleavings;
 mod roll;
 mod seat;
-#[cfg(test)]
+mod sync;
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use crossbeam_channel::{bounded, Receiver, Sender};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
@@ -32,7 +33,9 @@ use crate::table::{
 };
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
+use crossbeam_channel::{bounded, Receiver, Sender};
 pub use seat::{Seat, WaitStage};
+use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// Leases ended, idle keys dropped, or slots of a closed connection released, before other threads
 /// get their turn: about a tenth of a millisecond.
@@ -184,21 +187,26 @@ impl Arbiter {
     pub fn reap(&self) -> ! {
         let mut state = self.state.lock();
         loop {
-            let now = self.catch_up(&mut state, Scope::Everything);
-            if state.next_gc <= now {
-                if !state.table.prune(self.gc_max_idle, RELEASED_AT_ONCE, now) {
-                    self.give_way(&mut state);
-                    continue;
-                }
-                state.next_gc = now + self.gc_interval;
-            }
-            if self.pass_on(&mut state) {
-                continue;
-            }
-            state.reaper_looks_at = self.next_look(&state);
-            let look_at = state.reaper_looks_at;
-            self.clock.wait(&self.reaper, &mut state, look_at);
+            self.reap_once(&mut state);
         }
+    }
+
+    /// Ends what is due, or a part of it, then sleeps until there is more.
+    fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
+        let now = self.catch_up(state, Scope::Everything);
+        if state.next_gc <= now {
+            if !state.table.prune(self.gc_max_idle, RELEASED_AT_ONCE, now) {
+                self.give_way(state);
+                return;
+            }
+            state.next_gc = now + self.gc_interval;
+        }
+        if self.pass_on(state) {
+            return;
+        }
+        state.reaper_looks_at = self.next_look(state);
+        let look_at = state.reaper_looks_at;
+        self.clock.wait(&self.reaper, state, look_at);
     }
 
     /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as

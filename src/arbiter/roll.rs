@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
-
+use super::sync::MutexGuard;
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
 use crate::table::{ConnId, CountersSnapshot, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
 use crate::token::Fence;

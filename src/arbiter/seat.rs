@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, MutexGuard};
-
+use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
 use crate::token::Token;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
+use super::sync::{Condvar, Mutex, MutexGuard};
 use super::Arbiter;
 
 pub(super) struct Clock(Mutex<Agenda>);
@@ -34,16 +33,30 @@ impl Clock {
         guard: &mut MutexGuard<'_, T>,
         at: Option<Instant>,
     ) {
+        let mut agenda = self.0.lock();
+        if at.is_some_and(|at| at <= agenda.now) {
+            return;
+        }
         let sleep = at.map(|at| (at, Arc::clone(wake)));
-        self.0.lock().sleeps.extend(sleep);
+        agenda.sleeps.extend(sleep);
+        drop(agenda);
         wake.wait(guard);
     }
 
     /// Lets time pass, and wakes the sleeps that are due. The caller has the mutex of the sleeps,
     /// so that none begins meanwhile.
+    #[cfg(not(shuttle))]
     pub(super) fn advance(&self, time: Duration) {
+        self.pass(time);
+        self.wake_due();
+    }
+
+    fn pass(&self, time: Duration) {
+        self.0.lock().now += time;
+    }
+
+    fn wake_due(&self) {
         let mut agenda = self.0.lock();
-        agenda.now += time;
         let now = agenda.now;
         agenda.sleeps.retain(|(at, wake)| {
             let is_due = *at <= now;
@@ -56,10 +69,11 @@ impl Clock {
 }
 
 impl Arbiter {
-    /// Lets virtual time pass.
+    /// Lets virtual time pass, in the middle of a visit perhaps.
     pub fn advance(&self, time: Duration) {
+        self.clock.pass(time);
         let state = self.state.lock();
-        self.clock.advance(time);
+        self.clock.wake_due();
         drop(state);
     }
 }

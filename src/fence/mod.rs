@@ -1,5 +1,5 @@
 //! Where tokens come from: fences that rise, and salts that no client can guess.
 
 pub mod allocator;
-mod file;
+pub(crate) mod file;
 pub mod source;

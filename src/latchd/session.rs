@@ -222,10 +222,9 @@ impl Session<'_> {
         }
         // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
         // first.
-        let received = self.reader.read_ready(self.stream);
+        self.reader.read_ready(self.stream);
         self.reader.take_answers(&mut self.out);
-        self.reply(&carried_out?)?;
-        received.map_err(Ending::from)
+        self.reply(&carried_out?)
     }
 
     fn finish_frame(&mut self) {

@@ -1,6 +1,6 @@
 //! The program `lfpd`: see lfpd(8).
 
-mod command;
+pub(crate) mod command;
 mod holders;
 mod locks;
 mod options;
@@ -9,7 +9,7 @@ mod places;
 mod reply;
 mod session;
 mod sock_diag;
-mod uucp;
+pub(crate) mod uucp;
 mod wire;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -58,7 +58,7 @@ use files::LockFiles;
 use guard::{beat_for, GuardOptions};
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
-use record::{is_of_lock_file, Record};
+pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
 use takeover::{Acquisition, Taker, Verdict};
 

@@ -80,7 +80,7 @@ impl LockInfo {
 
 /// All that a lock file can say. `None` for what is missing or cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) pid: Option<u32>,
     pub(super) timestamp: Option<u64>,
     pub(super) tag: Option<String>,
@@ -100,7 +100,7 @@ pub(super) struct Record {
 
 impl Record {
     /// Reads all fields that can be read.
-    pub(super) fn parse(content: &[u8]) -> Record {
+    pub(crate) fn parse(content: &[u8]) -> Record {
         let mut record = Record::default();
         if content.len() > MAX_LEN {
             return record;
@@ -133,7 +133,7 @@ impl Record {
 
     /// The text for a file of ours. The timestamp has at least ten digits, so that a heartbeat can
     /// overwrite it even if the clock was near 1970 at first.
-    pub(super) fn print(&self) -> String {
+    pub(crate) fn print(&self) -> String {
         self.print_with(&format!("{:010}", self.timestamp.unwrap_or(0)))
     }
 
@@ -168,7 +168,7 @@ impl Record {
     }
 
     /// The part that all implementations share, if it is complete.
-    pub(super) fn info(&self) -> Option<LockInfo> {
+    pub(crate) fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
             timestamp: self.timestamp?,
@@ -179,7 +179,7 @@ impl Record {
 
 /// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
 /// with its first key at least. Any other file belongs to another program and must be left alone.
-pub(super) fn is_of_lock_file(content: &[u8]) -> bool {
+pub(crate) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
     }

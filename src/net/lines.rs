@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use crate::sys::memory::{self, Purpose};
 
 use super::stream::Stream;
-use super::telnet::{Endless, Telnet, INTERRUPT};
+use super::telnet::{Telnet, INTERRUPT};
 
 /// The length of the read-ahead buffer in bytes; more input waits in the kernel.
 const BUFFER_LEN: usize = 4096;
@@ -159,6 +159,10 @@ impl<const N: usize> LineReader<N> {
 
     /// Blocks until the peer sends something, for no longer than the socket's read timeout.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
+        // The lines before it may have arrived with it. They have been looked at by now.
+        if self.telnet.is_endless() {
+            return Err(ReadEnd::Telnet);
+        }
         self.make_room()?;
         let len = loop {
             match stream.read(&mut self.buffer[self.end..]) {
@@ -169,18 +173,19 @@ impl<const N: usize> LineReader<N> {
                 Err(error) => return Err(ReadEnd::Broken(error)),
             }
         };
-        self.take_in(len)
+        self.take_in(len);
+        Ok(())
     }
 
-    /// Reads what has arrived without blocking, as far as the buffer has room. Fails only with
-    /// [`ReadEnd::Telnet`]; the next read reports the other ends.
-    pub fn read_ready(&mut self, stream: &Stream) -> Result<(), ReadEnd> {
+    /// Reads what has arrived without blocking, as far as the buffer has room. The next read
+    /// reports an end.
+    pub fn read_ready(&mut self, stream: &Stream) {
         self.compact();
         if self.end == self.buffer.len() {
-            return Ok(());
+            return;
         }
         let len = stream.read_ready(&mut self.buffer[self.end..]).unwrap_or(0);
-        self.take_in(len)
+        self.take_in(len);
     }
 
     /// Moves the answers to telnet commands to the end of `out`.
@@ -195,14 +200,9 @@ impl<const N: usize> LineReader<N> {
         (!between_frames).then_some(self.lines_seen)
     }
 
-    fn take_in(&mut self, len: usize) -> Result<(), ReadEnd> {
+    fn take_in(&mut self, len: usize) {
         let chunk = &mut self.buffer[self.end..self.end + len];
-        let kept = self
-            .telnet
-            .filter(chunk, &mut self.answers)
-            .map_err(|Endless| ReadEnd::Telnet)?;
-        self.end += kept;
-        Ok(())
+        self.end += self.telnet.filter(chunk, &mut self.answers);
     }
 
     fn make_room(&mut self) -> Result<(), ReadEnd> {
@@ -335,6 +335,23 @@ mod tests {
             &[["a", "b", "c"], ["d", "e", ""]],
             false,
         );
+    }
+
+    #[test]
+    fn lines_before_an_endless_subnegotiation_count() {
+        let input = [&b"l\nk\n10\n\xff\xfa"[..], &[7; 300], b"x\n"].concat();
+        for size in 1..=input.len() {
+            let mut reader = LineReader::<3>::new(limit);
+            let mut chunks = input.chunks(size);
+            let end = loop {
+                if let Err(end) = reader.read(chunks.next().unwrap_or_default()) {
+                    break end;
+                }
+            };
+            assert!(matches!(end, ReadEnd::Telnet), "{size}: {end:?}");
+            assert!(matches!(reader.look(), Buffered::Frame), "{size}");
+            assert_eq!(reader.frame(), [&b"l"[..], b"k", b"10"]);
+        }
     }
 
     #[test]

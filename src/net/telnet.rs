@@ -46,32 +46,31 @@ enum State {
     Option(u8),
     Subnegotiation(usize),
     SubnegotiationCommand(usize),
+    /// In a subnegotiation that does not end. Nothing follows it.
+    Endless,
 }
-
-/// A subnegotiation that does not end.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Endless;
 
 impl Telnet {
     /// Removes telnet commands from `chunk` in place and returns how many bytes are left at its
     /// front. Appends the answers to `answers`.
-    pub(super) fn filter(
-        &mut self,
-        chunk: &mut [u8],
-        answers: &mut Vec<u8>,
-    ) -> Result<usize, Endless> {
+    pub(super) fn filter(&mut self, chunk: &mut [u8], answers: &mut Vec<u8>) -> usize {
         if self.is_plain(chunk) {
             self.after_cr = chunk.last().map_or(self.after_cr, |byte| *byte == b'\r');
-            return Ok(chunk.len());
+            return chunk.len();
         }
         let mut kept = 0;
         for at in 0..chunk.len() {
-            if let Some(byte) = self.advance(chunk[at], answers)? {
+            if let Some(byte) = self.advance(chunk[at], answers) {
                 chunk[kept] = byte;
                 kept += 1;
             }
         }
-        Ok(kept)
+        kept
+    }
+
+    /// Whether the peer has begun a subnegotiation that does not end.
+    pub(super) fn is_endless(&self) -> bool {
+        self.state == State::Endless
     }
 
     /// Whether the chunk has no command in it, as chunks from programs do.
@@ -79,7 +78,7 @@ impl Telnet {
         self.state == State::Data && !chunk.iter().any(|byte| matches!(*byte, IAC | 0))
     }
 
-    fn advance(&mut self, byte: u8, answers: &mut Vec<u8>) -> Result<Option<u8>, Endless> {
+    fn advance(&mut self, byte: u8, answers: &mut Vec<u8>) -> Option<u8> {
         let (next, kept) = match (self.state, byte) {
             (State::Data, IAC) => (State::Command, None),
             (State::Data, _) => (State::Data, Some(self.data(byte))),
@@ -98,14 +97,15 @@ impl Telnet {
             (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _)
                 if len >= MAX_SUBNEGOTIATION =>
             {
-                return Err(Endless);
+                (State::Endless, None)
             }
             (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _) => {
                 (State::Subnegotiation(len + 1), None)
             }
+            (State::Endless, _) => (State::Endless, None),
         };
         self.state = next;
-        Ok(kept)
+        kept
     }
 
     /// A byte of data. CR NUL is how telnet sends a bare carriage return; it ends a line.
@@ -143,16 +143,22 @@ impl Telnet {
 mod tests {
     use super::*;
 
+    #[derive(Debug, PartialEq, Eq)]
+    struct Endless;
+
     /// Filters `input` in chunks of `size`; returns what is left and what was answered.
     fn filter(input: &[u8], size: usize) -> Result<(Vec<u8>, Vec<u8>), Endless> {
         let mut telnet = Telnet::default();
         let (mut kept, mut answers) = (Vec::new(), Vec::new());
         for chunk in input.chunks(size) {
             let mut chunk = chunk.to_vec();
-            let len = telnet.filter(&mut chunk, &mut answers)?;
+            let len = telnet.filter(&mut chunk, &mut answers);
             kept.extend(&chunk[..len]);
         }
-        Ok((kept, answers))
+        match telnet.is_endless() {
+            true => Err(Endless),
+            false => Ok((kept, answers)),
+        }
     }
 
     fn check(input: &[u8], kept: &[u8], answers: &[u8]) {

@@ -80,7 +80,7 @@ impl EndedEntries {
         self.0.retain(|ended| !is_for(ended, kind, key));
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Kind, Key, Refusal)> {
         self.0.iter()
     }

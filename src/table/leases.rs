@@ -89,7 +89,7 @@ impl Leases {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Instant, PlaceId)> {
         self.0.iter()
     }

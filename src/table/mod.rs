@@ -20,8 +20,9 @@ mod place;
 mod queue;
 mod slab;
 mod snapshot;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), allow(dead_code))]
+pub(crate) mod tests;
 mod types;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

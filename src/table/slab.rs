@@ -116,7 +116,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
         value.expect(GONE)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn iter(&self) -> impl Iterator<Item = (Id<T>, &T)> {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(index, slot)| Some((Id::of(index), slot.value.as_ref()?)))

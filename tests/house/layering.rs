@@ -26,6 +26,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "sema",
         &["sema", "cli", "supervise", "lockfile", "sys", "text"],
     ),
+    (
+        "fuzzing",
+        &[
+            "lfpd", "fence", "lockfile", "protocol", "table", "net", "token",
+        ],
+    ),
     // shared by programs
     ("server", &["cli", "net", "sys", "text", "log"]),
     ("cli", &["cli", "text"]),

@@ -13,5 +13,6 @@ mod promises;
 mod python_client;
 mod readme;
 mod skips;
+mod supply;
 mod tidy;
 mod tunnels;

@@ -257,6 +257,7 @@ fn the_manual_has_the_sections_that_an_operator_looks_for() {
         "LOG",
         "EXAMPLES",
         "SECURITY",
+        "THREATS",
         "CAVEATS",
     ] {
         assert!(section(&page, name).lines().count() > 3, "{name} is empty");

@@ -713,7 +713,7 @@ fn use_up_the_fences(daemon: &Daemon) -> (u64, u64) {
 }
 
 /// Makes system calls of a running server fail, until what is given back is called.
-fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
+pub fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
     let calls = what.split(':').next().expect("the first part");
     let mut strace = Command::new(installed("strace", "strace"));
     strace
@@ -737,7 +737,7 @@ fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
 }
 
 /// Whether strace may attach to a process that it has not started.
-fn may_attach() -> bool {
+pub fn may_attach() -> bool {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     let is_free = scope.map_or(true, |scope| scope.trim() == "0");
     if !is_free && !rustix::process::geteuid().is_root() {

@@ -234,6 +234,39 @@ fn the_secret_of_auth_never_appears_in_the_log() {
     }
 }
 
+#[test]
+fn no_admin_token_appears_in_the_log() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("admin");
+    fs::write(&path, "the-admin-secret\n").expect("the directory is ours");
+    let mut command = chatty();
+    command.env("LATCHD_AUTH_TOKEN", "the-auth-secret");
+    command.arg("--admin-token-file").arg(&path);
+    let daemon = Daemon::from_command(command);
+    let client = || {
+        let mut client = daemon.connect();
+        assert_eq!(client.request("auth", "_", "the-auth-secret"), "ok");
+        client
+    };
+    let mut holder = client();
+    let token = holder.acquire_for("k", 0, 60).token;
+    let mut operator = client();
+    assert_eq!(
+        operator.request("break", "k", "x the-admin-secret"),
+        "error"
+    );
+    assert_eq!(operator.request("break", "k", "_ the-admin-secret"), "ok");
+    let mut guesser = client();
+    let guess = guesser.request("break", "k", "_ a-wrong-secret");
+    assert_eq!(guess, "error_auth");
+
+    let log = log_after(&daemon, holder);
+    assert!(log.contains("broken key=k"), "{log}");
+    for secret in ["the-auth", "the-admin", "a-wrong", &token[16..]] {
+        assert!(!log.contains(secret), "{secret} in:\n{log}");
+    }
+}
+
 // ---- it says what happened -------------------------------------------------------------------
 
 #[test]

@@ -8,13 +8,22 @@ use super::*;
 const HISTORIES: u64 = 20_000;
 const STEPS: usize = 60;
 
-/// A small generator (splitmix64): reproducible from its seed on any machine.
-struct Random(u64);
+/// What decides a history.
+enum Random {
+    /// A small generator (splitmix64): reproducible from its seed on any machine.
+    Seed(u64),
+    /// The bytes that a fuzzer has made up, one a choice, the last one first.
+    Choices(Vec<u8>),
+}
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        let state = match self {
+            Random::Seed(state) => state,
+            Random::Choices(bytes) => return bytes.pop().unwrap_or_default().into(),
+        };
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -74,27 +83,23 @@ fn the_comparison_notices_a_table_that_forgets_its_order() {
     assert!(noticed.count() > 5);
 }
 
+/// Plays the history that a fuzzer has made up, until its bytes are used up. Returns the number of
+/// its steps.
+pub(crate) fn play_choices(bytes: &[u8]) -> usize {
+    let bytes = bytes.iter().rev().copied().collect();
+    let mut history = History::new(Random::Choices(bytes));
+    let mut steps = 0;
+    while matches!(&history.random, Random::Choices(bytes) if !bytes.is_empty()) {
+        history.step();
+        history.compare();
+        steps += 1;
+    }
+    steps
+}
+
 /// Plays one history; `meddle` is called before each step.
 fn play(seed: u64, meddle: impl Fn(&mut History)) {
-    let mut random = Random(seed);
-    let mut cap = |most: u64| (!random.one_in(2)).then(|| 1 + random.below(most) as usize);
-    let caps = Caps {
-        max_slots: cap(5).unwrap_or(usize::MAX),
-        max_per_connection: cap(3).unwrap_or(usize::MAX),
-        max_waiters: cap(3),
-        max_waiters_total: cap(5).unwrap_or(usize::MAX),
-        max_locks: 1 + random.below(4) as usize,
-    };
-    let world = World::with_caps(caps);
-    let model = Model::new(caps, world.now);
-    let mut history = History {
-        world,
-        model,
-        random,
-        tickets: Vec::new(),
-        tokens: Vec::new(),
-        gone: BTreeSet::new(),
-    };
+    let mut history = History::new(Random::Seed(seed));
     for _ in 0..STEPS {
         meddle(&mut history);
         history.step();
@@ -123,6 +128,27 @@ struct KnownTicket {
 }
 
 impl History {
+    fn new(mut random: Random) -> History {
+        let mut cap = |most: u64| (!random.one_in(2)).then(|| 1 + random.below(most) as usize);
+        let caps = Caps {
+            max_slots: cap(5).unwrap_or(usize::MAX),
+            max_per_connection: cap(3).unwrap_or(usize::MAX),
+            max_waiters: cap(3),
+            max_waiters_total: cap(5).unwrap_or(usize::MAX),
+            max_locks: 1 + random.below(4) as usize,
+        };
+        let world = World::with_caps(caps);
+        let model = Model::new(caps, world.now);
+        History {
+            world,
+            model,
+            random,
+            tickets: Vec::new(),
+            tokens: Vec::new(),
+            gone: BTreeSet::new(),
+        }
+    }
+
     fn step(&mut self) {
         match self.random.below(20) {
             0..=3 => self.acquire(),

@@ -2,7 +2,7 @@
 //! invariants that hold after every step of either.
 
 mod counters;
-mod histories;
+pub(crate) mod histories;
 mod model;
 mod scenarios;
 

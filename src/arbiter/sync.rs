@@ -1,0 +1,10 @@
+//! The arbiter's mutex, condvar and counter. With `--cfg shuttle` they are those of a scheduler
+//! that tries interleavings, for `tests/interleavings/`.
+
+#[cfg(not(all(test, shuttle)))]
+pub(super) use parking_lot::{Condvar, Mutex, MutexGuard};
+#[cfg(not(all(test, shuttle)))]
+pub(super) use std::sync::atomic::AtomicUsize;
+
+#[cfg(all(test, shuttle))]
+pub(super) use super::interleavings::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};

@@ -1,0 +1,82 @@
+//! What a file may say that another program wrote, or that a crash left behind.
+
+use crate::fence::file::{self, FILE_LEN};
+use crate::lfpd::uucp::names;
+use crate::lockfile::{is_of_lock_file, LockInfo, Record};
+
+/// Any content says how high the fences may have been, or is refused. A write that is cut short
+/// anywhere loses no ceiling.
+pub fn fence_file(input: &[u8]) {
+    if let Ok(found) = file::recover(input) {
+        assert!(input.is_empty() || found.ceiling.is_some());
+        assert!(input.len() <= FILE_LEN);
+    }
+    let mut content = Vec::new();
+    let mut last = None;
+    for (seq, write) in (1..).zip(input.chunks_exact(3)) {
+        let ceiling = last.unwrap_or(0) + u64::from(write[0]);
+        let (record, offset) = file::encode(seq, ceiling);
+        // A write ends somewhere, and a few of its bytes may be any.
+        let len = usize::from(write[1]) % (2 * record.len());
+        let is_whole = len >= record.len();
+        let len = len.min(record.len());
+        content.resize(content.len().max(offset + len), 0);
+        content[offset..offset + len].copy_from_slice(&record[..len]);
+        if !is_whole && len > 0 {
+            content[offset + usize::from(write[2]) % len] ^= write[2];
+        }
+        if !is_whole {
+            let Some(last) = last else { return };
+            let found = file::recover(&content).map(|found| found.ceiling);
+            assert!(found.is_ok_and(|found| found >= Some(last)), "{content:?}");
+            return;
+        }
+        last = Some(ceiling);
+        let found = file::recover(&content).expect("a whole record");
+        assert_eq!((found.seq, found.ceiling), (seq, last));
+        assert!(!found.is_torn && !found.is_legacy);
+    }
+}
+
+/// Any content is read, and what is written of it is read back. Each beginning of what is written
+/// is that of a lock file.
+pub fn lock_file_record(input: &[u8]) {
+    let record = Record::parse(input);
+    let printed = record.print();
+    let read = Record::parse(printed.as_bytes());
+    // Characters that do not belong into a file are blanks now, and blanks around a value are gone.
+    assert_eq!(Record::parse(read.print().as_bytes()), read);
+    assert!(printed.len() <= 65_536 && is_of_lock_file(printed.as_bytes()));
+    let cut = usize::from(*input.first().unwrap_or(&0)) % printed.len();
+    let is_cut_in_key = (1..4).contains(&cut);
+    assert!(is_cut_in_key || is_of_lock_file(&printed.as_bytes()[..cut]));
+    if let Some(info) = read.info() {
+        let text = info.serialize();
+        let again = LockInfo::parse(&text).expect("a record");
+        assert_eq!((again.pid, again.timestamp), (info.pid, info.timestamp));
+        assert_eq!(again.serialize(), text);
+        assert!(is_of_lock_file(text.as_bytes()));
+    }
+    if record.info().is_some() && is_of_lock_file(input) {
+        assert!(LockInfo::parse(&String::from_utf8_lossy(input)).is_ok());
+    }
+}
+
+/// Any content names a process or none, and a file of ours names ours.
+pub fn uucp_record(input: &[u8]) {
+    let Some(pid) = names::holder_in(input) else {
+        return;
+    };
+    assert!((1..=i32::MAX.unsigned_abs()).contains(&pid));
+    assert_eq!(names::holder_in(names::content(pid).as_bytes()), Some(pid));
+    // A program may be about to write the rest: half a number is never another process.
+    let text = input.trim_ascii();
+    if text.len() > 4 && text.iter().all(u8::is_ascii_digit) {
+        assert_eq!(
+            std::str::from_utf8(text)
+                .ok()
+                .and_then(|text| text.parse().ok()),
+            Some(pid)
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! What a fuzzer calls: each function takes any bytes, and panics if a promise is broken.
+//!
+//! `fuzz/` has a target of cargo-fuzz for each:
+//!
+//!     cd fuzz && RUSTC_BOOTSTRAP=1 cargo fuzz run -s none request
+//!
+//! The tests here call them with random inputs, in every run of the test command. More of them:
+//!
+//!     LATCHD_TEST_INPUTS=10000000 CARGO_PROFILE_TEST_OPT_LEVEL=3 \
+//!         cargo test --target-dir target/fuzzing --lib fuzzing -- --nocapture
+
+mod files;
+#[cfg(test)]
+mod inputs;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use files::{fence_file, lock_file_record, uucp_record};
+pub use wire::{lfp_command, lines, reply, request};
+
+use crate::table::tests::histories;
+
+/// Requests to the table in an order that the bytes decide, compared with the naive model after
+/// each. Returns how many there were.
+pub fn table(input: &[u8]) -> usize {
+    histories::play_choices(input)
+}

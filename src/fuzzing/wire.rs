@@ -1,0 +1,135 @@
+//! What a peer may send.
+
+use std::io::Read;
+
+use crate::lfpd::command::{self, Command};
+use crate::net::lines::{Buffered, LineReader, ReadEnd};
+use crate::protocol::reply;
+use crate::protocol::request::{self, FirstWord, Frame};
+
+/// Three lines are a request or an error, and a request that is written is read back.
+pub fn request(input: &[u8]) {
+    // A secret or a tag that ends in CR is not read back: the CR belongs to the end of the line.
+    let mut lines = input.split(|byte| *byte == b'\n').map(without_crs);
+    let frame: Frame<'_> = std::array::from_fn(|_| lines.next().unwrap_or_default());
+    FirstWord::parse(frame[0]);
+    let request = match request::parse(frame) {
+        Ok(request) => request,
+        Err(error) => {
+            assert!(!error.describe().0.contains(' '));
+            return;
+        }
+    };
+    let mut written = Vec::new();
+    request.write(&mut written);
+    assert_eq!(written.pop(), Some(b'\n'));
+    let lines: Vec<&[u8]> = written.split(|byte| *byte == b'\n').collect();
+    let frame = Frame::try_from(lines).expect("three lines");
+    assert_eq!(request::parse(frame), Ok(request));
+}
+
+fn without_crs(line: &[u8]) -> &[u8] {
+    let end = line.iter().rposition(|byte| *byte != b'\r');
+    &line[..end.map_or(0, |last| last + 1)]
+}
+
+/// A reply that is written is read back.
+pub fn reply(input: &[u8]) {
+    let Ok(line) = std::str::from_utf8(input) else {
+        return;
+    };
+    if let Some(read) = reply::parse(line) {
+        let mut written = Vec::new();
+        read.write(&mut written);
+        let written = String::from_utf8(written).expect("text");
+        let line = written.strip_suffix('\n').expect("a line");
+        assert_eq!(reply::parse(line), Some(read));
+    }
+}
+
+/// Lines, telnet commands among them, mean the same however they arrive.
+pub fn lines(input: &[u8]) {
+    let Some((size, stream)) = input.split_first() else {
+        return;
+    };
+    let whole = Conversation::of(stream, usize::MAX);
+    assert!(whole.answers.len() <= stream.len());
+    assert_eq!(Conversation::of(stream, 1), whole);
+    assert_eq!(Conversation::of(stream, 1 + usize::from(*size)), whole);
+}
+
+/// All that a reader of lines makes of a stream.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Conversation {
+    frames: Vec<[Vec<u8>; 3]>,
+    answers: Vec<u8>,
+    end: &'static str,
+}
+
+impl Conversation {
+    /// The stream arrives in pieces of this size, at most.
+    fn of(stream: &[u8], size: usize) -> Conversation {
+        let mut reader = LineReader::new(|index, command| request::line_limit(24, index, command));
+        let mut found = Conversation::default();
+        let mut rest = Pieces(stream, size);
+        found.end = loop {
+            match reader.look() {
+                Buffered::Frame => {
+                    found.frames.push(reader.frame().map(<[u8]>::to_vec));
+                    reader.advance();
+                }
+                Buffered::TooLong => break "too long",
+                Buffered::Incomplete => match reader.read(&mut rest) {
+                    Ok(()) => {}
+                    Err(ReadEnd::Eof) => break "end of file",
+                    Err(ReadEnd::Telnet) => break "telnet",
+                    Err(ReadEnd::Timeout | ReadEnd::Broken(_)) => unreachable!("from memory"),
+                },
+            }
+        };
+        // What follows the end is answered or not, as it happens to have arrived.
+        if found.end == "end of file" {
+            reader.take_answers(&mut found.answers);
+        }
+        found
+    }
+}
+
+struct Pieces<'a>(&'a [u8], usize);
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.1.min(self.0.len());
+        (&self.0[..len])
+            .read(buffer)
+            .inspect(|len| self.0 = &self.0[*len..])
+    }
+}
+
+/// A line is a command or none, and its words alone decide which.
+pub fn lfp_command(input: &[u8]) {
+    let line = input.split(|byte| *byte == b'\n').next();
+    let line = line.unwrap_or_default();
+    command::is_other_protocol(line);
+    let Some(read) = command::parse(line) else {
+        return;
+    };
+    let (verb, target) = match read {
+        Command::Lock(target) => ("lock", Some(target)),
+        Command::Unlock(target) => ("UNLOCK", Some(target)),
+        Command::Noop => ("noop", None),
+        Command::Help => ("HELP", None),
+        Command::Stat => ("Stat", None),
+        Command::Quit => ("quit", None),
+    };
+    let mut written = verb.as_bytes().to_vec();
+    if let Some(target) = target {
+        assert!(target.device.len() <= 255 && !target.device.is_empty());
+        let pid = target.pid.map_or(-1, i64::from);
+        assert!(pid != 0 && pid <= i64::from(i32::MAX));
+        written.push(b'\t');
+        written.extend(target.device);
+        written.extend(format!("  {pid} ").bytes());
+    }
+    assert_eq!(command::parse(&written), Some(read));
+}
