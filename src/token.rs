@@ -1,10 +1,9 @@
 //! Tokens: the credential of a holder, and the fence inside it. Pure.
 
 use std::fmt::{self, Write};
+use std::hint::black_box;
 use std::str::FromStr;
 use std::time::Duration;
-
-use subtle::ConstantTimeEq;
 
 /// A number that rises with every grant, over all keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,7 +47,7 @@ pub struct Salt(pub u64);
 impl Salt {
     /// Whether both are the same, in a time that does not depend on their bits.
     pub fn matches(self, other: Salt) -> bool {
-        self.0.ct_eq(&other.0).into()
+        black_box(self.0 ^ other.0) == 0
     }
 }
 

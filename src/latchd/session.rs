@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use log::{debug, trace};
 use rustix::process::geteuid;
-use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
 use crate::arbiter::{Outlet, Seat, WaitStage};
@@ -22,6 +21,7 @@ use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolError, Request, HELP};
 use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
+use crate::sys::secret;
 use crate::text::Escaped;
 
 /// How long the close waits for a peer that has not given the right token.
@@ -571,7 +571,7 @@ impl From<ReadEnd> for Ending {
 impl SessionRules {
     fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_token, given) {
-            (Some(token), Some(given)) => token.ct_eq(given.as_bytes()).into(),
+            (Some(token), Some(given)) => secret::is_same(token, given.as_bytes()),
             _ => false,
         }
     }
@@ -585,7 +585,7 @@ impl SessionRules {
             Ok(given) => (given.trim().as_bytes(), true),
             Err(_) => (given, false),
         };
-        let is_right = bool::from(token.ct_eq(given));
+        let is_right = secret::is_same(token, given);
         is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
     }
 }

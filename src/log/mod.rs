@@ -7,6 +7,7 @@
 mod sink;
 pub mod syslog;
 mod throttle;
+mod utc;
 
 use std::fmt;
 use std::io::{self, Write};
@@ -14,7 +15,7 @@ use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{bounded, select, Receiver, Sender};
 use env_logger::{Builder, Target};
@@ -23,6 +24,7 @@ use log::{Level, LevelFilter};
 pub use sink::LogTarget;
 use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
+use utc::Utc;
 
 /// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
@@ -114,7 +116,7 @@ impl Log {
         builder.format(move |line, record| {
             line.write_all(header(record.level()).as_bytes())?;
             if with_time {
-                write!(line, "{} ", line.timestamp())?;
+                write!(line, "{} ", Utc(SystemTime::now()))?;
             }
             writeln!(line, "{} {}", record.level(), record.args())
         });
