@@ -148,7 +148,8 @@ impl Seat {
         })
     }
 
-    /// Starts a lease anew, whichever connection it was granted to.
+    /// Starts a lease anew, whichever connection it was granted to. A holder that was restored
+    /// becomes one of this connection.
     ///
     /// # Errors
     ///
@@ -160,9 +161,14 @@ impl Seat {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            table.renew(key, kind, token, lease, now)
-        })
+        let mut state = self.arbiter.state.lock();
+        let now = self.arbiter.catch_up(&mut state, Scope::Key(key));
+        let renewed = state.table.renew(key, kind, token, lease, now);
+        if renewed.is_ok() && state.recorder.is_some() {
+            state.table.adopt(token.fence, self.conn, now);
+        }
+        self.arbiter.leave(state);
+        renewed
     }
 
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its

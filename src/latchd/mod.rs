@@ -104,6 +104,7 @@ fn run(
         auth_token,
         admin_token,
         auth_refusals: SourceThrottle::default(),
+        witness: None,
     });
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
     if options.print_port {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use log::{trace, warn};
 
 use super::session::Ending;
-use crate::arbiter::{Seat, WaitStage};
+use crate::arbiter::{Certainty, Seat, WaitStage};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
 use crate::table::{Answer, Ask, Kind, Limit, Refusal};
@@ -107,6 +107,22 @@ pub(super) fn carry_out(
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
         Request::Auth(_) | Request::Stats | Request::Queues(_) => Reply::Error,
     })
+}
+
+/// How certain the reply to a request must be.
+pub(super) fn certainty_of(request: &Request<'_>) -> Certainty {
+    match request {
+        Request::Acquire { .. }
+        | Request::Enqueue { .. }
+        | Request::Release { .. }
+        | Request::Break { .. } => Certainty::Recorded,
+        Request::Wait { .. } | Request::Renew { .. } => Certainty::Anew,
+        Request::Ping
+        | Request::Tag(_)
+        | Request::Auth(_)
+        | Request::Stats
+        | Request::Queues(_) => Certainty::None,
+    }
 }
 
 fn ask<'a>(

@@ -6,14 +6,15 @@
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, trace};
 use rustix::process::geteuid;
 use subtle::ConstantTimeEq;
 
-use super::requests::{carry_out, Peer};
-use crate::arbiter::{Outlet, Seat, WaitStage};
+use super::requests::{carry_out, certainty_of, Peer};
+use crate::arbiter::{Certainty, Outlet, Seat, WaitStage, Witness};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -48,7 +49,6 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 /// The longest reply with a grant, in bytes: `ok`, a token and a lease.
 const MAX_GRANT_LEN: usize = 64;
 
-#[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
     pub default_lease: Duration,
@@ -63,6 +63,8 @@ pub struct SessionRules {
     pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// Says when replies may leave, where there is a journal.
+    pub witness: Option<Arc<dyn Witness>>,
 }
 
 #[derive(Debug)]
@@ -94,6 +96,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::with_capacity(SMALL_OUT_CAPACITY),
+        unattested: Certainty::None,
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         placeholders_left: Some(0),
@@ -104,11 +107,13 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let Session {
         seat,
         out,
+        mut unattested,
         malformed_count,
         ..
     } = session;
     // The slots pass on before the close, which may take a while.
     drop(seat);
+    rules.attest(&mut unattested);
     lingering_close(stream, &ending, out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
@@ -123,6 +128,8 @@ struct Session<'a> {
     seat: Seat,
     reader: LineReader<3>,
     out: Vec<u8>,
+    /// What the replies in `out` wait for.
+    unattested: Certainty,
     /// The deadline of `auth`; `None` once the client has authenticated, or need not.
     auth_due: Option<Instant>,
     malformed_count: u32,
@@ -166,7 +173,7 @@ impl Session<'_> {
         }
         self.reader.skip_first_line();
         self.awaited = None;
-        Some(flush_if_full(&mut self.out, self.stream, self.rules))
+        Some(self.flush_if_full())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
@@ -201,12 +208,15 @@ impl Session<'_> {
             rules: self.rules,
             id: self.seat.id().0,
             out: &mut self.out,
+            unattested: &mut self.unattested,
             reached: None,
             sent_len: 0,
         };
+        let certainty = certainty_of(&request);
         let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
         let sent_len = waiter.sent_len;
         let has_waited = waiter.end_wait();
+        self.unattested = self.unattested.max(certainty);
         self.finish_frame();
         if !has_waited {
             return self.reply(&carried_out?);
@@ -249,6 +259,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
+        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
@@ -266,6 +277,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
+        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok {\"keys\":[");
         let (mut page, mut last) = match key {
@@ -307,10 +319,18 @@ impl Session<'_> {
         let start = self.out.len();
         reply.write(&mut self.out);
         self.out.drain(start..start + sent_len);
-        flush_if_full(&mut self.out, self.stream, self.rules)
+        self.flush_if_full()
+    }
+
+    fn flush_if_full(&mut self) -> Result<(), Ending> {
+        match make_room(&mut self.out) {
+            Room::Some => Ok(()),
+            Room::None => self.flush(),
+        }
     }
 
     fn flush(&mut self) -> Result<(), Ending> {
+        self.rules.attest(&mut self.unattested);
         flush(&mut self.out, self.stream, self.rules)
     }
 
@@ -415,6 +435,7 @@ struct Waiter<'a> {
     rules: &'a SessionRules,
     id: u64,
     out: &'a mut Vec<u8>,
+    unattested: &'a mut Certainty,
     /// How far the wait has come.
     reached: Option<WaitStage>,
     /// How many bytes of the reply have been sent.
@@ -427,6 +448,7 @@ impl Peer for Waiter<'_> {
     }
 
     fn flush(&mut self) -> Result<(), Ending> {
+        self.rules.attest(self.unattested);
         flush(self.out, self.stream, self.rules)
     }
 
@@ -469,17 +491,31 @@ impl Waiter<'_> {
     }
 }
 
-/// Makes room for the next reply.
+/// Sends what need not be attested, if there is no room for more.
 fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
+    match make_room(out) {
+        Room::Some => Ok(()),
+        Room::None => flush(out, stream, rules),
+    }
+}
+
+/// Whether there is room for the next reply.
+enum Room {
+    Some,
+    None,
+}
+
+/// Makes room for the next reply, as far as it may.
+fn make_room(out: &mut Vec<u8>) -> Room {
     if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
         if let Some(_reservation) = memory::reserve(OUT_CAPACITY, Purpose::Service) {
             out.reserve_exact(OUT_CAPACITY - out.len());
         }
     }
-    if out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
-        return Ok(());
+    match out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
+        true => Room::Some,
+        false => Room::None,
     }
-    flush(out, stream, rules)
 }
 
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
@@ -546,6 +582,14 @@ impl From<ReadEnd> for Ending {
 }
 
 impl SessionRules {
+    /// Blocks until replies may leave that wait for this.
+    fn attest(&self, unattested: &mut Certainty) {
+        let certainty = std::mem::replace(unattested, Certainty::None);
+        if let Some(witness) = &self.witness {
+            witness.attest(certainty);
+        }
+    }
+
     fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_token, given) {
             (Some(token), Some(given)) => token.ct_eq(given.as_bytes()).into(),

@@ -1,0 +1,264 @@
+//! The journal: every change of holders in the order of the table, written in groups, and what
+//! sessions wait for.
+//!
+//! One thread writes, a batch at a time. What changes meanwhile is the next batch. If there is
+//! nothing to write, and a session wants to know whether this server is still active, the batch is
+//! a question: the same comparisons and no change.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::arbiter::{Certainty, Recorder, Witness};
+use crate::table::Change;
+use crate::token::{Fence, FenceSource};
+
+/// The most holders in a batch. etcd takes 128 operations in a transaction.
+pub const MAX_HOLDERS: usize = 120;
+
+/// How many fences are reserved at a time.
+pub const FENCE_RANGE: u64 = 1 << 20;
+
+/// What the journal, the arbiter and the sessions share.
+#[derive(Default)]
+pub struct Journal {
+    state: Mutex<State>,
+    /// Wakes the thread that writes.
+    work: Condvar,
+    fences: Mutex<Fences>,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Change>,
+    /// How many changes have been recorded, and how many of them are certain.
+    recorded: u64,
+    certain: u64,
+    /// The number of the last round that has begun, and of the last one that has succeeded.
+    begun: u64,
+    succeeded: u64,
+    /// A session wants a round that has yet to begin.
+    is_asked: bool,
+    wants_fences: bool,
+    waiting: Vec<Waiting>,
+    /// What a round takes, smoothed.
+    milliseconds: f32,
+}
+
+/// A session that waits for certainty.
+struct Waiting {
+    recorded: u64,
+    round: u64,
+    wake: Arc<Condvar>,
+}
+
+/// The fences that may be used: those from `next` on, below `end`.
+#[derive(Default)]
+struct Fences {
+    next: u64,
+    end: u64,
+    ran_out: bool,
+}
+
+/// A batch, or a question if it changes nothing.
+pub struct Round {
+    /// Of each holder, the last change.
+    pub changes: Vec<Change>,
+    /// The fences below this will be reserved.
+    pub reserve: Option<u64>,
+    began: Instant,
+    number: u64,
+    /// How many of the recorded changes it and those before it have written.
+    recorded: u64,
+}
+
+impl Round {
+    pub fn is_question(&self) -> bool {
+        self.changes.is_empty() && self.reserve.is_none()
+    }
+
+    /// The fences of the grants in it.
+    pub fn granted(&self) -> Vec<Fence> {
+        let held = self.changes.iter().filter_map(|change| match change {
+            Change::Held(record) => Some(record.token.fence),
+            Change::Ended(_) => None,
+        });
+        held.collect()
+    }
+
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+}
+
+impl Journal {
+    /// Blocks until there is something to write or to ask.
+    pub fn next_round(&self) -> Round {
+        let mut state = self.state.lock();
+        while state.pending.is_empty() && !state.is_asked && !state.wants_fences {
+            self.work.wait(&mut state);
+        }
+        self.take_round(&mut state)
+    }
+
+    fn take_round(&self, state: &mut State) -> Round {
+        let mut changes: Vec<Change> = Vec::new();
+        let mut written = state.recorded - state.pending.len() as u64;
+        while let Some(change) = state.pending.pop_front() {
+            let fence = change.fence();
+            // A transaction may name a key once: the last change counts.
+            match changes.iter().rposition(|known| known.fence() == fence) {
+                Some(at) => changes[at] = change,
+                None if changes.len() == MAX_HOLDERS => {
+                    state.pending.push_front(change);
+                    break;
+                }
+                None => changes.push(change),
+            }
+            written += 1;
+        }
+        let wants_fences = std::mem::take(&mut state.wants_fences);
+        state.is_asked = false;
+        state.begun += 1;
+        Round {
+            changes,
+            reserve: wants_fences.then(|| self.fences.lock().end.saturating_add(FENCE_RANGE)),
+            began: Instant::now(),
+            number: state.begun,
+            recorded: written,
+        }
+    }
+
+    /// Takes note that a round is certain, and wakes the sessions that waited for it. `true` if
+    /// there are fences again after they had run out.
+    pub fn finish(&self, round: &Round) -> bool {
+        let has_fences = round.reserve.is_some_and(|end| {
+            let mut fences = self.fences.lock();
+            fences.end = end;
+            std::mem::take(&mut fences.ran_out)
+        });
+        let took = round.began.elapsed().as_secs_f32() * 1000.0;
+        let mut state = self.state.lock();
+        state.succeeded = round.number;
+        state.certain = round.recorded;
+        state.milliseconds += match round.number {
+            1 => took,
+            _ => (took - state.milliseconds) / 16.0,
+        };
+        let mut done = Vec::new();
+        let (certain, succeeded) = (state.certain, state.succeeded);
+        state.waiting.retain(|waiting| {
+            let waits = waiting.recorded > certain || waiting.round > succeeded;
+            if !waits {
+                done.push(Arc::clone(&waiting.wake));
+            }
+            waits
+        });
+        drop(state);
+        done.iter().for_each(|wake| drop(wake.notify_one()));
+        has_fences
+    }
+
+    /// Begins with fences that have been reserved: those from `next` on, below `end`.
+    pub fn begin(&self, next: u64, end: u64) {
+        *self.fences.lock() = Fences {
+            next,
+            end,
+            ran_out: false,
+        };
+    }
+
+    /// Blocks until everything is written that has been recorded, or until `at_most` is over.
+    pub fn wait_until_written(&self, at_most: Duration) {
+        let wake = Arc::new(Condvar::new());
+        let mut state = self.state.lock();
+        let recorded = state.recorded;
+        state.waiting.push(Waiting {
+            recorded,
+            round: 0,
+            wake: Arc::clone(&wake),
+        });
+        wake.wait_while_for(&mut state, |state| state.certain < recorded, at_most);
+    }
+
+    /// How many sessions wait.
+    pub fn held_back(&self) -> usize {
+        self.state.lock().waiting.len()
+    }
+
+    /// What a round takes, smoothed, in milliseconds.
+    pub fn milliseconds(&self) -> f32 {
+        self.state.lock().milliseconds
+    }
+
+    fn want_fences(&self) {
+        self.state.lock().wants_fences = true;
+        self.work.notify_one();
+    }
+}
+
+impl Witness for Journal {
+    fn attest(&self, certainty: Certainty) {
+        if certainty == Certainty::None || super::is_planted("reply-before-journal") {
+            return;
+        }
+        let mut state = self.state.lock();
+        let recorded = state.recorded;
+        let round = match certainty {
+            Certainty::Anew => state.begun + 1,
+            _ => 0,
+        };
+        if state.certain >= recorded && state.succeeded >= round {
+            return;
+        }
+        if round > 0 {
+            state.is_asked = true;
+            self.work.notify_one();
+        }
+        let wake = Arc::new(Condvar::new());
+        state.waiting.push(Waiting {
+            recorded,
+            round,
+            wake: Arc::clone(&wake),
+        });
+        while state.certain < recorded || state.succeeded < round {
+            wake.wait(&mut state);
+        }
+    }
+}
+
+/// The end of the journal at the arbiter.
+pub struct Notes(pub Arc<Journal>);
+
+impl Recorder for Notes {
+    fn record(&mut self, changes: &mut Vec<Change>) {
+        let mut state = self.0.state.lock();
+        state.recorded += changes.len() as u64;
+        state.pending.extend(changes.drain(..));
+        drop(state);
+        self.0.work.notify_one();
+    }
+}
+
+/// Fences that etcd has reserved.
+pub struct ReservedFences(pub Arc<Journal>);
+
+impl FenceSource for ReservedFences {
+    /// `None` while none is reserved: then nothing is granted, and more are asked for.
+    fn next_fence(&mut self) -> Option<u64> {
+        let mut fences = self.0.fences.lock();
+        let left = fences.end - fences.next;
+        // Once for each range, so that the journal is not woken with every grant.
+        let is_low = left == FENCE_RANGE / 2;
+        let fence = (left > 0).then_some(fences.next);
+        fences.next += u64::from(left > 0);
+        let ran_out = left == 0 && !std::mem::replace(&mut fences.ran_out, left == 0);
+        drop(fences);
+        if is_low || ran_out {
+            self.0.want_fences();
+        }
+        fence
+    }
+}
