@@ -37,6 +37,19 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--idle-exit", "IDLE_EXIT_S", 0),
 ];
 
+/// The options of a server that is one of several, their variables, and a value.
+const CLUSTER: &[(&str, &str, &str)] = &[
+    ("--etcd", "ETCD", "127.0.0.1:2379"),
+    ("--advertise", "ADVERTISE", "127.0.0.1:6388"),
+    ("--etcd-prefix", "ETCD_PREFIX", "latchd"),
+    ("--etcd-ttl", "ETCD_TTL_S", "10"),
+    ("--etcd-user", "ETCD_USER", "latchd"),
+    ("--etcd-password-file", "ETCD_PASSWORD_FILE", "/etc/passwd"),
+    ("--etcd-cacert", "ETCD_CACERT", "ca.pem"),
+    ("--etcd-cert", "ETCD_CERT", "some.pem"),
+    ("--etcd-key", "ETCD_KEY", "some.pem"),
+];
+
 /// Options this build has not, and their variables.
 const ABSENT: &[(&str, &str)] = &[("--tls-cert", "TLS_CERT"), ("--tls-key", "TLS_KEY")];
 
@@ -326,6 +339,21 @@ fn one_tls_option_without_the_other_is_refused_as_such() {
             let variable = format!("{prefix}_{variable}");
             let line = refusal(Daemon::command().env(&variable, "some.pem"), 2);
             assert_eq!(line, format!("latchd: {variable}: {why}"));
+        }
+    }
+}
+
+#[test]
+#[cfg(not(feature = "cluster"))]
+fn etcd_needs_a_build_with_the_feature() {
+    let lacking = "needs a build with --features cluster";
+    for (option, variable, value) in CLUSTER {
+        let line = refusal(Daemon::command().args([option, value]), 2);
+        assert_eq!(line, format!("latchd: {option}: {lacking}"));
+        for prefix in ["LATCHD", "DFLOCKD"] {
+            let variable = format!("{prefix}_{variable}");
+            let line = refusal(Daemon::command().env(&variable, value), 2);
+            assert_eq!(line, format!("latchd: {variable}: {lacking}"));
         }
     }
 }
