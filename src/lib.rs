@@ -96,6 +96,8 @@ mod arbiter;
 #[cfg(feature = "programs")]
 mod cli;
 pub mod client;
+#[cfg(feature = "cluster")]
+mod cluster;
 #[cfg(feature = "programs")]
 mod fence;
 #[cfg(feature = "programs")]

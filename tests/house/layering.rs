@@ -10,8 +10,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "latchd",
         &[
-            "latchd", "server", "cli", "arbiter", "fence", "protocol", "table", "token", "net",
-            "sys", "text", "log",
+            "latchd", "server", "cli", "cluster", "arbiter", "fence", "protocol", "table", "token",
+            "net", "sys", "text", "log",
         ],
     ),
     (
@@ -31,6 +31,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["cli", "text"]),
     ("supervise", &["sys", "text"]),
     // services
+    (
+        "cluster",
+        &[
+            "cluster", "arbiter", "fence", "protocol", "table", "token", "net", "sys", "text",
+            "log",
+        ],
+    ),
     ("arbiter", &["table", "token", "fence", "sys"]),
     ("fence", &["token", "sys", "text"]),
     (

@@ -1,0 +1,4 @@
+//! Several servers as one service, on a real etcd.
+
+#[path = "../support/mod.rs"]
+mod support;
