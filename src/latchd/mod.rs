@@ -1,6 +1,8 @@
 //! The program `latchd`: see latchd(8).
 
 mod capacity;
+#[cfg(feature = "cluster")]
+mod cluster_options;
 mod options;
 mod requests;
 mod serve;
@@ -18,6 +20,8 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
+#[cfg(feature = "cluster")]
+use crate::cluster::Office;
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -31,7 +35,9 @@ use crate::sys::secret;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
-use options::{Auth, Options, Sockets};
+#[cfg(feature = "cluster")]
+use cluster_options::ClusterOptions;
+use options::{Auth, Options, Resolved};
 use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
@@ -60,11 +66,11 @@ pub fn main() -> ExitCode {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
-    let (sockets, auth) = match options.resolve(&origins, !inherited.is_empty()) {
+    let resolved = match options.resolve(&origins, !inherited.is_empty()) {
         Ok(resolved) => resolved,
         Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    match run(&options, sockets, auth, inherited) {
+    match run(&options, resolved, inherited) {
         Ok(status) => status,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
@@ -73,19 +79,21 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop. An error is one line.
 fn run(
     options: &Options,
-    sockets: Sockets,
-    auth: Option<Auth>,
+    resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
+    let auth = resolved.auth;
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
+    #[cfg(feature = "cluster")]
+    let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
     let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     // Until here a signal ends the process at once, even while the fence file is locked.
     let signals = server::watch_signals(&log)?;
-    let listeners = serve::listen(options, sockets, inherited)?;
+    let listeners = serve::listen(options, resolved.sockets, inherited)?;
     warn_about(options, auth.as_ref());
 
     let arbiter = start_arbiter(options, fences, salts)?;
@@ -104,6 +112,8 @@ fn run(
         auth_token,
         admin_token,
         auth_refusals: SourceThrottle::default(),
+        #[cfg(feature = "cluster")]
+        office: cluster.map(|settings| Arc::new(Office::new(settings))),
     });
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
     if options.print_port {
@@ -165,13 +175,13 @@ fn start_arbiter(
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
     match auth {
         Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
-        Auth::File(path) => Ok(read_token_file("auth", path)?.into_bytes().into()),
+        Auth::File(path) => Ok(read_secret_file("auth token", path)?.into_bytes().into()),
     }
 }
 
 /// Reads the token of `break`, which is a word in a line with others.
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
-    let token = read_token_file("admin", path)?;
+    let token = read_secret_file("admin token", path)?;
     if !limits::is_admin_token(&token) {
         let path = Escaped::path(path);
         return Err(format!(
@@ -183,10 +193,10 @@ fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     Ok(token.into_bytes().into())
 }
 
-fn read_token_file(purpose: &str, path: &Path) -> Result<String, String> {
+fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
     secret::read(path).map_err(|error| {
         let (path, reason) = (Escaped::path(path), reason(&error));
-        format!("cannot use the {purpose} token file {path}: {reason}")
+        format!("cannot use the {purpose} file {path}: {reason}")
     })
 }
 

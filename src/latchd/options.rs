@@ -16,6 +16,9 @@ use crate::log::{LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 
+#[cfg(feature = "cluster")]
+use super::cluster_options::ClusterOptions;
+
 const MAX_COUNT: u64 = u32::MAX as u64;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -246,16 +249,27 @@ pub(super) enum Auth {
     File(PathBuf),
 }
 
+/// What several options say together.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) sockets: Sockets,
+    pub(super) auth: Option<Auth>,
+    /// `None` for a server that is alone.
+    #[cfg(feature = "cluster")]
+    pub(super) cluster: Option<ClusterOptions>,
+}
+
 impl Options {
-    /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names
-    /// sockets for this process.
-    pub(super) fn resolve(
-        &self,
-        origins: &Origins,
-        inherits: bool,
-    ) -> Result<(Sockets, Option<Auth>), String> {
+    /// What several options say together. `inherits` says that LISTEN_FDS names sockets for this
+    /// process.
+    pub(super) fn resolve(&self, origins: &Origins, inherits: bool) -> Result<Resolved, String> {
         self.check(origins)?;
-        Ok((self.sockets(origins, inherits)?, self.auth(origins)?))
+        Ok(Resolved {
+            #[cfg(feature = "cluster")]
+            cluster: ClusterOptions::resolve(self, origins, inherits)?,
+            sockets: self.sockets(origins, inherits)?,
+            auth: self.auth(origins)?,
+        })
     }
 
     fn check(&self, origins: &Origins) -> Result<(), String> {

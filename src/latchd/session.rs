@@ -6,6 +6,8 @@
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, trace};
@@ -14,6 +16,8 @@ use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, Peer};
 use crate::arbiter::{Outlet, Seat, WaitStage};
+#[cfg(feature = "cluster")]
+use crate::cluster::Office;
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -48,7 +52,6 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 /// The longest reply with a grant, in bytes: `ok`, a token and a lease.
 const MAX_GRANT_LEN: usize = 64;
 
-#[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
     pub default_lease: Duration,
@@ -63,6 +66,9 @@ pub struct SessionRules {
     pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// This server's part among several; `None` if it is alone.
+    #[cfg(feature = "cluster")]
+    pub office: Option<Arc<Office>>,
 }
 
 #[derive(Debug)]
