@@ -35,7 +35,7 @@ use crate::table::{
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
-pub use recorder::{Certainty, Recorder, Witness};
+pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitStage};
 
 /// Leases ended, or slots of a closed connection released, before other threads get their turn:

@@ -26,12 +26,6 @@ pub enum Certainty {
     Anew,
 }
 
-/// What a session asks before it sends replies.
-pub trait Witness: Send + Sync {
-    /// Blocks until the answers that this thread has had from the arbiter are certain.
-    fn attest(&self, certainty: Certainty);
-}
-
 impl Arbiter {
     /// Records every change from now on. Grants are then sent by the threads of their own sessions,
     /// which must ask a [`Witness`] before.

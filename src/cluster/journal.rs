@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::arbiter::{Certainty, Recorder, Witness};
+use crate::arbiter::{Certainty, Recorder};
 use crate::table::Change;
 use crate::token::{Fence, FenceSource};
 
@@ -75,10 +75,6 @@ pub struct Round {
 }
 
 impl Round {
-    pub fn is_question(&self) -> bool {
-        self.changes.is_empty() && self.reserve.is_none()
-    }
-
     /// The fences of the grants in it.
     pub fn granted(&self) -> Vec<Fence> {
         let held = self.changes.iter().filter_map(|change| match change {
@@ -157,7 +153,9 @@ impl Journal {
             waits
         });
         drop(state);
-        done.iter().for_each(|wake| drop(wake.notify_one()));
+        for wake in done {
+            wake.notify_one();
+        }
         has_fences
     }
 
@@ -199,8 +197,9 @@ impl Journal {
     }
 }
 
-impl Witness for Journal {
-    fn attest(&self, certainty: Certainty) {
+impl Journal {
+    /// Blocks until the answers are certain that this thread has had from the arbiter.
+    pub fn attest(&self, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
         }

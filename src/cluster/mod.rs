@@ -23,7 +23,7 @@ use crossbeam_channel::bounded;
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
 
-use crate::arbiter::{Arbiter, Witness};
+use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
 use crate::sys::moment::Moment;
 use crate::sys::thread::spawn;
@@ -142,9 +142,10 @@ impl Office {
         Box::new(ReservedFences(Arc::clone(&self.journal)))
     }
 
-    /// Whom sessions ask before they send replies.
-    pub fn witness(&self) -> Arc<dyn Witness> {
-        Arc::<Journal>::clone(&self.journal)
+    /// Blocks until the answers are certain that this thread has had from the arbiter. Sessions
+    /// send no reply before. While etcd is silent, that is until the server starts over.
+    pub fn attest(&self, certainty: Certainty) {
+        self.journal.attest(certainty);
     }
 
     /// Starts the threads that run for the office and write the journal. Fails if one cannot be
@@ -181,6 +182,15 @@ impl Office {
         self.changed
             .wait_while_for(&mut state, |state| state.role == *seen, at_most);
         state.role.clone()
+    }
+
+    /// Blocks until this server is active, for three times the TTL at the most.
+    pub fn is_soon_active(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_standby = |state: &mut State| matches!(state.role, Role::Standby { .. });
+        let at_most = self.settings.ttl * 3;
+        let waited = self.changed.wait_while_for(&mut state, is_standby, at_most);
+        !waited.timed_out()
     }
 
     /// The time that a batch of the journal takes, smoothed, in milliseconds.

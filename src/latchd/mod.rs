@@ -1,6 +1,8 @@
 //! The program `latchd`: see latchd(8).
 
 mod capacity;
+#[cfg(feature = "cluster")]
+mod cluster_options;
 mod options;
 mod requests;
 mod serve;
@@ -18,6 +20,8 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
+#[cfg(feature = "cluster")]
+use crate::cluster::Office;
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -31,7 +35,9 @@ use crate::sys::secret;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
-use options::{Auth, Options, Sockets};
+#[cfg(feature = "cluster")]
+use cluster_options::ClusterOptions;
+use options::{Auth, Options, Resolved};
 use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
@@ -60,11 +66,11 @@ pub fn main() -> ExitCode {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
-    let (sockets, auth) = match options.resolve(&origins, !inherited.is_empty()) {
+    let resolved = match options.resolve(&origins, !inherited.is_empty()) {
         Ok(resolved) => resolved,
         Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    match run(&options, sockets, auth, inherited) {
+    match run(&options, resolved, inherited) {
         Ok(status) => status,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
@@ -73,21 +79,30 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop. An error is one line.
 fn run(
     options: &Options,
-    sockets: Sockets,
-    auth: Option<Auth>,
+    resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
+    let auth = resolved.auth;
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
+    #[cfg(feature = "cluster")]
+    let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
     let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     // Until here a signal ends the process at once, even while the fence file is locked.
     let signals = server::watch_signals(&log)?;
-    let listeners = serve::listen(options, sockets, inherited)?;
+    let listeners = serve::listen(options, resolved.sockets, inherited)?;
     warn_about(options, auth.as_ref());
 
+    #[cfg(feature = "cluster")]
+    let office = cluster.map(|settings| Office::new(settings, log.clone()));
+    #[cfg(feature = "cluster")]
+    let fences = match &office {
+        Some(office) => (office.fences(), None),
+        None => fences,
+    };
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = capacity::max_connections(options.max_connections, secret_len);
@@ -104,20 +119,45 @@ fn run(
         auth_token,
         admin_token,
         auth_refusals: SourceThrottle::default(),
-        witness: None,
+        #[cfg(feature = "cluster")]
+        office: office.clone(),
     });
+    #[cfg(feature = "cluster")]
+    if let Some(office) = &office {
+        office.serve(&arbiter).map_err(server::no_thread)?;
+    }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    if options.print_port {
+    if options.print_port && !has_started_over() {
         server::print_port(&listeners)?;
     }
     if let Err(error) = notify("READY=1\nSTATUS=Serving") {
         warn!("cannot-notify error=\"{error}\"");
     }
 
-    let status = shutdown::run(&signals.received, &arbiter, &connections, options);
+    let end = shutdown::End {
+        signals: &signals.received,
+        arbiter: &arbiter,
+        connections: &connections,
+        options,
+        #[cfg(feature = "cluster")]
+        office: office.as_deref(),
+    };
+    let status = end.run();
+    #[cfg(feature = "cluster")]
+    if let Some(office) = &office {
+        office.resign();
+    }
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
+}
+
+/// Whether the port was printed before the server started over.
+fn has_started_over() -> bool {
+    #[cfg(feature = "cluster")]
+    return crate::cluster::has_started_over();
+    #[cfg(not(feature = "cluster"))]
+    false
 }
 
 /// Where fences come from; with a fence file, the reserver runs beside it.
@@ -166,13 +206,13 @@ fn start_arbiter(
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
     match auth {
         Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
-        Auth::File(path) => Ok(read_token_file("auth", path)?.into_bytes().into()),
+        Auth::File(path) => Ok(read_secret_file("auth token", path)?.into_bytes().into()),
     }
 }
 
 /// Reads the token of `break`, which is a word in a line with others.
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
-    let token = read_token_file("admin", path)?;
+    let token = read_secret_file("admin token", path)?;
     if !limits::is_admin_token(&token) {
         let path = Escaped::path(path);
         return Err(format!(
@@ -184,10 +224,10 @@ fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     Ok(token.into_bytes().into())
 }
 
-fn read_token_file(purpose: &str, path: &Path) -> Result<String, String> {
+fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
     secret::read(path).map_err(|error| {
         let (path, reason) = (Escaped::path(path), reason(&error));
-        format!("cannot use the {purpose} token file {path}: {reason}")
+        format!("cannot use the {purpose} file {path}: {reason}")
     })
 }
 

@@ -87,6 +87,12 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = admission.stream();
+    #[cfg(feature = "cluster")]
+    if let Some(office) = &rules.office {
+        if !office.is_soon_active() {
+            return;
+        }
+    }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
     let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
     match watch.watch(stream, admission.id()) {

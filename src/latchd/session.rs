@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
+#[cfg(feature = "cluster")]
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,9 @@ use rustix::process::geteuid;
 use subtle::ConstantTimeEq;
 
 use super::requests::{carry_out, certainty_of, Peer};
-use crate::arbiter::{Certainty, Outlet, Seat, WaitStage, Witness};
+use crate::arbiter::{Certainty, Outlet, Seat, WaitStage};
+#[cfg(feature = "cluster")]
+use crate::cluster::Office;
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -63,8 +66,9 @@ pub struct SessionRules {
     pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
-    /// Says when replies may leave, where there is a journal.
-    pub witness: Option<Arc<dyn Witness>>,
+    /// This server's part among several; `None` if it is alone.
+    #[cfg(feature = "cluster")]
+    pub office: Option<Arc<Office>>,
 }
 
 #[derive(Debug)]
@@ -585,9 +589,12 @@ impl SessionRules {
     /// Blocks until replies may leave that wait for this.
     fn attest(&self, unattested: &mut Certainty) {
         let certainty = std::mem::replace(unattested, Certainty::None);
-        if let Some(witness) = &self.witness {
-            witness.attest(certainty);
+        #[cfg(feature = "cluster")]
+        if let Some(office) = &self.office {
+            office.attest(certainty);
         }
+        #[cfg(not(feature = "cluster"))]
+        let _ = certainty;
     }
 
     fn is_admin_token(&self, given: Option<&str>) -> bool {
