@@ -139,17 +139,13 @@ impl Writer {
         let is_question = changes.is_empty() && reserve.is_none();
         let body = self.body(changes, reserve, is_question);
         let began = Moment::now();
-        let mut was_lost = false;
         loop {
             match self.gateway.send_txn(&body) {
                 Ok(answer) if answer.succeeded => break,
-                // The comparisons failed because an earlier copy of this batch was carried out.
-                Ok(answer) if was_lost && !is_question && self.has_done(&answer) => break,
+                // The comparisons failed because another copy of this batch was carried out.
+                Ok(answer) if !is_question && self.has_done(&answer) => break,
                 Ok(answer) => self.deposed(&answer),
-                Err(failure) => {
-                    was_lost |= matches!(failure, Failure::NoAnswer { .. });
-                    self.bear(&failure, began);
-                }
+                Err(failure) => self.bear(&failure, began),
             }
         }
         self.version += u64::from(!is_question);

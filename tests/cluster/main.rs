@@ -3,5 +3,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod house;
+use support::cluster as house;
+
+mod faults;
+mod proxy;
 mod takeover;
+
+// What a server promises alone, with its journal in etcd.
+#[path = "../latchd/auth.rs"]
+mod auth;
+#[path = "../latchd/handover.rs"]
+mod handover;
+#[path = "../latchd/hostile.rs"]
+mod hostile;
+#[path = "../latchd/limits.rs"]
+mod limits;
+#[path = "../latchd/wire.rs"]
+mod wire;

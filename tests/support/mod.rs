@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod clock;
+pub mod cluster;
 pub mod latch;
 pub mod limited;
 pub mod locks;
@@ -51,6 +52,13 @@ impl Daemon {
     /// Starts a daemon on a free port of 127.0.0.1 with `args` added, and waits until it listens.
     pub fn start(args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
+        if let Some(port) = cluster::journal(&mut command, args) {
+            command.args(args);
+            let mut daemon = Daemon::from_command(command);
+            daemon.port = Some(port);
+            daemon.wait_for_log("active epoch=", START_PATIENCE);
+            return daemon;
+        }
         command.args(["--port", "0", "--print-port"]).args(args);
         Daemon::from_command(command)
     }

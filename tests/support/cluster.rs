@@ -1,14 +1,16 @@
-//! Members of etcd, and servers that share one service on it. Everything ends with its test.
+//! Members of etcd, and servers that share one service on it.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
 
-use crate::support::{eventually, Client, Daemon, Grant, Signal};
+use super::{eventually, needs, Client, Daemon, Grant, Signal};
 
 /// How long a server may be silent in these tests, in seconds: the least that is allowed.
 pub const TTL: Duration = Duration::from_secs(5);
@@ -179,8 +181,10 @@ impl Server {
         command
             .args(["--port", &port.to_string(), "--etcd", endpoints])
             .args(["--advertise", &format!("127.0.0.1:{port}")])
-            .args(["--etcd-ttl", &TTL.as_secs().to_string()])
             .args(arguments);
+        if !arguments.contains(&"--etcd-ttl") {
+            command.args(["--etcd-ttl", &TTL.as_secs().to_string()]);
+        }
         if let Some(fault) = fault {
             command.env("LATCHD_PLANTED_FAULT", fault);
         }
@@ -231,4 +235,65 @@ impl Server {
 /// Renews a lock by its token.
 pub fn renew(client: &mut Client, key: &str, grant: &Grant) -> String {
     client.request("n", key, &format!("{} {}", grant.token, grant.lease))
+}
+
+/// Options that do not go with a journal.
+const ALONE: &[&str] = &["--fence-state-file", "--idle-exit", "--inetd", "--port"];
+
+/// Has a daemon that any test starts journal to an etcd that all of them share, in the test target
+/// `cluster`: returns the port that it will listen on. `None` in other targets.
+pub fn journal(command: &mut Command, arguments: &[&str]) -> Option<u16> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let is_alone = |argument: &&str| ALONE.iter().any(|alone| argument.starts_with(alone));
+    if env!("CARGO_CRATE_NAME") != "cluster" || arguments.iter().any(is_alone) {
+        return None;
+    }
+    let endpoint = shared_etcd()?;
+    let (port, number) = (free_port(), COUNT.fetch_add(1, Ordering::Relaxed));
+    command
+        .args(["--port", &port.to_string(), "--etcd", endpoint])
+        .args(["--etcd-prefix", &format!("shared-{number}")])
+        .args(["--advertise", &format!("127.0.0.1:{port}")]);
+    Some(port)
+}
+
+/// The client address of an etcd that ends with this process; `None` if there is no etcd.
+fn shared_etcd() -> Option<&'static str> {
+    // The shell outlives this process by a moment, and cleans up after it.
+    const SCRIPT: &str = r#"
+        directory=$(mktemp -d) && cd "$directory" || exit
+        etcd --data-dir data --listen-client-urls "$1" --advertise-client-urls "$1" \
+            --listen-peer-urls "$2" --initial-advertise-peer-urls "$2" \
+            --initial-cluster "default=$2" >etcd.log 2>&1 &
+        cat >/dev/null
+        kill -9 $!
+        wait
+        rm -rf "$directory"
+    "#;
+    static SHARED: OnceLock<Option<(Child, String)>> = OnceLock::new();
+    let shared = SHARED.get_or_init(|| {
+        if needs::lacks(&["etcd", "etcdctl"]) {
+            return None;
+        }
+        let [client, peer] = [free_port(), free_port()];
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let shell = Command::new("sh")
+            .args(["-c", SCRIPT, "sh", &url(client), &url(peer)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("there is a shell");
+        let endpoint = format!("127.0.0.1:{client}");
+        eventually(Duration::from_secs(60), "etcd answers", || {
+            let health = ["--endpoints", &endpoint, "put", "health", "y"];
+            let answer = Command::new("etcdctl")
+                .env("ETCDCTL_API", "3")
+                .args(health)
+                .output();
+            answer.is_ok_and(|answer| answer.status.success())
+        });
+        Some((shell, endpoint))
+    });
+    shared.as_ref().map(|(_, endpoint)| endpoint.as_str())
 }
