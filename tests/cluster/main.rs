@@ -7,6 +7,7 @@ use support::cluster as house;
 
 mod faults;
 mod proxy;
+mod relay;
 mod takeover;
 
 // What a server promises alone, with its journal in etcd.
