@@ -60,7 +60,7 @@ fn every_change_of_holders_is_noted_in_order() {
     world.held(4, "k");
     world.enqueue(4, "other");
     world.disconnect(4, Holdings::Release);
-    assert_eq!(world.changes(), ["+3 10", "+4 10", "-4", "-3"]);
+    assert_eq!(world.changes(), ["+3 10", "+4 10", "-3", "-4"]);
     world.held(5, "k");
     assert!(world.table.break_grant("k", Fence(5), world.now));
     assert_eq!(world.changes(), ["+5 10", "-5"]);
@@ -193,4 +193,47 @@ fn a_lease_begins_anew_unless_it_is_over_or_longer() {
     assert!(!world.is_held("late", late));
     world.advance(secs(44));
     assert!(world.is_held("long", long));
+}
+
+#[test]
+fn the_changes_always_lead_to_the_holders() {
+    let mut random: u64 = 0x1234_5678_9abc_def1;
+    let mut below = |end: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 11) % end
+    };
+    let mut world = World::journalled();
+    let mut journal = BTreeSet::new();
+    let mut newest = 0;
+    for step in 0..20_000 {
+        let (conn, key) = (1 + below(6), ["a", "b", "c"][below(3) as usize]);
+        match below(8) {
+            0 | 1 => drop(world.slot(conn, key, 2)),
+            2 => drop(world.enqueue(conn, key)),
+            3 => drop(world.try_wait(conn, key)),
+            4 => {
+                let fence = newest.max(5) - below(5);
+                world.table.break_grant(key, Fence(fence), world.now);
+            }
+            5 => drop(world.renew(key, token(newest), 1 + below(30))),
+            6 => world.disconnect(conn, Holdings::Release),
+            _ => {
+                world.advance(secs(below(4)));
+                world.expire();
+            }
+        }
+        for change in std::mem::take(world.table.changes().expect("they are noted")) {
+            let fence = change.fence();
+            match change {
+                Change::Held(_) => journal.insert(fence),
+                Change::Ended(_) => journal.remove(&fence),
+            };
+            newest = newest.max(fence.0);
+        }
+        let holders: BTreeSet<Fence> = world.table.holders.keys().copied().collect();
+        assert_eq!(journal, holders, "{step}");
+    }
+    assert!(newest > 1000);
 }
