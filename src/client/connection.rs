@@ -105,9 +105,15 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
-    reply_timeout: Duration,
+    settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
+    /// The tag that the server has accepted.
+    accepted_tag: Option<String>,
+    /// What goes in front of the next request, after the client has connected anew.
+    greeting: Vec<u8>,
+    /// How many replies to a greeting are still to come.
+    greetings_due: u8,
     auth: Auth,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
@@ -130,8 +136,11 @@ impl Connection {
             server: server.clone(),
             stream: Some(stream),
             buffer: Vec::new(),
-            reply_timeout: settings.reply_timeout,
+            settings: settings.clone(),
             tag: None,
+            accepted_tag: None,
+            greeting: Vec::new(),
+            greetings_due: 0,
             auth: auth_token.map_or(Auth::NoToken, |_| Auth::Token),
             cancelled_by: None,
         };
@@ -141,9 +150,28 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Connects to the same server again, or to another one of its cluster, for at most `within`.
+    /// The auth token and the tag go with the next request.
+    pub(super) fn reconnect(&mut self, within: Duration) -> Result<(), io::Error> {
+        let within = within.min(self.settings.connect_timeout);
+        let (stream, _) = self.server.connect(within)?;
+        self.close();
+        self.stream = Some(stream);
+        let token = self.settings.auth_token.as_deref().map(str::trim);
+        let greetings = [
+            token.map(Request::Auth),
+            self.accepted_tag.as_deref().map(Request::Tag),
+        ];
+        for greeting in greetings.iter().flatten() {
+            greeting.write(&mut self.greeting);
+            self.greetings_due += 1;
+        }
+        Ok(())
+    }
+
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
-        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         self.acquire_by(key, slot, wait, deadline)
     }
 
@@ -194,7 +222,7 @@ impl Connection {
             kind: slot.kind(),
             wait_timeout: wait.timeout(),
         };
-        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         let reply = self.exchange(&request, deadline)?;
         self.granted(&reply)
     }
@@ -343,7 +371,7 @@ impl Connection {
         let sent = self.send(&[&tag, request], self.time_to_send(due));
         let told = sent.and_then(|()| self.receive(&tag, due));
         match self.unless_closed(told)? {
-            Reply::Ok => self.tag = None,
+            Reply::Ok => self.accepted_tag = self.tag.take(),
             // The server does not know tags. It serves the claim, or closes the connection.
             Reply::Error => {}
             other => return Err(self.refusal(&other)),
@@ -354,7 +382,7 @@ impl Connection {
 
     /// When the reply to a request that does not wait is due.
     fn reply_due(&self) -> Option<Instant> {
-        Instant::now().checked_add(self.reply_timeout)
+        Instant::now().checked_add(self.settings.reply_timeout)
     }
 
     /// Sends one request and reads its reply, which is due at this instant; closes the connection
@@ -367,8 +395,8 @@ impl Connection {
 
     /// How long sending may take if the reply is due at this instant.
     fn time_to_send(&self, due: Option<Instant>) -> Duration {
-        let within = time_left(due).unwrap_or(self.reply_timeout);
-        within.min(self.reply_timeout)
+        let within = time_left(due).unwrap_or(self.settings.reply_timeout);
+        within.min(self.settings.reply_timeout)
     }
 
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
@@ -385,12 +413,15 @@ impl Connection {
             let unasked = String::from_utf8_lossy(&self.buffer);
             return Err(Error::bad_reply(&self.server, &unasked));
         }
-        let mut text = Vec::new();
+        let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
         match stream.write_within(&text, Some(within)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
-            _ => Ok(()),
+            _ => {
+                self.greeting.clear();
+                Ok(())
+            }
         }
     }
 
@@ -417,7 +448,19 @@ impl Connection {
 
     /// Takes the next reply out of what was read, if its line is complete; the line's end is not
     /// among the first `seen` bytes.
-    fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
+    fn take_reply(&mut self, mut seen: usize) -> Result<Option<Reply>, Error> {
+        while self.greetings_due > 0 {
+            match self.take_next_reply(seen)? {
+                None => return Ok(None),
+                Some(Reply::Ok) => self.greetings_due -= 1,
+                Some(other) => return Err(self.refusal(&other)),
+            }
+            seen = 0;
+        }
+        self.take_next_reply(seen)
+    }
+
+    fn take_next_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
             if self.buffer.len() > MAX_REPLY_LEN {
@@ -509,6 +552,8 @@ impl Connection {
     pub(super) fn close(&mut self) {
         self.stream = None;
         self.buffer.clear();
+        self.greeting.clear();
+        self.greetings_due = 0;
     }
 
     /// Closes the connection and waits, for at most the reply timeout, until the server has closed
@@ -516,7 +561,7 @@ impl Connection {
     pub fn finish(mut self) {
         if let Some(stream) = self.stream.take() {
             stream.shutdown(Shutdown::Write);
-            stream.discard_for(self.reply_timeout);
+            stream.discard_for(self.settings.reply_timeout);
         }
     }
 

@@ -43,6 +43,7 @@ pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
+mod outage;
 mod slot;
 
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ use std::time::{Duration, Instant};
 pub use crate::protocol::reply::Grant;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
-pub use address::Address;
+pub use address::{Address, Alternatives};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued, Settings};
 pub use error::{Auth, Error};
@@ -63,7 +64,8 @@ pub use slot::{Slot, Wait};
 ///
 /// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
 /// as all clients of this protocol have it: they must name the same servers in the same order. A
-/// key whose server is down cannot be acquired; no other server takes over.
+/// key whose server is down cannot be acquired; no other server takes over. The servers of one
+/// cluster are one [`Address`] here.
 ///
 /// A client keeps no connection and can be shared by threads. A clone copies the addresses.
 ///

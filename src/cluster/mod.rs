@@ -9,6 +9,7 @@ mod election;
 mod etcd;
 mod journal;
 mod record;
+pub mod relay;
 mod trouble;
 mod writer;
 
@@ -182,15 +183,6 @@ impl Office {
         self.changed
             .wait_while_for(&mut state, |state| state.role == *seen, at_most);
         state.role.clone()
-    }
-
-    /// Blocks until this server is active, for three times the TTL at the most.
-    pub fn is_soon_active(&self) -> bool {
-        let mut state = self.state.lock();
-        let is_standby = |state: &mut State| matches!(state.role, Role::Standby { .. });
-        let at_most = self.settings.ttl * 3;
-        let waited = self.changed.wait_while_for(&mut state, is_standby, at_most);
-        !waited.timed_out()
     }
 
     /// The time that a batch of the journal takes, smoothed, in milliseconds.

@@ -21,7 +21,7 @@ use log::{info, warn};
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
 #[cfg(feature = "cluster")]
-use crate::cluster::Office;
+use crate::cluster::{relay::Relays, Office};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -41,6 +41,9 @@ use options::{Auth, Options, Resolved};
 use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
+
+/// What the supervisor hears once clients can connect.
+const READY: &str = "READY=1\nSTATUS=Serving";
 
 /// How long the last log lines may take to leave.
 const LAST_LINES: Duration = Duration::from_millis(300);
@@ -112,6 +115,8 @@ fn run(
         env!("CARGO_PKG_VERSION"),
         capacity::worst_case(options, max_connections, secret_len).div_ceil(1024 * 1024)
     );
+    #[cfg(feature = "cluster")]
+    let relays = office.as_ref().map(Relays::start);
     let session_rules = Arc::new(SessionRules {
         default_lease: options.default_lease_ttl,
         read_timeout: options.read_timeout,
@@ -121,16 +126,23 @@ fn run(
         auth_refusals: SourceThrottle::default(),
         #[cfg(feature = "cluster")]
         office: office.clone(),
+        #[cfg(feature = "cluster")]
+        relays: relays.transpose().map_err(server::no_thread)?,
     });
     #[cfg(feature = "cluster")]
     if let Some(office) = &office {
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
+    // One of several says by itself what it is.
+    #[cfg(feature = "cluster")]
+    let ready = office.as_ref().map_or(READY, |_| "READY=1");
+    #[cfg(not(feature = "cluster"))]
+    let ready = READY;
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
     if options.print_port && !has_started_over() {
         server::print_port(&listeners)?;
     }
-    if let Err(error) = notify("READY=1\nSTATUS=Serving") {
+    if let Err(error) = notify(ready) {
         warn!("cannot-notify error=\"{error}\"");
     }
 

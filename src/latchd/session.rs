@@ -4,6 +4,9 @@
 //! thread that frees the slot. The session's thread may block in three places: in a read, in a
 //! write, and in [`carry_out`]; each is bounded, and delays no other client.
 
+#[cfg(feature = "cluster")]
+mod member;
+
 use std::io;
 use std::net::{IpAddr, Shutdown};
 #[cfg(feature = "cluster")]
@@ -17,7 +20,7 @@ use subtle::ConstantTimeEq;
 use super::requests::{carry_out, certainty_of, Peer};
 use crate::arbiter::{Certainty, Outlet, Seat, WaitStage};
 #[cfg(feature = "cluster")]
-use crate::cluster::Office;
+use crate::cluster::{relay::Relays, Office};
 use crate::log::SourceThrottle;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
@@ -69,6 +72,9 @@ pub struct SessionRules {
     /// This server's part among several; `None` if it is alone.
     #[cfg(feature = "cluster")]
     pub office: Option<Arc<Office>>,
+    /// What it passes on while another server is active.
+    #[cfg(feature = "cluster")]
+    pub relays: Option<Arc<Relays>>,
 }
 
 #[derive(Debug)]
@@ -84,6 +90,9 @@ pub(super) enum Ending {
     ReadTimeout,
     LineTooLong,
     AuthFailed,
+    /// Another server takes this one for the active one, and it is not, or not any more.
+    #[cfg(feature = "cluster")]
+    NotMeant,
 }
 
 /// Serves a connection until it ends.
@@ -104,6 +113,8 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         placeholders_left: Some(0),
+        #[cfg(feature = "cluster")]
+        is_first: true,
         socket_timeout: Duration::ZERO,
         awaited: None,
     };
@@ -125,6 +136,16 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     );
 }
 
+/// Closes a connection whose client has sent nothing in time.
+#[cfg(feature = "cluster")]
+pub fn turn_away(stream: &Stream, rules: &SessionRules) {
+    let ending = match rules.auth_token {
+        Some(_) => Ending::AuthFailed,
+        None => Ending::ReadTimeout,
+    };
+    lingering_close(stream, &ending, Vec::new(), rules);
+}
+
 struct Session<'a> {
     stream: &'a Stream,
     watch: &'a HangupWatch,
@@ -139,6 +160,9 @@ struct Session<'a> {
     malformed_count: u32,
     /// How many lines after `help` may still belong to it; `None` from the first request on.
     placeholders_left: Option<u8>,
+    /// Nothing has come yet.
+    #[cfg(feature = "cluster")]
+    is_first: bool,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
@@ -177,11 +201,19 @@ impl Session<'_> {
         }
         self.reader.skip_first_line();
         self.awaited = None;
+        #[cfg(feature = "cluster")]
+        {
+            self.is_first = false;
+        }
         Some(self.flush_if_full())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
         self.placeholders_left = None;
+        #[cfg(feature = "cluster")]
+        if let Some(served) = self.serve_frame_of_member() {
+            return served;
+        }
         if self.auth_due.is_some() {
             if !self.rules.accepts(self.reader.frame()) {
                 return Err(Ending::AuthFailed);
@@ -272,6 +304,10 @@ impl Session<'_> {
             &mut self.out,
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
+        #[cfg(feature = "cluster")]
+        if let Some(figures) = self.figures() {
+            stats::append_cluster(&figures, &mut self.out);
+        }
         self.out.push(b'\n');
         Ok(())
     }
@@ -538,6 +574,8 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
         Ending::Quit => (None, Duration::ZERO),
+        #[cfg(feature = "cluster")]
+        Ending::NotMeant => (None, Duration::ZERO),
         Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
             (Some(Reply::Error), Duration::ZERO)
         }
@@ -570,6 +608,8 @@ impl Ending {
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
             Ending::AuthFailed => "auth-refused".into(),
+            #[cfg(feature = "cluster")]
+            Ending::NotMeant => "relayed-from-another-epoch".into(),
         }
     }
 }

@@ -7,6 +7,7 @@ mod client;
 mod commands;
 mod hold;
 mod operators;
+mod reconnecting;
 mod run;
 mod terminal;
 mod waiting;
