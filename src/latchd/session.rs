@@ -2,10 +2,12 @@
 //!
 //! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
 //! thread that frees the slot. The session's thread may block in three places: in a read, in a
-//! write, and in [`carry_out`]; each is bounded, and delays no other client.
+//! write (and before it, until the journal has what the replies say), and in [`carry_out`]; each is
+//! bounded, and delays no other client.
 
 #[cfg(feature = "cluster")]
 mod member;
+mod waiter;
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -14,15 +16,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, trace};
-use rustix::process::geteuid;
 use subtle::ConstantTimeEq;
 
-use super::requests::{carry_out, certainty_of, Peer};
-use crate::arbiter::{Certainty, Outlet, Seat, WaitStage};
+use super::requests::{carry_out, certainty_of};
+use crate::arbiter::{Certainty, Outlet, Seat};
 #[cfg(feature = "cluster")]
 use crate::cluster::{relay::Relays, Office};
 use crate::log::SourceThrottle;
-use crate::net::hangup::{HangupWatch, Input};
+use crate::net::hangup::HangupWatch;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -30,6 +31,7 @@ use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolErro
 use crate::protocol::{queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
+use waiter::Waiter;
 
 /// How long the close waits for a peer that has not given the right token.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -465,69 +467,6 @@ impl Outlet for Stream {
         Reply::Granted(grant).write(&mut rest);
         let len = MAX_GRANT_LEN - rest.len();
         self.send_once(&line[..len])
-    }
-}
-
-/// The peer of a request that may wait.
-struct Waiter<'a> {
-    stream: &'a Stream,
-    watch: &'a HangupWatch,
-    rules: &'a SessionRules,
-    id: u64,
-    out: &'a mut Vec<u8>,
-    unattested: &'a mut Certainty,
-    /// How far the wait has come.
-    reached: Option<WaitStage>,
-    /// How many bytes of the reply have been sent.
-    sent_len: usize,
-}
-
-impl Peer for Waiter<'_> {
-    fn has_unsent_replies(&self) -> bool {
-        !self.out.is_empty()
-    }
-
-    fn flush(&mut self) -> Result<(), Ending> {
-        self.rules.attest(self.unattested);
-        flush(self.out, self.stream, self.rules)
-    }
-
-    fn is_operator(&self, admin_token: Option<&str>) -> bool {
-        let uid = self.stream.peer_uid();
-        uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
-            || self.rules.is_admin_token(admin_token)
-    }
-
-    fn identity(&self) -> String {
-        self.stream.identity()
-    }
-
-    fn note(&mut self, stage: WaitStage) {
-        match stage {
-            WaitStage::Begins => self.reached = Some(stage),
-            WaitStage::IsLong => {
-                self.reached = Some(stage);
-                self.heed(Input::Heeded);
-            }
-            WaitStage::Sent(sent_len) => self.sent_len = sent_len,
-        }
-    }
-}
-
-impl Waiter<'_> {
-    /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
-    /// peer sends only while the wait is long.
-    fn heed(&self, input: Input) {
-        // If this fails, a peer that floods the connection is seen to leave only later.
-        let _ = self.watch.set_input(self.stream, self.id, input);
-    }
-
-    /// Whether the request has waited.
-    fn end_wait(self) -> bool {
-        if self.reached == Some(WaitStage::IsLong) {
-            self.heed(Input::Ignored);
-        }
-        self.reached.is_some()
     }
 }
 

@@ -6,6 +6,7 @@ mod support;
 use support::cluster as house;
 
 mod faults;
+mod history;
 mod proxy;
 mod relay;
 mod takeover;

@@ -343,6 +343,13 @@ impl Client {
         Client::over(Stream::Tcp(stream))
     }
 
+    /// Connects over TCP; `None` if the server does not listen.
+    pub fn try_tcp(addr: SocketAddr) -> Option<Client> {
+        let stream = TcpStream::connect_timeout(&addr, PATIENCE).ok()?;
+        stream.set_nodelay(true).ok()?;
+        Some(Client::over(Stream::Tcp(stream)))
+    }
+
     /// Connects to a Unix socket.
     pub fn unix(path: &Path) -> Client {
         let stream = UnixStream::connect(path)
