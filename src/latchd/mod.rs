@@ -42,9 +42,6 @@ use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
 
-/// What the supervisor hears once clients can connect.
-const READY: &str = "READY=1\nSTATUS=Serving";
-
 /// How long the last log lines may take to leave.
 const LAST_LINES: Duration = Duration::from_millis(300);
 
@@ -133,16 +130,11 @@ fn run(
     if let Some(office) = &office {
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
-    // One of several says by itself what it is.
-    #[cfg(feature = "cluster")]
-    let ready = office.as_ref().map_or(READY, |_| "READY=1");
-    #[cfg(not(feature = "cluster"))]
-    let ready = READY;
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
     if options.print_port && !has_started_over() {
         server::print_port(&listeners)?;
     }
-    if let Err(error) = notify(ready) {
+    if let Err(error) = notify(ready(&session_rules)) {
         warn!("cannot-notify error=\"{error}\"");
     }
 
@@ -162,6 +154,17 @@ fn run(
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
+}
+
+/// What the supervisor hears once clients can connect. One of several servers says by itself what it
+/// is.
+fn ready(rules: &SessionRules) -> &'static str {
+    #[cfg(feature = "cluster")]
+    if rules.relays.is_some() {
+        return "READY=1";
+    }
+    let _ = rules;
+    "READY=1\nSTATUS=Serving"
 }
 
 /// Whether the port was printed before the server started over.

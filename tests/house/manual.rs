@@ -73,6 +73,8 @@ const COMMANDS: &[&str] = &[
     "tag",
     "break",
     "auth",
+    "cluster",
+    "relay",
 ];
 
 const STATUS_WORDS: &[&str] = &[
@@ -260,6 +262,7 @@ fn the_manual_has_the_sections_that_an_operator_looks_for() {
         "SIGNALS",
         "EXIT STATUS",
         "LOG",
+        "CLUSTER",
         "EXAMPLES",
         "SECURITY",
         "CAVEATS",

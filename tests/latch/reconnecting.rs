@@ -312,7 +312,7 @@ fn another_server_of_the_cluster_renews_the_lock() {
 }
 
 #[test]
-fn a_cluster_that_refuses_connections_is_tried_until_the_deadline() {
+fn a_cluster_that_refuses_is_tried_until_the_deadline() {
     let ((listener, addr), (_port, dead)) = (listener(), refusing_addr());
     let granted = thread::spawn(move || Peer::accept(&listener).grant(8));
     let began = Instant::now();
