@@ -156,8 +156,8 @@ fn run(
     Ok(status)
 }
 
-/// What the supervisor hears once clients can connect. One of several servers says by itself what it
-/// is.
+/// What the supervisor hears once clients can connect. One of several servers tells its role by
+/// itself.
 fn ready(rules: &SessionRules) -> &'static str {
     #[cfg(feature = "cluster")]
     if rules.relays.is_some() {

@@ -5,6 +5,7 @@ mod support;
 
 use support::cluster as house;
 
+mod example;
 mod faults;
 mod history;
 mod proxy;
