@@ -8,6 +8,7 @@ use support::cluster as house;
 mod faults;
 mod history;
 mod proxy;
+mod relay;
 mod takeover;
 
 // What a server promises alone, with its journal in etcd.

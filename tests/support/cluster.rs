@@ -244,22 +244,59 @@ pub fn renew(client: &mut Client, key: &str, grant: &Grant) -> String {
     client.request("n", key, &format!("{} {}", grant.token, grant.lease))
 }
 
+/// Whether the daemons of this test target are each one of several servers.
+pub fn is_member() -> bool {
+    ["cluster", "standby"].contains(&env!("CARGO_CRATE_NAME"))
+}
+
+/// How much longer a reply may take that a journal has to be written for, with all the daemons of
+/// this test target on one disk.
+pub fn journal_time() -> Duration {
+    match is_member() {
+        true => Duration::from_secs(2),
+        false => Duration::ZERO,
+    }
+}
+
 /// Options that do not go with a journal.
 const ALONE: &[&str] = &["--fence-state-file", "--idle-exit", "--inetd", "--port"];
 
-/// Has a daemon that any test starts journal to an etcd that all of them share, in the test target
-/// `cluster`: returns the port that it will listen on. `None` in other targets.
+/// Has a daemon that any test starts journal to an etcd that all of them share, in the test targets
+/// `cluster` and `standby`: returns the port that it will listen on. `None` in other targets.
 pub fn journal(command: &mut Command, arguments: &[&str]) -> Option<u16> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let is_alone = |argument: &&str| ALONE.iter().any(|alone| argument.starts_with(alone));
-    if env!("CARGO_CRATE_NAME") != "cluster" || arguments.iter().any(is_alone) {
+    if !is_member() || arguments.iter().any(is_alone) {
         return None;
     }
-    let endpoint = shared_etcd()?;
-    let (port, number) = (free_port(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    join(command, &format!("shared-{number}"))
+}
+
+/// The command of a standby beside a daemon that journals, and its port, in the test target
+/// `standby`. `None` in other targets.
+pub fn standby(active: &Daemon, arguments: &[&str]) -> Option<(Command, u16)> {
+    if env!("CARGO_CRATE_NAME") != "standby" {
+        return None;
+    }
+    let active = std::fs::read_to_string(format!("/proc/{}/cmdline", active.pid()));
+    let active = active.expect("it runs");
+    let mut words = active
+        .split('\0')
+        .skip_while(|word| *word != "--etcd-prefix");
+    let prefix = words.nth(1).expect("it has a prefix");
+    let mut command = Daemon::command();
+    let port = join(&mut command, prefix)?;
+    command.args(arguments);
+    Some((command, port))
+}
+
+/// Makes a daemon one of those with this prefix on the shared etcd; returns its port.
+fn join(command: &mut Command, prefix: &str) -> Option<u16> {
+    let (endpoint, port) = (shared_etcd()?, free_port());
     command
         .args(["--port", &port.to_string(), "--etcd", endpoint])
-        .args(["--etcd-prefix", &format!("shared-{number}")])
+        .args(["--etcd-prefix", prefix])
         .args(["--advertise", &format!("127.0.0.1:{port}")]);
     Some(port)
 }

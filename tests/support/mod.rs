@@ -46,6 +46,8 @@ pub struct Daemon {
     pid: u32,
     port: Option<u16>,
     log: Arc<Log>,
+    /// Another server, through which the clients of this one come.
+    standby: Option<Box<Daemon>>,
 }
 
 impl Daemon {
@@ -57,6 +59,13 @@ impl Daemon {
             let mut daemon = Daemon::from_command(command);
             daemon.port = Some(port);
             daemon.wait_for_log("active epoch=", START_PATIENCE);
+            if let Some((command, port)) = cluster::standby(&daemon, args) {
+                let standby = Daemon::from_command(command);
+                standby.wait_for_log("standby active=", START_PATIENCE);
+                standby.wait_for_log("listening ", START_PATIENCE);
+                daemon.port = Some(port);
+                daemon.standby = Some(Box::new(standby));
+            }
             return daemon;
         }
         command.args(["--port", "0", "--print-port"]).args(args);
@@ -110,6 +119,7 @@ impl Daemon {
             child: Mutex::new(child),
             port: None,
             log,
+            standby: None,
         };
         if prints_port {
             daemon.port =
@@ -128,7 +138,7 @@ impl Daemon {
             .unwrap_or_else(|_| panic!("not a port: {line:?}; log:\n{}", self.log()))
     }
 
-    /// The TCP port. Panics for a daemon which was not asked to print it.
+    /// The TCP port that clients use. Panics for a daemon which was not asked to print it.
     pub fn port(&self) -> u16 {
         self.port.expect("started with --print-port")
     }

@@ -1,0 +1,13 @@
+//! What a server promises alone, through another one that passes connections on to it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[path = "../latch/client.rs"]
+mod client;
+#[path = "../latch/operators.rs"]
+mod operators;
+#[path = "../latch/run.rs"]
+mod run;
+#[path = "../latchd/wire.rs"]
+mod wire;
