@@ -33,6 +33,8 @@ pub struct Journal {
 #[derive(Default)]
 struct State {
     pending: VecDeque<Change>,
+    /// When the first of them was recorded, at the latest.
+    pending_since: Option<Instant>,
     /// How many changes have been recorded, and how many of them are certain.
     recorded: u64,
     certain: u64,
@@ -69,6 +71,8 @@ pub struct Round {
     /// The fences below this will be reserved.
     pub reserve: Option<u64>,
     began: Instant,
+    /// When the first of its changes was recorded, at the latest.
+    recorded_at: Instant,
     number: u64,
     /// How many of the recorded changes it and those before it have written.
     recorded: u64,
@@ -84,8 +88,9 @@ impl Round {
         held.collect()
     }
 
-    pub fn began(&self) -> Instant {
-        self.began
+    /// For how long the first of its changes has been uncertain.
+    pub fn age(&self) -> Duration {
+        self.recorded_at.elapsed()
     }
 }
 
@@ -118,10 +123,15 @@ impl Journal {
         let wants_fences = std::mem::take(&mut state.wants_fences);
         state.is_asked = false;
         state.begun += 1;
+        let began = Instant::now();
+        let recorded_at = state.pending_since.take().unwrap_or(began);
+        // Those that are left are for the next round.
+        state.pending_since = (!state.pending.is_empty()).then_some(recorded_at);
         Round {
             changes,
             reserve: wants_fences.then(|| self.fences.lock().end.saturating_add(FENCE_RANGE)),
-            began: Instant::now(),
+            began,
+            recorded_at,
             number: state.begun,
             recorded: written,
         }
@@ -235,6 +245,9 @@ impl Recorder for Notes {
     fn record(&mut self, changes: &mut Vec<Change>) {
         let mut state = self.0.state.lock();
         state.recorded += changes.len() as u64;
+        if state.pending.is_empty() {
+            state.pending_since = Some(Instant::now());
+        }
         state.pending.extend(changes.drain(..));
         drop(state);
         self.0.work.notify_one();
@@ -259,5 +272,144 @@ impl FenceSource for ReservedFences {
             self.0.want_fences();
         }
         fence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{Key, Kind, Limit, Record};
+    use crate::token::{Salt, Token};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    fn held(fence: u64, seconds: u64) -> Change {
+        Change::Held(Record {
+            key: Key::from("k"),
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            token: Token {
+                fence: Fence(fence),
+                salt: Salt(0),
+            },
+            lease: Duration::from_secs(seconds),
+        })
+    }
+
+    fn record(journal: &Arc<Journal>, changes: &[Change]) {
+        Notes(Arc::clone(journal)).record(&mut changes.to_vec());
+    }
+
+    /// Attests on a thread of its own, which sets the flag when it is done.
+    fn attesting(journal: &Arc<Journal>, certainty: Certainty) -> Arc<AtomicBool> {
+        let before = journal.held_back();
+        let done = Arc::new(AtomicBool::new(false));
+        let (journal_of_thread, done_of_thread) = (Arc::clone(journal), Arc::clone(&done));
+        thread::spawn(move || {
+            journal_of_thread.attest(certainty);
+            done_of_thread.store(true, Ordering::SeqCst);
+        });
+        wait_until(|| journal.held_back() > before);
+        done
+    }
+
+    fn wait_until(mut holds: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !holds() {
+            assert!(began.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_done(flag: &AtomicBool) -> bool {
+        flag.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn of_several_changes_to_a_holder_the_last_is_written() {
+        let journal = Arc::new(Journal::default());
+        let ended = Change::Ended(Fence(1));
+        record(
+            &journal,
+            &[held(1, 5), held(2, 5), held(2, 9), ended.clone()],
+        );
+        record(&journal, &[held(3, 1)]);
+        let round = journal.next_round();
+        assert_eq!(round.changes, [ended, held(2, 9), held(3, 1)]);
+        assert_eq!(round.granted(), [Fence(2), Fence(3)]);
+    }
+
+    #[test]
+    fn a_batch_ends_before_the_holder_that_is_too_many() {
+        let journal = Arc::new(Journal::default());
+        let most = MAX_HOLDERS as u64;
+        let changes: Vec<Change> = (0..most + 3).map(|fence| held(fence, 1)).collect();
+        record(&journal, &changes);
+        record(&journal, &[Change::Ended(Fence(0))]);
+        let first = journal.next_round();
+        assert_eq!(first.changes.len(), MAX_HOLDERS);
+        assert_eq!(first.changes[0], held(0, 1));
+        let claim = attesting(&journal, Certainty::Recorded);
+        journal.finish(&first);
+        assert_eq!(journal.held_back(), 1);
+        let second = journal.next_round();
+        assert_eq!(second.changes.len(), 4);
+        assert!(second.age() >= first.began.duration_since(first.recorded_at));
+        journal.finish(&second);
+        wait_until(|| is_done(&claim));
+    }
+
+    #[test]
+    fn what_is_recorded_already_waits_for_nothing_more() {
+        let journal = Arc::new(Journal::default());
+        journal.attest(Certainty::Recorded);
+        record(&journal, &[held(1, 1)]);
+        journal.attest(Certainty::None);
+        let round = journal.next_round();
+        let early = attesting(&journal, Certainty::Recorded);
+        record(&journal, &[held(2, 1)]);
+        let late = attesting(&journal, Certainty::Recorded);
+        journal.finish(&round);
+        wait_until(|| is_done(&early));
+        assert!(!is_done(&late));
+        journal.finish(&journal.next_round());
+        wait_until(|| is_done(&late));
+    }
+
+    #[test]
+    fn a_promise_of_time_waits_for_a_round_that_begins_later() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let round = journal.next_round();
+        let renewal = attesting(&journal, Certainty::Anew);
+        journal.finish(&round);
+        assert_eq!(journal.held_back(), 1);
+        assert!(!is_done(&renewal));
+        let question = journal.next_round();
+        assert!(question.changes.is_empty() && question.reserve.is_none());
+        journal.finish(&question);
+        wait_until(|| is_done(&renewal));
+    }
+
+    #[test]
+    fn fences_are_reserved_ahead_and_run_out_otherwise() {
+        let journal = Arc::new(Journal::default());
+        let mut fences = ReservedFences(Arc::clone(&journal));
+        journal.begin(100, 100 + FENCE_RANGE);
+        for fence in 100..100 + FENCE_RANGE {
+            assert_eq!(fences.next_fence(), Some(fence));
+        }
+        assert_eq!([fences.next_fence(), fences.next_fence()], [None, None]);
+        let round = journal.next_round();
+        assert_eq!(round.reserve, Some(100 + 2 * FENCE_RANGE));
+        // Waiters are owed slots.
+        assert!(journal.finish(&round));
+        assert_eq!(fences.next_fence(), Some(100 + FENCE_RANGE));
+    }
+
+    #[test]
+    fn without_an_office_there_is_no_fence() {
+        let mut fences = ReservedFences(Arc::default());
+        assert_eq!(fences.next_fence(), None);
     }
 }

@@ -65,7 +65,7 @@ impl Writer {
     }
 
     fn finish(&self, round: &Round, arbiter: &Arbiter) {
-        if round.began().elapsed() > LATE {
+        if round.age() > LATE {
             arbiter.begin_anew(&round.granted());
         }
         if self.office.journal.finish(round) {
@@ -77,7 +77,13 @@ impl Writer {
     fn take_over(&mut self, arbiter: &Arbiter) {
         let began = Instant::now();
         let ceiling = self.insist(|gateway, names| gateway.get(&names.fence()));
-        let used = ceiling.and_then(|found| record::decode_ceiling(&found.value));
+        let used = ceiling.and_then(|found| {
+            let used = record::decode_ceiling(&found.value);
+            if used.is_none() {
+                error!("bad-record key={}", Escaped(&found.key));
+            }
+            used
+        });
         let records = self.read_holders();
         let newest = records.last().map(|record| record.token.fence.0);
         let beyond_used = used.max(newest).map_or(0, |fence| fence.saturating_add(1));

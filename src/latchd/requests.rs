@@ -110,18 +110,25 @@ pub(super) fn carry_out(
 }
 
 /// How certain the reply to a request must be.
-pub(super) fn certainty_of(request: &Request<'_>) -> Certainty {
-    match request {
-        Request::Acquire { .. }
-        | Request::Enqueue { .. }
-        | Request::Release { .. }
-        | Request::Break { .. } => Certainty::Recorded,
-        Request::Wait { .. } | Request::Renew { .. } => Certainty::Anew,
-        Request::Ping
-        | Request::Tag(_)
-        | Request::Auth(_)
-        | Request::Stats
-        | Request::Queues(_) => Certainty::None,
+pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
+    match (request, reply) {
+        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
+        (
+            Request::Acquire { .. }
+            | Request::Enqueue { .. }
+            | Request::Wait { .. }
+            | Request::Release { .. }
+            | Request::Break { .. },
+            _,
+        ) => Certainty::Recorded,
+        (
+            Request::Ping
+            | Request::Tag(_)
+            | Request::Auth(_)
+            | Request::Stats
+            | Request::Queues(_),
+            _,
+        ) => Certainty::None,
     }
 }
 

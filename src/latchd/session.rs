@@ -250,11 +250,12 @@ impl Session<'_> {
             reached: None,
             sent_len: 0,
         };
-        let certainty = certainty_of(&request);
         let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
         let sent_len = waiter.sent_len;
         let has_waited = waiter.end_wait();
-        self.unattested = self.unattested.max(certainty);
+        if let Ok(reply) = &carried_out {
+            self.unattested = self.unattested.max(certainty_of(&request, reply));
+        }
         self.finish_frame();
         if !has_waited {
             return self.reply(&carried_out?);

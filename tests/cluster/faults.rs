@@ -231,3 +231,84 @@ fn the_loss_of_members_is_survived() {
     let is_complete = || etcd.holders("latchd").len() == 8;
     eventually(TAKE_OVER, "the journal has all holders", is_complete);
 }
+
+#[test]
+fn a_user_who_may_write_the_prefix_is_enough() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission locks readwrite latchd/ latchd0",
+        "user add latchd:password",
+        "user grant-role latchd locks",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert!(etcd.ctl(&words).is_some(), "{command}");
+    }
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = |content: &str| {
+        let path = directory.path().join(content);
+        std::fs::write(&path, content).expect("there is room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).expect("it is ours");
+        path.to_string_lossy().into_owned()
+    };
+    let (right, wrong) = (file("password"), file("wrong"));
+    let user = ["--etcd-user", "latchd", "--etcd-password-file"];
+    let refused = Server::start(&etcd.endpoints(), &[&user[..], &[&wrong]].concat());
+    refused.wait_for("etcd-auth-refused", 1);
+    let server = Server::active(&etcd.endpoints(), &[&user[..], &[&right]].concat());
+    let mut client = server.connect();
+    let grant = client.acquire_for("k", 0, 60);
+    server.kill();
+    let again = Server::start_at(
+        server.port,
+        &etcd.endpoints(),
+        &[&user[..], &[&right]].concat(),
+        None,
+    );
+    again.wait_until_active(1);
+    let mut client = again.connect();
+    assert_eq!(renew(&mut client, "k", &grant), "ok 60");
+    again.daemon.signal(Signal::TERM);
+    again.wait_for("draining", 1);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    again.wait_for("resigned", 1);
+}
+
+#[test]
+fn a_full_etcd_is_named_and_recovers() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1000000"]);
+    let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let grant = client.acquire_for("k", 0, 300);
+    let filler = "x".repeat(100_000);
+    let is_full = || etcd.ctl(&["put", "filler", &filler]).is_none();
+    eventually(TAKE_OVER, "etcd is full", is_full);
+    client.send("l\nother\n0 300\n");
+    server.wait_for("etcd-full", 1);
+    client.nothing_within(Duration::from_millis(200));
+    let listed = etcd
+        .ctl(&["get", "filler", "-w", "fields"])
+        .expect("etcd answers");
+    let revision = listed
+        .lines()
+        .find_map(|line| line.strip_prefix("\"Revision\" : "));
+    for command in [
+        &["compact", revision.expect("it has one")][..],
+        &["defrag"],
+        &["alarm", "disarm"],
+    ] {
+        assert!(etcd.ctl(command).is_some(), "{command:?}");
+    }
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
+}

@@ -82,6 +82,11 @@ pub struct Etcd {
 
 impl Etcd {
     pub fn start(count: usize) -> Etcd {
+        Etcd::start_with(count, &[])
+    }
+
+    /// Starts members with further arguments.
+    pub fn start_with(count: usize, further: &[&str]) -> Etcd {
         let directory = TempDir::new().expect("there is room");
         let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
         let url = |port: u16| format!("http://127.0.0.1:{port}");
@@ -102,9 +107,11 @@ impl Etcd {
                 ("--initial-cluster-token", format!("t{}", ports[0].0)),
             ];
             let flags = pairs.into_iter();
+            let further = further.iter().map(|argument| argument.to_string());
             let mut member = Member {
                 arguments: flags
                     .flat_map(|(flag, value)| [flag.into(), value])
+                    .chain(further)
                     .collect(),
                 process: None,
                 client_port: ports[at].0,
