@@ -23,6 +23,7 @@
 //! Exit status: 0 when all went well, 1 when exclusion did not hold, a server failed, or an option
 //! is not valid.
 
+mod cluster;
 mod events;
 mod footprint;
 mod lfpd;
@@ -69,6 +70,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("lfpd", lfpd::measure),
     ("startup", startup::measure),
     ("table", table::measure),
+    ("cluster", cluster::measure),
 ];
 
 /// Measure latchd, latch, sema and lfpd, and others beside them.
@@ -77,7 +79,8 @@ struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
     /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
     /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
-    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README
+    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README. cluster: latchd on
+    /// etcd, in a build with that feature
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
