@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use log::info;
 
-use super::etcd::{self, Failure, Gateway, KeyValue};
+use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
 use super::record::Names;
 use super::trouble::Trouble;
 use super::{is_planted, Active, Office, Role, Term};
@@ -55,7 +55,7 @@ impl Candidate {
 
     /// Runs for the office, and if another server has it, waits for a while. `None`: it is time to
     /// run again.
-    fn run_once(&mut self) -> Result<Option<Term>, Failure> {
+    fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
         let lease = self.keep_lease()?;
         let address = self.office.settings.advertise.clone();
@@ -90,7 +90,7 @@ impl Candidate {
     }
 
     /// The number of a lease that was begun or kept alive just now.
-    fn keep_lease(&mut self) -> Result<u64, Failure> {
+    fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
         if let Some(lease) = self.lease {
             if self.gateway.keep_alive(lease)? {
                 return Ok(lease);

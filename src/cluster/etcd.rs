@@ -29,18 +29,18 @@ pub const UNAUTHENTICATED: u64 = 16;
 
 /// Why a request has no result.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum EtcdFailure {
     /// No member has answered in time. The request may yet be carried out.
     NoAnswer { member: String, reason: String },
     /// etcd refuses.
     Refused { code: u64, message: String },
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for EtcdFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::NoAnswer { reason, .. } => f.write_str(reason),
-            Failure::Refused { code, message } => write!(f, "{message} (code {code})"),
+            EtcdFailure::NoAnswer { reason, .. } => f.write_str(reason),
+            EtcdFailure::Refused { code, message } => write!(f, "{message} (code {code})"),
         }
     }
 }
@@ -95,13 +95,13 @@ impl Gateway {
         compare: &str,
         then: &str,
         otherwise: &str,
-    ) -> Result<TxnAnswer, Failure> {
+    ) -> Result<TxnAnswer, EtcdFailure> {
         let body = txn_body(compare, then, otherwise);
         self.send_txn(&body)
     }
 
     /// Carries out a transaction with this body, as [`txn_body`] makes it.
-    pub fn send_txn(&mut self, body: &str) -> Result<TxnAnswer, Failure> {
+    pub fn send_txn(&mut self, body: &str) -> Result<TxnAnswer, EtcdFailure> {
         let answer = self.call("/v3/kv/txn", body)?;
         let responses = answer["responses"].as_array();
         let ranges = responses.into_iter().flatten();
@@ -120,7 +120,7 @@ impl Gateway {
         key: &[u8],
         end: &[u8],
         limit: usize,
-    ) -> Result<Vec<KeyValue>, Failure> {
+    ) -> Result<Vec<KeyValue>, EtcdFailure> {
         let (key, end) = (base64::encode(key), base64::encode(end));
         let body = format!(r#"{{"key":"{key}","range_end":"{end}","limit":"{limit}"}}"#);
         self.call("/v3/kv/range", &body)
@@ -128,33 +128,38 @@ impl Gateway {
     }
 
     /// The value of a key.
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<KeyValue>, Failure> {
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<KeyValue>, EtcdFailure> {
         let body = format!(r#"{{"key":"{}"}}"#, base64::encode(key));
         self.call("/v3/kv/range", &body)
             .map(|answer| key_values(&answer).pop())
     }
 
     /// Makes a lease of so many seconds, and returns its number.
-    pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, Failure> {
+    pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
         let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
         Ok(number(&answer["ID"]))
     }
 
     /// Starts a lease anew; `false` if there is none of that number.
-    pub fn keep_alive(&mut self, lease: u64) -> Result<bool, Failure> {
+    pub fn keep_alive(&mut self, lease: u64) -> Result<bool, EtcdFailure> {
         let answer = self.call("/v3/lease/keepalive", &format!(r#"{{"ID":"{lease}"}}"#))?;
         Ok(number(&answer["result"]["TTL"]) > 0)
     }
 
     /// Ends a lease, with the keys that hang on it.
-    pub fn revoke_lease(&mut self, lease: u64) -> Result<(), Failure> {
+    pub fn revoke_lease(&mut self, lease: u64) -> Result<(), EtcdFailure> {
         self.call("/v3/lease/revoke", &format!(r#"{{"ID":"{lease}"}}"#))
             .map(drop)
     }
 
     /// Blocks until a key may have changed since `revision`, or until `at_most` is over. Says
     /// nothing but that it is time to look.
-    pub fn watch(&mut self, key: &[u8], revision: u64, at_most: Duration) -> Result<(), Failure> {
+    pub fn watch(
+        &mut self,
+        key: &[u8],
+        revision: u64,
+        at_most: Duration,
+    ) -> Result<(), EtcdFailure> {
         let deadline = Instant::now() + at_most;
         let key = base64::encode(key);
         let body =
@@ -177,10 +182,10 @@ impl Gateway {
 
     /// Sends a request, and returns what it is answered. If the connection fails, or the member
     /// cannot answer, the next request goes to the next member.
-    pub fn call(&mut self, path: &str, body: &str) -> Result<Value, Failure> {
+    pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         match self.send(path, body) {
-            Err(Failure::Refused { code, .. })
+            Err(EtcdFailure::Refused { code, .. })
                 if code == UNAUTHENTICATED && self.user.is_some() =>
             {
                 self.token = None;
@@ -191,7 +196,7 @@ impl Gateway {
         }
     }
 
-    fn authenticate(&mut self) -> Result<(), Failure> {
+    fn authenticate(&mut self) -> Result<(), EtcdFailure> {
         let (None, Some((name, password))) = (&self.token, &self.user) else {
             return Ok(());
         };
@@ -201,7 +206,7 @@ impl Gateway {
         Ok(())
     }
 
-    fn send(&mut self, path: &str, body: &str) -> Result<Value, Failure> {
+    fn send(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         let deadline = Instant::now() + self.timeout;
         let answered = self
             .connected()
@@ -223,7 +228,7 @@ impl Gateway {
                 if NO_ANSWER_CODES.contains(&code) {
                     return Err(self.pass_over(message));
                 }
-                Err(Failure::Refused { code, message })
+                Err(EtcdFailure::Refused { code, message })
             }
             None => Err(self.pass_over(format!("status {status}, and not in JSON"))),
         }
@@ -239,11 +244,11 @@ impl Gateway {
     }
 
     /// Goes over to the next member. Its tokens are its own.
-    fn pass_over(&mut self, reason: String) -> Failure {
+    fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let member = self.members[self.at].to_string();
         self.connection = None;
         self.at = (self.at + 1) % self.members.len();
-        Failure::NoAnswer { member, reason }
+        EtcdFailure::NoAnswer { member, reason }
     }
 }
 

@@ -255,9 +255,9 @@ impl Recorder for Notes {
 }
 
 /// Fences that etcd has reserved.
-pub struct ReservedFences(pub Arc<Journal>);
+pub struct EtcdFences(pub Arc<Journal>);
 
-impl FenceSource for ReservedFences {
+impl FenceSource for EtcdFences {
     /// `None` while none is reserved: then nothing is granted, and more are asked for.
     fn next_fence(&mut self) -> Option<u64> {
         let mut fences = self.0.fences.lock();
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn fences_are_reserved_ahead_and_run_out_otherwise() {
         let journal = Arc::new(Journal::default());
-        let mut fences = ReservedFences(Arc::clone(&journal));
+        let mut fences = EtcdFences(Arc::clone(&journal));
         journal.begin(100, 100 + FENCE_RANGE);
         for fence in 100..100 + FENCE_RANGE {
             assert_eq!(fences.next_fence(), Some(fence));
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn without_an_office_there_is_no_fence() {
-        let mut fences = ReservedFences(Arc::default());
+        let mut fences = EtcdFences(Arc::default());
         assert_eq!(fences.next_fence(), None);
     }
 }

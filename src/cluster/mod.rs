@@ -31,7 +31,7 @@ use crate::sys::thread::spawn;
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::Gateway;
-use journal::{Journal, ReservedFences};
+use journal::{EtcdFences, Journal};
 use writer::Writer;
 
 /// The most time that a request to etcd takes.
@@ -63,7 +63,7 @@ impl fmt::Display for Member {
 
 /// The settings of a server that is one of several.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ClusterSettings {
     /// All members of etcd.
     pub members: Vec<Member>,
     /// Where the other servers reach this one: `HOST:PORT`.
@@ -96,7 +96,7 @@ pub struct Active {
 
 /// This server's part in the service.
 pub struct Office {
-    settings: Settings,
+    settings: ClusterSettings,
     journal: Arc<Journal>,
     state: Mutex<State>,
     changed: Condvar,
@@ -124,7 +124,7 @@ struct Term {
 
 impl Office {
     /// A standby. It does nothing until [`Office::serve`].
-    pub fn new(settings: Settings, log: Log) -> Arc<Office> {
+    pub fn new(settings: ClusterSettings, log: Log) -> Arc<Office> {
         Arc::new(Office {
             settings,
             journal: Arc::default(),
@@ -140,7 +140,7 @@ impl Office {
 
     /// Where the arbiter gets its fences.
     pub fn fences(&self) -> Box<dyn FenceSource> {
-        Box::new(ReservedFences(Arc::clone(&self.journal)))
+        Box::new(EtcdFences(Arc::clone(&self.journal)))
     }
 
     /// Blocks until the answers are certain that this thread has had from the arbiter. Sessions
@@ -168,7 +168,7 @@ impl Office {
         })
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &ClusterSettings {
         &self.settings
     }
 
@@ -234,7 +234,7 @@ impl Office {
 
     fn gateway(&self) -> Gateway {
         let timeout = (self.settings.ttl / 3).min(MAX_REQUEST_TIME);
-        let Settings { members, user, .. } = &self.settings;
+        let ClusterSettings { members, user, .. } = &self.settings;
         Gateway::new(members, user.as_ref(), timeout)
     }
 

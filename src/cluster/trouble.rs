@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use log::{error, warn};
 
-use super::etcd::{Failure, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED};
+use super::etcd::{EtcdFailure, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED};
 use crate::text::Escaped;
 
 /// The time between two lines about the same trouble.
@@ -19,18 +19,18 @@ pub(super) struct Trouble {
 impl Trouble {
     /// Logs a failure, if the last line is long ago. `held_back` is how many sessions wait for
     /// etcd.
-    pub(super) fn report(&mut self, failure: &Failure, held_back: usize) {
+    pub(super) fn report(&mut self, failure: &EtcdFailure, held_back: usize) {
         let is_due = |at: Instant| at.elapsed() >= INTERVAL;
         if !self.reported.is_none_or(is_due) {
             return;
         }
         self.reported = Some(Instant::now());
         match failure {
-            Failure::NoAnswer { member, reason } => {
+            EtcdFailure::NoAnswer { member, reason } => {
                 let reason = Escaped(reason.as_bytes());
                 warn!("etcd-unavailable member={member} error=\"{reason}\" held_back={held_back}");
             }
-            Failure::Refused { code, message } => {
+            EtcdFailure::Refused { code, message } => {
                 let message = Escaped(message.as_bytes());
                 match *code {
                     RESOURCE_EXHAUSTED => {

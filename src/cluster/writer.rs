@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use log::{error, info};
 
-use super::etcd::{self, Failure, Gateway, TxnAnswer};
+use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
 use super::journal::{Notes, Round, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
@@ -128,7 +128,7 @@ impl Writer {
     /// Has a request carried out, however often it takes.
     fn insist<T>(
         &mut self,
-        mut request: impl FnMut(&mut Gateway, &Names) -> Result<T, Failure>,
+        mut request: impl FnMut(&mut Gateway, &Names) -> Result<T, EtcdFailure>,
     ) -> T {
         let began = Moment::now();
         loop {
@@ -216,18 +216,18 @@ impl Writer {
     }
 
     /// Bears a failure for a while. If it may have cost the office, the server starts over.
-    fn bear(&mut self, failure: &Failure, began: Moment) {
+    fn bear(&mut self, failure: &EtcdFailure, began: Moment) {
         let held_back = self.office.journal.held_back();
         self.trouble.report(failure, held_back);
-        if matches!(failure, Failure::Refused { code, .. } if *code == etcd::NOT_FOUND) {
+        if matches!(failure, EtcdFailure::Refused { code, .. } if *code == etcd::NOT_FOUND) {
             self.office.start_over("the office's lease is over");
         }
         if began.elapsed() > self.office.settings.ttl {
             self.office.start_over("etcd has not answered for too long");
         }
         thread::sleep(match failure {
-            Failure::NoAnswer { .. } => PAUSE,
-            Failure::Refused { .. } => PAUSE_AFTER_REFUSAL,
+            EtcdFailure::NoAnswer { .. } => PAUSE,
+            EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
         });
     }
 }

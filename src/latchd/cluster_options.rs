@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::cli::arguments::Origins;
 use crate::cli::values::{digits, invalid};
-use crate::cluster::{Member, Settings};
+use crate::cluster::{ClusterSettings, Member};
 
 use super::options::{exclusive, Options, CLUSTER};
 use super::read_secret_file;
@@ -13,7 +13,7 @@ use super::read_secret_file;
 /// What the options say, before any file is read.
 #[derive(Debug)]
 pub(super) struct ClusterOptions {
-    settings: Settings,
+    settings: ClusterSettings,
     /// The user, and the file with the password.
     user: Option<(String, PathBuf)>,
 }
@@ -36,7 +36,7 @@ impl ClusterOptions {
         let members = members(list, etcd)?;
         Ok(Some(ClusterOptions {
             user: user(options, origins)?,
-            settings: Settings {
+            settings: ClusterSettings {
                 members,
                 advertise: advertise(options, origins)?,
                 prefix: options.etcd_prefix.clone(),
@@ -47,12 +47,12 @@ impl ClusterOptions {
     }
 
     /// Reads the password.
-    pub(super) fn settings(self) -> Result<Settings, String> {
+    pub(super) fn settings(self) -> Result<ClusterSettings, String> {
         let user = self.user.map(|(name, file)| {
             let password = read_secret_file("etcd password", &file)?;
             Ok::<_, String>((name, password))
         });
-        Ok(Settings {
+        Ok(ClusterSettings {
             user: user.transpose()?,
             ..self.settings
         })

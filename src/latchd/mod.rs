@@ -147,10 +147,6 @@ fn run(
         office: office.as_deref(),
     };
     let status = end.run();
-    #[cfg(feature = "cluster")]
-    if let Some(office) = &office {
-        office.resign();
-    }
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)

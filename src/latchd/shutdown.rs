@@ -42,6 +42,15 @@ pub(super) struct End<'a> {
 impl End<'_> {
     /// Blocks until the server is to stop, drains it, and returns the exit status.
     pub(super) fn run(&self) -> ExitCode {
+        let status = self.stop();
+        #[cfg(feature = "cluster")]
+        if let Some(office) = self.office {
+            office.resign();
+        }
+        status
+    }
+
+    fn stop(&self) -> ExitCode {
         let (signals, options) = (self.signals, self.options);
         // A supervisor that has heard READY may have stopped listening since: its errors do not
         // matter.

@@ -1,7 +1,7 @@
 //! Single faults, at the worst moment. Each is also played to a server with a planted fault, to see
 //! that the test would find it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER};
 use crate::proxy::{Fate, Proxy};
@@ -311,4 +311,26 @@ fn a_full_etcd_is_named_and_recovers() {
         "{reply:?}"
     );
     assert_eq!(renew(&mut client, "k", &grant), "ok 300");
+}
+
+#[test]
+fn a_grant_that_is_told_late_has_its_whole_lease() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let mut other = server.connect();
+    assert_eq!(other.request("ping", "_", "_"), "ok");
+    proxy.decide(|_| Fate::Drop);
+    client.send("l\nk\n0 4\n");
+    client.nothing_within(Duration::from_secs(2));
+    proxy.decide(|_| Fate::Pass);
+    let reply = client.line();
+    let told = Instant::now();
+    assert!(reply.ends_with(" 4"), "{reply}");
+    other.acquire("k", 60);
+    // Without this, two seconds would be left.
+    let lasted = told.elapsed();
+    assert!(lasted > Duration::from_secs(3), "{lasted:?}");
 }

@@ -90,7 +90,7 @@ fn a_refusal_leaves_the_connection_usable() {
     let mut gateway = gateway(&[member]);
     let refused = gateway.grant_lease(10).expect_err("a refusal");
     let (code, message) = (NOT_FOUND, "no".to_owned());
-    assert_eq!(refused, Failure::Refused { code, message });
+    assert_eq!(refused, EtcdFailure::Refused { code, message });
     assert_eq!(gateway.grant_lease(10), Ok(77));
 }
 
@@ -108,7 +108,7 @@ fn the_next_request_goes_to_the_next_member() {
     let mut gateway = gateway(&[dead.clone(), silent.clone(), good]);
     for name in [dead, silent] {
         match gateway.grant_lease(10) {
-            Err(Failure::NoAnswer { member, .. }) => assert_eq!(member, name.to_string()),
+            Err(EtcdFailure::NoAnswer { member, .. }) => assert_eq!(member, name.to_string()),
             other => panic!("{other:?}"),
         }
     }
