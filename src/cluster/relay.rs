@@ -438,3 +438,58 @@ fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
     }
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_first_bytes_are_one_of_two_words_or_neither() {
+        for (bytes, meaning) in [
+            ("", FirstBytes::Unclear),
+            ("r", FirstBytes::Unclear),
+            ("relay", FirstBytes::Unclear),
+            ("relay\n", FirstBytes::Relay),
+            ("relay\n1", FirstBytes::Relay),
+            ("relay\r\n", FirstBytes::Other),
+            ("relays\n", FirstBytes::Other),
+            ("clu", FirstBytes::Unclear),
+            ("cluster", FirstBytes::Unclear),
+            ("cluster\n", FirstBytes::Cluster),
+            ("clusters", FirstBytes::Other),
+            ("l\nk\n0\n", FirstBytes::Other),
+            ("\n", FirstBytes::Other),
+            ("RELAY\n", FirstBytes::Other),
+        ] {
+            assert_eq!(first_bytes(bytes.as_bytes()), meaning, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_pump_passes_on_both_ways_and_both_ends() {
+        let (mut client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        // More than the sockets and the buffers take: the other end must read meanwhile.
+        let much = vec![b'x'; 1 << 20];
+        let len = much.len();
+        let mut writer = client.try_clone().expect("a descriptor");
+        let writing = thread::spawn(move || {
+            writer.write_all(&much).expect("a reader");
+            writer.shutdown(Shutdown::Write).expect("it is open");
+        });
+        let mut read = Vec::new();
+        server.read_to_end(&mut read).expect("the end");
+        assert_eq!(read.len(), len);
+        writing.join().expect("no panic");
+        // The other way is still open.
+        server.write_all(b"reply").expect("a reader");
+        drop(server);
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).expect("the end");
+        assert_eq!(reply, "reply");
+        assert!(pumping.join().expect("no panic").is_ok());
+    }
+}
