@@ -53,10 +53,10 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
         compare(plan, &etcd, &ways[1..], count, Keys::One)?;
     }
     spread_heading("without a grant");
-    let gap = longest_gap(standby.addr, &active.process.0, Signal::KILL)?;
+    let gap = longest_gap(standby.addr, &active.process.0, Signal::KILL, TTL * 2)?;
     spread("active server killed (TTL 5 s)", &[gap.as_secs_f64()]);
     let next = etcd.latchd("standby active=")?;
-    let gap = longest_gap(next.addr, &standby.process.0, Signal::TERM)?;
+    let gap = longest_gap(next.addr, &standby.process.0, Signal::TERM, TTL)?;
     spread("active server told to stop", &[gap.as_secs_f64()]);
     Ok(())
 }
@@ -374,11 +374,17 @@ fn base64(text: &str) -> String {
     out
 }
 
-/// The longest time without a grant at `addr`, when a signal is sent to `process`.
-fn longest_gap(addr: SocketAddr, process: &Child, signal: Signal) -> io::Result<Duration> {
+/// The longest time without a grant at `addr`, when a signal is sent to `process`, of all the time
+/// that is looked at.
+fn longest_gap(
+    addr: SocketAddr,
+    process: &Child,
+    signal: Signal,
+    time: Duration,
+) -> io::Result<Duration> {
     let (began, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
     let (mut number, mut is_sent) = (0, false);
-    while began.elapsed() < TTL * 3 {
+    while began.elapsed() < time {
         if !is_sent && began.elapsed() > Duration::from_secs(1) {
             kill_process(Pid::from_child(process), signal)?;
             is_sent = true;

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +14,7 @@ use log::{debug, warn};
 use parking_lot::Mutex;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
+use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::{Active, Office, Role};
 use crate::net::stream::Stream;
@@ -341,7 +342,8 @@ struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
     buffer: Vec<u8>,
-    sent_len: usize,
+    /// The part of the buffer that was read and is not sent yet.
+    unsent: Range<usize>,
     is_over: bool,
 }
 
@@ -350,48 +352,46 @@ impl<'a> Direction<'a> {
         Direction {
             from,
             to,
-            buffer: Vec::with_capacity(BUFFER_LEN),
-            sent_len: 0,
+            buffer: vec![0; BUFFER_LEN],
+            unsent: 0..0,
             is_over: false,
         }
     }
 
-    fn is_full(&self) -> bool {
-        !self.buffer.is_empty()
+    /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
+    /// Tells whether anything has moved.
+    fn advance(&mut self, is_readable: bool) -> io::Result<bool> {
+        let start = self.unsent.start;
+        self.send()?;
+        let has_sent = self.unsent.start != start;
+        if self.is_over || !is_readable || !self.unsent.is_empty() {
+            return Ok(has_sent);
+        }
+        match recv(self.from, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => {
+                self.is_over = true;
+                // It fails if the other end has gone, which is seen there.
+                let _ = shutdown(self.to, rustix::net::Shutdown::Write);
+            }
+            Ok((len, _)) => {
+                self.unsent = 0..len;
+                self.send()?;
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(has_sent),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(true)
     }
 
-    /// Moves what can be moved without blocking, and passes the end on.
-    fn advance(&mut self) -> io::Result<()> {
-        while !self.is_over {
-            if self.is_full() {
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                match send(self.to, &self.buffer[self.sent_len..], flags) {
-                    Ok(len) => self.sent_len += len,
-                    Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-                    Err(error) => return Err(error.into()),
-                }
-                if self.sent_len < self.buffer.len() {
-                    return Ok(());
-                }
-                self.buffer.clear();
-                self.sent_len = 0;
-            }
-            self.buffer.resize(BUFFER_LEN, 0);
-            let received = recv(self.from, &mut self.buffer[..], RecvFlags::DONTWAIT);
-            self.buffer.truncate(match received {
-                Ok((len, _)) => len,
-                Err(_) => 0,
-            });
-            match received {
-                Ok((0, _)) => {
-                    self.is_over = true;
-                    // It fails if the other end has gone, which is seen there.
-                    let _ = rustix::net::shutdown(self.to, rustix::net::Shutdown::Write);
-                }
-                Ok(_) => {}
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
+    fn send(&mut self) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(self.to, &self.buffer[self.unsent.clone()], flags) {
+            Ok(len) => self.unsent.start += len,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -399,46 +399,97 @@ impl<'a> Direction<'a> {
 
 /// Passes bytes on both ways, and the end of each way, until both have ended.
 fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
-    let mut ways = [
-        Direction::new(client, server),
-        Direction::new(server, client),
-    ];
+    let mut up = Direction::new(client, server);
+    let mut down = Direction::new(server, client);
+    let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
-        for way in &mut ways {
-            way.advance()?;
-        }
-        if ways.iter().all(|way| way.is_over) {
+        let is_readable = |flags: PollFlags| !flags.difference(PollFlags::OUT).is_empty();
+        let moved = [
+            up.advance(is_readable(of_client))?,
+            down.advance(is_readable(of_server))?,
+        ];
+        if up.is_over && down.is_over {
             return Ok(());
         }
-        let [up, down] = &ways;
-        let of_client = interest(up, down);
-        let of_server = interest(down, up);
+        if moved == [false; 2] {
+            // A hang-up is reported also while there is nothing to do about it.
+            thread::sleep(SHORT_PAUSE);
+        }
         let mut polled = [
-            PollFd::from_borrowed_fd(client, of_client),
-            PollFd::from_borrowed_fd(server, of_server),
+            PollFd::from_borrowed_fd(client, interest(&up, &down)),
+            PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
         match poll(&mut polled, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let is_idle = |polled: &PollFd<'_>, wanted: PollFlags| {
-            (polled.revents() & (wanted | PollFlags::ERR)).is_empty()
-        };
-        if is_idle(&polled[0], of_client) && is_idle(&polled[1], of_server) {
-            // A hang-up is reported also while there is nothing to do about it.
-            thread::sleep(SHORT_PAUSE);
-        }
+        [of_client, of_server] = polled.map(|polled| polled.revents());
     }
 }
 
 /// What is to be waited for at the end where `outgoing` begins and `incoming` ends.
 fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
     let mut flags = PollFlags::empty();
-    if !outgoing.is_over && !outgoing.is_full() {
+    if !outgoing.is_over && outgoing.unsent.is_empty() {
         flags |= PollFlags::IN;
     }
-    if incoming.is_full() {
+    if !incoming.unsent.is_empty() {
         flags |= PollFlags::OUT;
     }
     flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_first_bytes_are_one_of_two_words_or_neither() {
+        for (bytes, meaning) in [
+            ("", FirstBytes::Unclear),
+            ("r", FirstBytes::Unclear),
+            ("relay", FirstBytes::Unclear),
+            ("relay\n", FirstBytes::Relay),
+            ("relay\n1", FirstBytes::Relay),
+            ("relay\r\n", FirstBytes::Other),
+            ("relays\n", FirstBytes::Other),
+            ("clu", FirstBytes::Unclear),
+            ("cluster", FirstBytes::Unclear),
+            ("cluster\n", FirstBytes::Cluster),
+            ("clusters", FirstBytes::Other),
+            ("l\nk\n0\n", FirstBytes::Other),
+            ("\n", FirstBytes::Other),
+            ("RELAY\n", FirstBytes::Other),
+        ] {
+            assert_eq!(first_bytes(bytes.as_bytes()), meaning, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_pump_passes_on_both_ways_and_both_ends() {
+        let (mut client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        // More than the sockets and the buffers take: the other end must read meanwhile.
+        let much = vec![b'x'; 1 << 20];
+        let len = much.len();
+        let mut writer = client.try_clone().expect("a descriptor");
+        let writing = thread::spawn(move || {
+            writer.write_all(&much).expect("a reader");
+            writer.shutdown(Shutdown::Write).expect("it is open");
+        });
+        let mut read = Vec::new();
+        server.read_to_end(&mut read).expect("the end");
+        assert_eq!(read.len(), len);
+        writing.join().expect("no panic");
+        // The other way is still open.
+        server.write_all(b"reply").expect("a reader");
+        drop(server);
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).expect("the end");
+        assert_eq!(reply, "reply");
+        assert!(pumping.join().expect("no panic").is_ok());
+    }
 }

@@ -55,9 +55,13 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
 
 /// The cap on connections: `wanted`, or what the machine allows, and in any case what the address
 /// space allows. Raises the limit of descriptors. A secret makes the lines longer that clients
-/// send.
-pub(super) fn max_connections(wanted: Option<usize>, secret_len: usize) -> usize {
-    let allowed = connection_capacity();
+/// send. A server that may pass connections on needs two descriptors for each.
+pub(super) fn max_connections(
+    wanted: Option<usize>,
+    secret_len: usize,
+    descriptors_each: u64,
+) -> usize {
+    let allowed = connection_capacity(descriptors_each);
     let max_connections = wanted
         .unwrap_or_else(|| allowed.min(memory_capacity(secret_len)))
         .min(address_space_capacity());
@@ -81,11 +85,12 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
 }
 
 /// How many connections descriptors, memory maps and address space allow.
-fn connection_capacity() -> usize {
+fn connection_capacity(descriptors_each: u64) -> usize {
     let descriptors = raise_descriptor_limit(u64::MAX);
     let for_connections = descriptors
         .saturating_sub(RESERVED_DESCRIPTORS)
-        .max(descriptors / 2);
+        .max(descriptors / 2)
+        / descriptors_each;
 
     let maps = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());

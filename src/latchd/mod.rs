@@ -105,7 +105,9 @@ fn run(
     };
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
-    let max_connections = capacity::max_connections(options.max_connections, secret_len);
+    let descriptors_each = 1 + u64::from(options.etcd.is_some());
+    let max_connections =
+        capacity::max_connections(options.max_connections, secret_len, descriptors_each);
     let connections = Arc::new(Connections::new(max_connections, b""));
     info!(
         "starting version={} max_connections={max_connections} worst_case_mb={}",

@@ -149,7 +149,6 @@ arguments::options! {
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
         /// share locks with the other servers on this etcd: HOST:PORT of its members, with commas
         #[argh(option, arg_name = "list")]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd: Option<String> = ["ETCD"],
         /// where the other servers reach this one (--host and --port)
         #[argh(option, arg_name = "host:port")]

@@ -46,6 +46,40 @@ fn the_example_shows_a_failover() {
     assert_eq!(lines.next(), None, "{printed}");
 }
 
+#[test]
+fn the_benchmark_compares_the_cluster_with_etcd() {
+    needs!("etcd");
+    let programs = Path::new(env!("CARGO_BIN_EXE_latchd")).parent();
+    let programs = programs.expect("they are in a directory");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["build", "--quiet", "--offline", "--example", "bench"])
+        .args(["--features", "cluster", "--target-dir"])
+        .arg(programs.parent().expect("it is below target"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    if programs.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("there is a cargo").success());
+    let mut bench = Command::new("timeout");
+    bench
+        .arg("200")
+        .arg(programs.join("examples/bench"))
+        .args(["cluster", "--seconds", "0.05", "--rounds", "2"])
+        .args(["--connections", "2"]);
+    let ended = bench.output().expect("it was built");
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{printed}{said}");
+    let ratios = printed
+        .lines()
+        .filter(|line| line.starts_with("ratio of latchd to etcd's own lock: rate "));
+    assert_eq!(ratios.count(), 2, "{printed}");
+    for gap in ["active server killed", "active server told to stop"] {
+        assert!(printed.contains(gap), "{printed}");
+    }
+}
+
 /// The first of so many ports in a row that are free.
 fn free_ports(count: u16) -> u16 {
     let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();

@@ -5,8 +5,6 @@ mod support;
 
 #[path = "../latch/client.rs"]
 mod client;
-#[path = "../latch/operators.rs"]
-mod operators;
 #[path = "../latch/run.rs"]
 mod run;
 #[path = "../latchd/wire.rs"]
