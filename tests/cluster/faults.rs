@@ -353,3 +353,22 @@ fn no_lease_ends_before_its_holder_is_told() {
     other.nothing_within(Duration::from_millis(1500));
     assert!(other.line().starts_with("ok "));
 }
+
+#[test]
+fn a_server_waits_for_etcd_and_passes_over_the_dead() {
+    needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(1);
+    etcd.members[0].kill();
+    let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
+    let server = Server::start(&endpoints, &[]);
+    server.wait_for("etcd-unavailable", 1);
+    let mut client = server.connect();
+    client.send("l\nk\n0\n");
+    client.nothing_within(Duration::from_millis(200));
+    etcd.members[0].restart();
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+}
