@@ -51,6 +51,9 @@
 //! latchd = { version = "0.1", default-features = false }
 //! ```
 //!
+//! `cluster` makes several `latchd` one service, by way of etcd: see latchd(8), CLUSTER. It adds no
+//! crate.
+//!
 //! # For contributors
 //!
 //! The rest is about the source of the package.
@@ -60,7 +63,7 @@
 //! ```text
 //!   bins        bin/latchd        bin/lfpd        bin/latch         bin/sema
 //!   programs    latchd/           lfpd/           latch/            sema/
-//!   shared      server/  cli/                     supervise/  cli/
+//!   shared      server/  cli/  cluster/           supervise/  cli/
 //!   services    arbiter/ fence/                   client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
@@ -79,6 +82,9 @@
 //! end of the lease) has the table promote the first in line, and wakes that seat.
 //! `protocol::reply` makes a line of the answer, and the session writes it.
 //!
+//! With a journal, the arbiter hands the changes of the table to `cluster::journal` before it
+//! releases its mutex, and the session waits for the journal before it writes.
+//!
 //! # Invariants
 //!
 //! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
@@ -86,6 +92,7 @@
 //! - No slot is free while a client waits, and no client overtakes another.
 //! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
+//! - With a journal, no client is told what the journal does not have.
 
 #![forbid(unsafe_code)]
 // The modules that the library shares with the programs have parts that only the programs use.

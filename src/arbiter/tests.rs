@@ -1,6 +1,8 @@
 //! The arbiter on virtual time, and one test in which many threads meet.
 
 mod outlet;
+#[cfg(feature = "cluster")]
+mod recorder;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};

@@ -79,15 +79,6 @@ pub struct Round {
 }
 
 impl Round {
-    /// The fences of the grants in it.
-    pub fn granted(&self) -> Vec<Fence> {
-        let held = self.changes.iter().filter_map(|change| match change {
-            Change::Held(record) => Some(record.token.fence),
-            Change::Ended(_) => None,
-        });
-        held.collect()
-    }
-
     /// For how long the first of its changes has been uncertain.
     pub fn age(&self) -> Duration {
         self.recorded_at.elapsed()
@@ -189,6 +180,14 @@ impl Journal {
             wake: Arc::clone(&wake),
         });
         wake.wait_while_for(&mut state, |state| state.certain < recorded, at_most);
+    }
+
+    /// The fences of the grants that no round has taken yet.
+    pub fn pending_grants(&self) -> Vec<Fence> {
+        let state = self.state.lock();
+        let is_held = |change: &&Change| matches!(change, Change::Held(_));
+        let held = state.pending.iter().filter(is_held);
+        held.map(Change::fence).collect()
     }
 
     /// How many sessions wait.
@@ -336,7 +335,6 @@ mod tests {
         record(&journal, &[held(3, 1)]);
         let round = journal.next_round();
         assert_eq!(round.changes, [ended, held(2, 9), held(3, 1)]);
-        assert_eq!(round.granted(), [Fence(2), Fence(3)]);
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Office {
         let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
             if let Ok(term) = terms.recv() {
-                Writer::new(office, term).run(&arbiter)
+                Writer::new(office, arbiter, term).run()
             }
         })?;
         let office = Arc::clone(self);

@@ -1,6 +1,7 @@
 //! The thread that writes the journal: it takes over from the server that was active before, and
 //! then writes batch after batch.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,7 +18,6 @@ use crate::sys::moment::Moment;
 use crate::table::{Change, Record};
 use crate::text::Escaped;
 use crate::token::Fence;
-use std::sync::Arc;
 
 /// Clients count their leases from the reply, mostly. If it comes later than this, the lease begins
 /// anew.
@@ -33,6 +33,7 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
 /// Writes the journal for one term.
 pub(super) struct Writer {
     office: Arc<Office>,
+    arbiter: Arc<Arbiter>,
     gateway: Gateway,
     names: Names,
     term: Term,
@@ -42,39 +43,40 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(office: Arc<Office>, term: Term) -> Writer {
+    pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> Writer {
         Writer {
             gateway: office.gateway(),
             names: Names::new(&office.settings.prefix),
             version: term.version,
             office,
+            arbiter,
             term,
             trouble: Trouble::default(),
         }
     }
 
     /// Takes over, and writes until the process ends.
-    pub(super) fn run(mut self, arbiter: &Arbiter) -> ! {
-        self.take_over(arbiter);
+    pub(super) fn run(mut self) -> ! {
+        self.take_over();
         let journal = Arc::clone(&self.office.journal);
         loop {
             let round = journal.next_round();
             self.commit(&round.changes, round.reserve);
-            self.finish(&round, arbiter);
+            self.finish(&round);
         }
     }
 
-    fn finish(&self, round: &Round, arbiter: &Arbiter) {
+    fn finish(&self, round: &Round) {
         if round.age() > LATE {
-            arbiter.begin_anew(&round.granted());
+            self.arbiter.begin_anew(&granted(&round.changes));
         }
         if self.office.journal.finish(round) {
-            arbiter.tokens_are_back();
+            self.arbiter.tokens_are_back();
         }
     }
 
     /// Reads what the server before has left behind, and gives the holders their leases anew.
-    fn take_over(&mut self, arbiter: &Arbiter) {
+    fn take_over(&mut self) {
         let began = Instant::now();
         let ceiling = self.insist(|gateway, names| gateway.get(&names.fence()));
         let used = ceiling.and_then(|found| {
@@ -91,11 +93,12 @@ impl Writer {
         let end = first.saturating_add(FENCE_RANGE);
         self.commit(&[], Some(end));
         self.office.journal.begin(first, end);
-        for bad in arbiter.restore(&records) {
+        for bad in self.arbiter.restore(&records) {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
         }
-        arbiter.record_with(Box::new(Notes(Arc::clone(&self.office.journal))));
+        let notes = Notes(Arc::clone(&self.office.journal));
+        self.arbiter.record_with(Box::new(notes));
         let epoch = self.term.epoch;
         self.office.become_a(Role::Active { epoch });
         let (holders, fence) = (records.len(), Fence(first));
@@ -151,7 +154,10 @@ impl Writer {
                 // The comparisons failed because another copy of this batch was carried out.
                 Ok(answer) if !is_question && self.has_done(&answer) => break,
                 Ok(answer) => self.deposed(&answer),
-                Err(failure) => self.bear(&failure, began),
+                Err(failure) => {
+                    self.bear(&failure, began);
+                    self.stretch_leases(changes);
+                }
             }
         }
         self.version += u64::from(!is_question);
@@ -193,6 +199,13 @@ impl Writer {
         }
     }
 
+    /// Keeps leases from ending before their holders have been told of them.
+    fn stretch_leases(&self, changes: &[Change]) {
+        let mut fences = granted(changes);
+        fences.extend(self.office.journal.pending_grants());
+        self.arbiter.begin_anew(&fences);
+    }
+
     fn has_done(&self, answer: &TxnAnswer) -> bool {
         answer.found.first().is_some_and(|leader| {
             leader.create_revision == self.term.epoch && leader.version == self.version + 1
@@ -230,4 +243,12 @@ impl Writer {
             EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
         });
     }
+}
+
+/// The fences of the grants among changes.
+fn granted(changes: &[Change]) -> Vec<Fence> {
+    let held = changes
+        .iter()
+        .filter(|change| matches!(change, Change::Held(_)));
+    held.map(Change::fence).collect()
 }

@@ -334,3 +334,41 @@ fn a_grant_that_is_told_late_has_its_whole_lease() {
     let lasted = told.elapsed();
     assert!(lasted > Duration::from_secs(3), "{lasted:?}");
 }
+
+#[test]
+fn no_lease_ends_before_its_holder_is_told() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let mut other = server.connect();
+    proxy.decide(|_| Fate::Drop);
+    client.send("l\nk\n0 3\n");
+    client.nothing_within(Duration::from_millis(100));
+    other.send("l\nk\n60 60\n");
+    other.nothing_within(Duration::from_secs(5));
+    proxy.decide(|_| Fate::Pass);
+    assert!(client.line().starts_with("ok "));
+    other.nothing_within(Duration::from_millis(1500));
+    assert!(other.line().starts_with("ok "));
+}
+
+#[test]
+fn a_server_waits_for_etcd_and_passes_over_the_dead() {
+    needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(1);
+    etcd.members[0].kill();
+    let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
+    let server = Server::start(&endpoints, &[]);
+    server.wait_for("etcd-unavailable", 1);
+    let mut client = server.connect();
+    client.send("l\nk\n0\n");
+    client.nothing_within(Duration::from_millis(200));
+    etcd.members[0].restart();
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+}

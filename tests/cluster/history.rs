@@ -1,7 +1,8 @@
 //! Clients that believe in their locks to the last moment, while servers and members of etcd die,
 //! stand still and are cut off. What they believed is checked afterwards.
 //!
-//! `LATCHD_HISTORY_S` says for how many seconds (40), `LATCHD_HISTORY_SEED` with which seed.
+//! `LATCHD_HISTORY_S` says for how many seconds (40), `LATCHD_HISTORY_SEED` with which seed. With
+//! `LATCHD_HISTORY_FAULT`, the servers have a planted fault, which is to be found.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Mutex;
@@ -286,7 +287,8 @@ impl House {
         let endpoints: Vec<String> = way.iter().map(Proxy::endpoint).collect();
         // The clients believe beyond the end of their connections.
         let arguments = ["--no-auto-release-on-disconnect"];
-        Server::start_at(port, &endpoints.join(","), &arguments, None)
+        let fault = std::env::var("LATCHD_HISTORY_FAULT").ok();
+        Server::start_at(port, &endpoints.join(","), &arguments, fault.as_deref())
     }
 
     /// Does harm, and returns when it is over. The effects last.
@@ -310,10 +312,22 @@ impl House {
                 format!("stopped server {server} for {time:?}")
             }
             3 => {
-                self.etcd.members[member].kill();
-                thread::sleep(Duration::from_millis(random.below(1500)));
-                self.etcd.members[member].restart();
-                format!("killed member {member}")
+                let time = Duration::from_millis(random.below(4000));
+                let member = &mut self.etcd.members[member];
+                let is_killed = random.below(2) == 0;
+                match is_killed {
+                    true => member.kill(),
+                    false => member.signal(Signal::STOP),
+                }
+                thread::sleep(time);
+                match is_killed {
+                    true => member.restart(),
+                    false => member.signal(Signal::CONT),
+                }
+                format!(
+                    "killed {is_killed} member {} for {time:?}",
+                    member.client_port
+                )
             }
             _ => {
                 let time = Duration::from_millis(random.below(7000));

@@ -34,8 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cluster",
         &[
-            "cluster", "arbiter", "fence", "protocol", "table", "token", "net", "sys", "text",
-            "log",
+            "cluster", "arbiter", "fence", "table", "token", "net", "sys", "text", "log",
         ],
     ),
     ("arbiter", &["table", "token", "fence", "sys"]),
