@@ -63,12 +63,11 @@ impl fmt::Display for Loss {
 /// or a quarter of the lease, whichever is less.
 ///
 /// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
-/// and then after pauses of 50 milliseconds to a second. If the server has the grant and no
-/// connection for it, the keeper renews with the token, and the lock is held as before: a cluster
-/// keeps what its clients hold when another of its servers takes over. Otherwise it is lost. A
-/// server that is alone has released it, or does so once it notices the end. If it refuses
-/// connections for two seconds, the keeper gives up; for the servers of a cluster (see
-/// [`Address::Cluster`]) it goes on until the lease could end.
+/// and then after pauses of 50 milliseconds to a second. If the server has taken over from another
+/// one of its cluster, the keeper renews with the token, and the lock is held as before. Otherwise
+/// it is lost: a server that is alone releases it with the connection. If it refuses connections
+/// for two seconds, the keeper gives up; for the servers of a cluster (see [`Address::Cluster`]) it
+/// goes on until the lease could end.
 ///
 /// All its methods can be called from several threads.
 ///

@@ -9,12 +9,11 @@ use crate::token::Token;
 /// What a server says of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::client) enum Held {
-    /// A connection has it that the server takes for open: it is released when that ends.
+    /// Its connection was one of another server, from which this one has taken over.
+    Orphaned,
+    /// Its connection is open, as far as the server knows: it is released when that ends.
     ByConnection,
-    /// The connection has closed, or the server has taken over from another: the lease alone ends
-    /// it.
-    ByLease,
-    /// There is no such grant.
+    /// There is no such grant, or it ends with its connection just now.
     Gone,
 }
 
@@ -68,10 +67,13 @@ fn held(json: &str, token: Token) -> Held {
     let Some((before, _)) = json.split_once(&fence) else {
         return Held::Gone;
     };
-    let place = before.rfind("{\"conn_id\":").unwrap_or_default();
-    match before[place..].contains("\"peer\":null,") {
-        true => Held::ByLease,
-        false => Held::ByConnection,
+    let place = &before[before.rfind("{\"conn_id\":").unwrap_or_default()..];
+    if place.starts_with("{\"conn_id\":0,") {
+        Held::Orphaned
+    } else if place.contains("\"peer\":null,") {
+        Held::Gone
+    } else {
+        Held::ByConnection
     }
 }
 
@@ -80,23 +82,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_of_a_client_passes_for_a_grant_without_one() {
+    fn no_text_of_a_client_passes_for_an_orphan() {
         let token: Token = "0000000000000007aaaaaaaaaaaaaaaa".parse().expect("one");
-        let place = |peer: &str, tag: &str, fence: &str| {
+        let place = |conn: u64, peer: &str, tag: &str, fence: u64| {
             format!(
-                r#"{{"conn_id":1,"peer":{peer},"tag":{tag},"age_s":1.0,"fence":"{fence}","lease_expires_in_s":1.0}}"#
+                r#"{{"conn_id":{conn},"peer":{peer},"tag":{tag},"age_s":1.0,"fence":"{fence}"}}"#
             )
         };
         let queue =
             |places: &[String]| format!(r#"{{"keys":[{{"holders":[{}]}}]}}"#, places.join(","));
-        let trap = r#""\"peer\":null,\"fence\":\"7\"{\"conn_id\":""#;
-        let other = place("null", "null", "77");
+        let trap = r#""\"peer\":null,\"fence\":\"7\"{\"conn_id\":0,""#;
+        let other = place(0, "null", "null", 77);
         for (places, expected) in [
             (vec![], Held::Gone),
             (vec![other.clone()], Held::Gone),
-            (vec![place(r#""a""#, trap, "8")], Held::Gone),
-            (vec![other.clone(), place("null", trap, "7")], Held::ByLease),
-            (vec![other, place(r#""a""#, trap, "7")], Held::ByConnection),
+            (vec![place(1, r#""a""#, trap, 8)], Held::Gone),
+            (vec![place(1, "null", trap, 7)], Held::Gone),
+            (
+                vec![other.clone(), place(0, "null", trap, 7)],
+                Held::Orphaned,
+            ),
+            (vec![other, place(1, r#""a""#, trap, 7)], Held::ByConnection),
         ] {
             assert_eq!(held(&queue(&places), token), expected, "{places:?}");
         }

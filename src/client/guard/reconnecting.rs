@@ -8,13 +8,13 @@ use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
 
 impl Keeper {
-    /// Renews if no other connection has the lock: if the server has not noticed yet that the one
-    /// before has ended, it would release the lock with that at any moment.
+    /// Renews if the server has taken over from another one. Otherwise the lock is that of the
+    /// connection before, with which the server releases it once it notices the end.
     pub(super) fn hear_of_holder(&mut self) -> Result<(), Loss> {
         let token = self.held.grant.token;
         match self.held.connection.look_reply(token) {
             Ok(None) => Ok(()),
-            Ok(Some(Held::ByLease)) => self.send(Moment::now()),
+            Ok(Some(Held::Orphaned)) => self.send(Moment::now()),
             Ok(Some(Held::ByConnection)) => {
                 self.cut();
                 Ok(())
