@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
+use super::connection::Held;
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
@@ -61,9 +62,10 @@ impl fmt::Display for Loss {
 /// or a quarter of the lease, whichever is less.
 ///
 /// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
-/// and then after pauses of 50 milliseconds to a second, and renews with the token. If the server
-/// agrees, the lock is held as before: a cluster keeps what its clients hold when another of its
-/// servers takes over. Otherwise it is lost. A server that is alone has released it. If it refuses
+/// and then after pauses of 50 milliseconds to a second. If the server has the grant and no
+/// connection for it, the keeper renews with the token, and the lock is held as before: a cluster
+/// keeps what its clients hold when another of its servers takes over. Otherwise it is lost. A
+/// server that is alone has released it, or does so once it notices the end. If it refuses
 /// connections for two seconds, the keeper gives up; for the servers of a cluster (see
 /// [`Address::Cluster`]) it goes on until the lease could end.
 ///
@@ -309,7 +311,7 @@ impl fmt::Debug for Guard {
 /// The thread that keeps a lock: the only one that uses its connection.
 struct Keeper {
     held: Granted,
-    /// When the renewal was sent that is not answered yet.
+    /// When the request was sent that is not answered yet.
     sent_at: Option<Moment>,
     /// There is no connection, or the renewal is the first over a new one.
     outage: Option<Outage>,
@@ -447,6 +449,9 @@ impl Keeper {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.shared.hold().asking);
         self.sent_at = Some(now);
+        if let Some(outage) = &mut self.outage {
+            outage.is_looking = false;
+        }
         let sent = self.held.send_renewal(left);
         sent.or_else(|error| self.survive(error))
     }
@@ -457,6 +462,9 @@ impl Keeper {
             self.cut();
             return Ok(());
         };
+        if self.outage.as_ref().is_some_and(|outage| outage.is_looking) {
+            return self.hear_of_holder();
+        }
         let lease = match self.held.connection.renewal_reply() {
             Ok(Some(lease)) => lease,
             Ok(None) => return Ok(()),
@@ -473,6 +481,22 @@ impl Keeper {
             answer(Moment::now() < deadline);
         }
         Ok(())
+    }
+
+    /// Renews if no other connection has the lock: if the server has not noticed yet that the one
+    /// before has ended, it would release the lock with that at any moment.
+    fn hear_of_holder(&mut self) -> Result<(), Loss> {
+        let token = self.held.grant.token;
+        match self.held.connection.look_reply(token) {
+            Ok(None) => Ok(()),
+            Ok(Some(Held::ByLease)) => self.send(Moment::now()),
+            Ok(Some(Held::ByConnection)) => {
+                self.cut();
+                Ok(())
+            }
+            Ok(Some(Held::Gone)) => Err(Loss::Closed),
+            Err(error) => self.survive(error),
+        }
     }
 
     /// Goes on after an error of the connection, and without one; any other is a loss.
@@ -506,7 +530,7 @@ impl Keeper {
         }
     }
 
-    /// Connects and renews, if that is due.
+    /// Connects and asks who has the lock, if that is due.
     fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
         let until = self.next_end();
         let outage = self.outage.as_mut().expect("it has no connection");
@@ -517,7 +541,11 @@ impl Keeper {
         match connection.reconnect(Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
-                self.send(Moment::now())
+                outage.is_looking = true;
+                self.sent_at = Some(now);
+                let left = until.saturating_since(now);
+                let sent = self.held.send_look(left);
+                sent.or_else(|error| self.survive(error))
             }
             Err(error) => {
                 let is_alone = !matches!(connection.server, Address::Cluster(_));

@@ -21,6 +21,8 @@ const REFUSED_FOR: Duration = Duration::from_secs(2);
 pub(super) struct Outage {
     pub(super) began: Moment,
     pub(super) next_attempt: Moment,
+    /// The server was asked whether the connection before still has the lock.
+    pub(super) is_looking: bool,
     next_pause: Duration,
     refused_since: Option<Moment>,
 }
@@ -31,6 +33,7 @@ impl Outage {
         Outage {
             began: now,
             next_attempt: now,
+            is_looking: false,
             next_pause: FIRST_PAUSE,
             refused_since: None,
         }

@@ -303,6 +303,8 @@ fn first_bytes(bytes: &[u8]) -> FirstBytes {
         return match bytes.get(word.len()) {
             None => FirstBytes::Unclear,
             Some(b'\n') => meaning,
+            // A person types it in telnet.
+            Some(b'\r') if word == CLUSTER => meaning,
             Some(_) => FirstBytes::Other,
         };
     }
@@ -454,6 +456,7 @@ mod tests {
             ("relay\n", FirstBytes::Relay),
             ("relay\n1", FirstBytes::Relay),
             ("relay\r\n", FirstBytes::Other),
+            ("cluster\r\n", FirstBytes::Cluster),
             ("relays\n", FirstBytes::Other),
             ("clu", FirstBytes::Unclear),
             ("cluster", FirstBytes::Unclear),

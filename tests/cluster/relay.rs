@@ -66,6 +66,9 @@ fn each_server_tells_its_role() {
         // From here on the client talks to the active server.
         assert_eq!(client.request("cluster", "_", "_"), expected[0].1);
     }
+    let mut telnet = standby.connect();
+    telnet.send("cluster\r\n\r\n\r\n");
+    telnet.expect(&expected[1].1);
     let mut slow = standby.connect();
     for piece in ["clus", "ter\n_", "\n_\ncluster\n_\n_\nping\n_\n_\n"] {
         slow.send(piece);

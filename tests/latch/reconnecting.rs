@@ -1,7 +1,7 @@
 //! Guards whose connection ends, against scripted servers and against a real one.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,6 +44,12 @@ impl Peer {
         self.answer(line);
     }
 
+    /// Answers who holds `k`: the grant of a connection that has closed, or of one that is open.
+    fn show_holder(&mut self, peer: &str) {
+        assert_eq!(self.request(), "stats holders k");
+        self.answer(&holder(peer));
+    }
+
     /// Grants the lock `k` for so many seconds.
     fn grant(&mut self, lease: u64) {
         let request = self.request();
@@ -63,6 +69,16 @@ fn accept(listener: &TcpListener) -> TcpStream {
     let (stream, _) = accepted.expect("a client");
     stream.set_nonblocking(false).expect("a setting");
     stream
+}
+
+/// The queue of `k`, where [`TOKEN`] is held by this peer.
+fn holder(peer: &str) -> String {
+    let holder = format!(
+        r#"{{"conn_id":7,"peer":{peer},"tag":null,"age_s":1.500,"fence":"81985529216486895""#
+    );
+    let holder = format!(r#"{holder},"lease_expires_in_s":1.500}}"#);
+    let key = r#"{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":0"#;
+    format!(r#"ok {{"keys":[{key},"holders":[{holder}],"waiters":[]}}]}}"#)
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
@@ -95,6 +111,7 @@ fn a_guard_goes_on_over_a_new_connection() {
             first.grant(9);
             drop(first);
             let mut second = Peer::accept(&listener);
+            second.show_holder("null");
             assert_eq!(second.request(), format!("n k {TOKEN} 9"));
             // The client has no answer yet.
             thread::sleep(Duration::from_millis(300));
@@ -119,6 +136,7 @@ fn a_lock_that_another_may_hold_is_lost_for_good() {
         scope.spawn(|| {
             Peer::accept(&listener).grant(30);
             let mut second = Peer::accept(&listener);
+            second.show_holder("null");
             second.serve(&format!("n k {TOKEN} 30"), "error");
         });
         let guard = guard_of(&addr.to_string());
@@ -131,6 +149,23 @@ fn a_lock_that_another_may_hold_is_lost_for_good() {
         assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
         assert!(matches!(guard.release(), Err(Error::Closed { .. })));
     });
+}
+
+#[test]
+fn a_server_that_does_not_tell_of_holders_has_lost_the_lock() {
+    let stats = r#"ok {"connections":1,"locks":[],"semaphores":[]}"#;
+    for answer in ["error", "ok", stats, r#"ok {"keys":[]}"#] {
+        let (listener, addr) = listener();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                Peer::accept(&listener).grant(30);
+                Peer::accept(&listener).serve("stats holders k", answer);
+            });
+            let guard = guard_of(&addr.to_string());
+            let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
+            assert_eq!(loss, Loss::Closed, "{answer}");
+        });
+    }
 }
 
 #[test]
@@ -194,11 +229,13 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
                 let requests = [0; 3].map(|_| second.request());
                 let expected = ["auth _ secret", "tag _ the tag"].map(str::to_owned);
                 assert_eq!(requests[..2], expected);
-                assert_eq!(requests[2], format!("n k {TOKEN} 30"));
+                assert_eq!(requests[2], "stats holders k");
+                // The client has no answer yet.
+                thread::sleep(Duration::from_millis(300));
                 if accepted {
-                    ["ok", "ok", "ok 30"]
-                        .iter()
-                        .for_each(|line| second.answer(line));
+                    ["ok", "ok"].iter().for_each(|line| second.answer(line));
+                    second.answer(&holder("null"));
+                    second.serve(&format!("n k {TOKEN} 30"), "ok 30");
                     second.serve(&format!("r k {TOKEN}"), "ok");
                 } else {
                     second.answer("error_auth");
@@ -229,7 +266,7 @@ fn a_silent_server_is_told_also_while_it_is_away() {
         let listener = &listener;
         scope.spawn(move || {
             Peer::accept(listener).grant(8);
-            // It takes the renewal, and does not answer.
+            // It takes the question, and does not answer.
             let _second = Peer::accept(listener);
             let _ = end.recv_timeout(PATIENCE);
         });
@@ -300,6 +337,7 @@ fn another_server_of_the_cluster_renews_the_lock() {
             // The first that is asked again has no words for the client.
             drop(accept(&one));
             let mut second = Peer::accept(&other);
+            second.show_holder("null");
             second.serve(&format!("n k {TOKEN} 30"), "ok 30");
             second.serve(&format!("r k {TOKEN}"), "ok");
         });
@@ -346,42 +384,119 @@ fn a_server_that_restarts_has_released_the_lock() {
     assert_eq!(daemon.stats()["locks"], serde_json::json!([]));
 }
 
+/// A way to the server that is open on both sides, or on one.
+struct Way {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Way {
+    fn open(listener: &TcpListener, server: SocketAddr) -> Way {
+        Way::between(accept(listener), server)
+    }
+
+    fn between(client: TcpStream, server: SocketAddr) -> Way {
+        let server = TcpStream::connect(server).expect("it listens");
+        let copy = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
+        for (mut from, mut to) in [
+            (copy(&client), copy(&server)),
+            (copy(&server), copy(&client)),
+        ] {
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+            });
+        }
+        Way { client, server }
+    }
+
+    /// Ends it for the client alone.
+    fn cut(&self) {
+        // The copying thread sees the end, too, and leaves the server's side as it is.
+        self.client.shutdown(Shutdown::Both).expect("it is open");
+    }
+}
+
+#[test]
+fn a_lock_of_a_connection_that_the_server_sees_is_not_held() {
+    let daemon = Daemon::start(&[]);
+    let (listener, addr) = listener();
+    let (server, (cut, is_cut)) = (daemon.addr(), mpsc::channel::<()>());
+    let (again, is_there_again) = mpsc::channel();
+    let network = thread::spawn(move || {
+        let first = Way::open(&listener, server);
+        is_cut.recv_timeout(PATIENCE).expect("a word");
+        first.cut();
+        // The client asks again and again over new connections, which all work.
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut ways = Vec::new();
+        listener.set_nonblocking(true).expect("a setting");
+        let mut first = Some(first);
+        while !matches!(is_cut.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
+            if let Ok((stream, _)) = listener.accept() {
+                stream.set_nonblocking(false).expect("a setting");
+                ways.push(Way::between(stream, server));
+                let _ = again.send(());
+            }
+            if Instant::now() >= until {
+                if let Some(first) = first.take() {
+                    first.server.shutdown(Shutdown::Both).expect("it is open");
+                }
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let guard = guard_of(&addr.to_string());
+    let losses = losses(&guard);
+    let began = Instant::now();
+    cut.send(()).expect("a listener");
+    is_there_again
+        .recv_timeout(PATIENCE)
+        .expect("another connection");
+    thread::sleep(Duration::from_millis(50));
+    while losses.try_recv().is_err() {
+        // The server would release it with the first connection at any moment.
+        assert!(!guard.is_held(), "{:?}", began.elapsed());
+        assert!(began.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(guard.loss(), Some(Loss::Closed));
+    assert!(began.elapsed() >= Duration::from_millis(1900));
+    drop(cut);
+    network.join().expect("no panic");
+}
+
 #[test]
 fn a_lock_that_outlives_its_connection_goes_on() {
     let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
     let (listener, addr) = listener();
-    thread::scope(|scope| {
-        let server = daemon.addr();
-        let (cut, is_cut) = mpsc::channel::<()>();
-        scope.spawn(move || {
-            let pump = |mut from: TcpStream, mut to: TcpStream| {
-                thread::spawn(move || {
-                    let _ = std::io::copy(&mut from, &mut to);
-                });
-            };
-            let relay = || {
-                let client = accept(&listener);
-                let server = TcpStream::connect(server).expect("it listens");
-                let copy = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
-                pump(copy(&client), copy(&server));
-                pump(copy(&server), copy(&client));
-                client
-            };
-            let first = relay();
-            is_cut.recv_timeout(PATIENCE).expect("a word");
-            first
-                .shutdown(std::net::Shutdown::Both)
-                .expect("it is open");
-            let _second = relay();
-            let _ = is_cut.recv_timeout(PATIENCE);
-        });
-        let guard = guard_of(&addr.to_string());
-        cut.send(()).expect("a listener");
-        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
-        eventually(PATIENCE, "it is held again", || guard.is_held());
-        guard.release().expect("held");
-        let busy = daemon.stats()["locks"].as_array().map(Vec::len);
-        assert_eq!(busy, Some(0));
-        drop(cut);
+    let (server, (cut, is_cut)) = (daemon.addr(), mpsc::channel::<()>());
+    let (again, is_there_again) = mpsc::channel();
+    let network = thread::spawn(move || {
+        let first = Way::open(&listener, server);
+        is_cut.recv_timeout(PATIENCE).expect("a word");
+        first.cut();
+        first.server.shutdown(Shutdown::Both).expect("it is open");
+        // The server may take a moment for that, and the client then comes once more.
+        listener.set_nonblocking(true).expect("a setting");
+        let mut ways = Vec::new();
+        while !matches!(is_cut.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
+            if let Ok((stream, _)) = listener.accept() {
+                stream.set_nonblocking(false).expect("a setting");
+                ways.push(Way::between(stream, server));
+                let _ = again.send(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     });
+    let guard = guard_of(&addr.to_string());
+    cut.send(()).expect("a listener");
+    is_there_again
+        .recv_timeout(PATIENCE)
+        .expect("another connection");
+    eventually(PATIENCE, "it is held again", || guard.is_held());
+    guard.release().expect("held");
+    let busy = daemon.stats()["locks"].as_array().map(Vec::len);
+    assert_eq!(busy, Some(0));
+    drop(cut);
+    network.join().expect("no panic");
 }
