@@ -27,8 +27,9 @@ pub fn free_port() -> u16 {
         let mut random = [0; 2];
         getrandom::fill(&mut random).expect("the kernel has randomness");
         let port = 10_240 + u16::from_ne_bytes(random) % 22_000;
-        let is_free = TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if is_free && GIVEN.lock().unwrap().insert(port) {
+        // A port that is given must not be tried any more: its server may be about to bind it.
+        let is_new = GIVEN.lock().unwrap().insert(port);
+        if is_new && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }
