@@ -1,5 +1,7 @@
 //! One connection to a server: a request, its reply, and never two at a time.
 
+mod again;
+
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,6 +16,7 @@ use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
+pub(in crate::client) use again::Held;
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
 /// and waiters of each key in use.
@@ -150,25 +153,6 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Connects to the same server again, or to another one of its cluster, for at most `within`.
-    /// The auth token and the tag go with the next request.
-    pub(super) fn reconnect(&mut self, within: Duration) -> Result<(), io::Error> {
-        let within = within.min(self.settings.connect_timeout);
-        let (stream, _) = self.server.connect(within)?;
-        self.close();
-        self.stream = Some(stream);
-        let token = self.settings.auth_token.as_deref().map(str::trim);
-        let greetings = [
-            token.map(Request::Auth),
-            self.accepted_tag.as_deref().map(Request::Tag),
-        ];
-        for greeting in greetings.iter().flatten() {
-            greeting.write(&mut self.greeting);
-            self.greetings_due += 1;
-        }
-        Ok(())
-    }
-
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
@@ -271,24 +255,6 @@ impl Connection {
         let reply = read.and_then(|()| self.take_reply(0));
         let reply = self.unless_closed(reply)?;
         reply.map(|reply| self.renewed(&reply)).transpose()
-    }
-
-    /// Asks for the holders of a key, for at most `within`. The reply is still to come.
-    pub(super) fn send_look(&mut self, key: &str, within: Duration) -> Result<(), Error> {
-        let sent = self.send(&[&Request::Queues(Some(key))], within);
-        self.unless_closed(sent)
-    }
-
-    /// What the reply to the question for holders says of one; `None` if not all of it has come. To
-    /// be called when the socket is readable.
-    pub(super) fn look_reply(&mut self, token: Token) -> Result<Option<Held>, Error> {
-        let read = self.read_within(Duration::ZERO);
-        let reply = read.and_then(|()| self.take_reply(0));
-        Ok(match self.unless_closed(reply)? {
-            None => None,
-            Some(Reply::Stats(json)) => Some(held(&json, token)),
-            Some(other) => return Err(self.refusal(&other)),
-        })
     }
 
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
@@ -589,32 +555,6 @@ impl Connection {
     }
 }
 
-/// What a server says of a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
-    /// A connection has it that the server takes for open: it is released when that ends.
-    ByConnection,
-    /// The connection has closed, or the server has taken over from another: the lease alone ends
-    /// it.
-    ByLease,
-    /// There is no such grant.
-    Gone,
-}
-
-/// What the statistics of a key's queue say of the grant with this token. A quote within a text has
-/// a backslash before it, so a name with its quotes is none of a text.
-fn held(json: &str, token: Token) -> Held {
-    let fence = format!("\"fence\":\"{}\"", token.fence());
-    let Some((before, _)) = json.split_once(&fence) else {
-        return Held::Gone;
-    };
-    let place = before.rfind("{\"conn_id\":").unwrap_or_default();
-    match before[place..].contains("\"peer\":null,") {
-        true => Held::ByLease,
-        false => Held::ByConnection,
-    }
-}
-
 fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
     check_key(key)?;
     Ok(Request::Renew {
@@ -628,32 +568,4 @@ fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Er
 /// The time until then; `None` if it never comes.
 fn time_left(then: Option<Instant>) -> Option<Duration> {
     then.map(|then| then.saturating_duration_since(Instant::now()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_text_of_a_client_passes_for_a_grant_without_one() {
-        let token: Token = "0000000000000007aaaaaaaaaaaaaaaa".parse().expect("one");
-        let place = |peer: &str, tag: &str, fence: &str| {
-            format!(
-                r#"{{"conn_id":1,"peer":{peer},"tag":{tag},"age_s":1.0,"fence":"{fence}","lease_expires_in_s":1.0}}"#
-            )
-        };
-        let queue =
-            |places: &[String]| format!(r#"{{"keys":[{{"holders":[{}]}}]}}"#, places.join(","));
-        let trap = r#""\"peer\":null,\"fence\":\"7\"{\"conn_id\":""#;
-        let other = place("null", "null", "77");
-        for (places, expected) in [
-            (vec![], Held::Gone),
-            (vec![other.clone()], Held::Gone),
-            (vec![place(r#""a""#, trap, "8")], Held::Gone),
-            (vec![other.clone(), place("null", trap, "7")], Held::ByLease),
-            (vec![other, place(r#""a""#, trap, "7")], Held::ByConnection),
-        ] {
-            assert_eq!(held(&queue(&places), token), expected, "{places:?}");
-        }
-    }
 }

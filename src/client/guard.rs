@@ -1,6 +1,8 @@
 //! A lock that is held: renewed in the background, released when dropped, and known to be lost
 //! before the server can grant it to another holder.
 
+mod reconnecting;
+
 use std::fmt;
 use std::mem;
 use std::sync::mpsc::{channel, Sender};
@@ -11,7 +13,6 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::Held;
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
@@ -481,93 +482,6 @@ impl Keeper {
             answer(Moment::now() < deadline);
         }
         Ok(())
-    }
-
-    /// Renews if no other connection has the lock: if the server has not noticed yet that the one
-    /// before has ended, it would release the lock with that at any moment.
-    fn hear_of_holder(&mut self) -> Result<(), Loss> {
-        let token = self.held.grant.token;
-        match self.held.connection.look_reply(token) {
-            Ok(None) => Ok(()),
-            Ok(Some(Held::ByLease)) => self.send(Moment::now()),
-            Ok(Some(Held::ByConnection)) => {
-                self.cut();
-                Ok(())
-            }
-            Ok(Some(Held::Gone)) => Err(Loss::Closed),
-            Err(error) => self.survive(error),
-        }
-    }
-
-    /// Goes on after an error of the connection, and without one; any other is a loss.
-    fn survive(&mut self, error: Error) -> Result<(), Loss> {
-        match loss_of(error) {
-            Loss::Closed => {
-                self.cut();
-                Ok(())
-            }
-            // The server that was asked over a new connection has released the lock, or never had
-            // it.
-            Loss::Refused if self.outage.is_some() => Err(Loss::Closed),
-            loss => Err(loss),
-        }
-    }
-
-    /// Takes note that the connection has ended.
-    fn cut(&mut self) {
-        self.held.connection.close();
-        self.sent_at = None;
-        match &mut self.outage {
-            None => {
-                self.outage = Some(Outage::new(Moment::now()));
-                self.shared.hold().is_cut = true;
-            }
-            // The server that was reached is of no use.
-            Some(outage) => {
-                outage.pause();
-                self.held.connection.server.try_another();
-            }
-        }
-    }
-
-    /// Connects and asks who has the lock, if that is due.
-    fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
-        let until = self.next_end();
-        let outage = self.outage.as_mut().expect("it has no connection");
-        if now < outage.next_attempt {
-            return Ok(());
-        }
-        let connection = &mut self.held.connection;
-        match connection.reconnect(Outage::time_for_attempt(until)) {
-            Ok(()) => {
-                outage.connected();
-                outage.is_looking = true;
-                self.sent_at = Some(now);
-                let left = until.saturating_since(now);
-                let sent = self.held.send_look(left);
-                sent.or_else(|error| self.survive(error))
-            }
-            Err(error) => {
-                let is_alone = !matches!(connection.server, Address::Cluster(_));
-                if outage.refused(&error) && is_alone {
-                    return Err(Loss::Closed);
-                }
-                outage.pause();
-                Ok(())
-            }
-        }
-    }
-
-    /// Releases, over a new connection if there is none.
-    fn release(&mut self) -> Result<(), Error> {
-        let connection = &mut self.held.connection;
-        if connection.socket().is_none() {
-            let within = Outage::time_for_attempt(Moment::NEVER);
-            let server = connection.server.clone();
-            let connected = connection.reconnect(within);
-            connected.map_err(|_| Error::Closed { server })?;
-        }
-        self.held.release()
     }
 }
 
