@@ -93,12 +93,13 @@ impl Writer {
         let end = first.saturating_add(FENCE_RANGE);
         self.commit(&[], Some(end));
         self.office.journal.begin(first, end);
+        // A lease may be over before the last holder is restored.
+        let notes = Notes(Arc::clone(&self.office.journal));
+        self.arbiter.record_with(Box::new(notes));
         for bad in self.arbiter.restore(&records) {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
         }
-        let notes = Notes(Arc::clone(&self.office.journal));
-        self.arbiter.record_with(Box::new(notes));
         let epoch = self.term.epoch;
         self.office.become_a(Role::Active { epoch });
         let (holders, fence) = (records.len(), Fence(first));

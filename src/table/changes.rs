@@ -100,7 +100,10 @@ impl LockTable {
             is_enqueued: false,
         });
         self.give(place, ORPHANS, now);
+        // The journal knows it already.
+        let noted = self.noted.take();
         self.hold(place, fence, now);
+        self.noted = noted;
         true
     }
 

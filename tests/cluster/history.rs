@@ -4,6 +4,7 @@
 //! `LATCHD_HISTORY_S` says for how many seconds (40), `LATCHD_HISTORY_SEED` with which seed. With
 //! `LATCHD_HISTORY_FAULT`, the servers have a planted fault, which is to be found.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Mutex;
 use std::thread;
@@ -164,31 +165,39 @@ fn believe(
     let lease = Duration::from_secs(lease);
     let mut until = sent + lease;
     let mut is_alive = true;
-    let mut other: Option<Client> = None;
-    loop {
+    // Renewals that are not answered yet. The client goes on asking over a silent connection.
+    let mut open: VecDeque<Instant> = VecDeque::new();
+    let renewal = format!("{semaphore}n\n{key}\n{token} {}\n", lease.as_secs());
+    while Instant::now() < until && (random.below(3) > 0 || !open.is_empty()) {
         let pause = Duration::from_millis(random.below(500));
         thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
-        if Instant::now() >= until || random.below(3) == 0 {
-            break;
-        }
+        let mut other = None;
         if !is_alive {
             // Its token is good over any other connection.
             let port = ports[random.below(ports.len() as u64) as usize];
             other = Client::try_tcp(([127, 0, 0, 1], port).into());
+            open.clear();
         }
         let speaker = other.as_mut().unwrap_or(&mut *client);
-        let sent = Instant::now();
-        let renewal = format!("{semaphore}n\n{key}\n{token} {}\n", lease.as_secs());
-        match ask(speaker, &renewal, Duration::from_secs(2)) {
-            Some(reply) if reply.starts_with("ok") => until = until.max(sent + lease),
-            Some(reply) if Instant::now() < until => {
-                let refused = format!("{key} {token:.16}: {reply}");
-                history.refused.lock().unwrap().push(refused);
-                is_alive = false;
+        open.push_back(Instant::now());
+        is_alive = speaker.try_send(renewal.as_bytes()).is_ok();
+        while let (true, Some(sent)) = (is_alive, open.front().copied()) {
+            match speaker.next_event(Duration::from_millis(400)) {
+                Event::Line(line) if line.starts_with(b"ok") => until = until.max(sent + lease),
+                Event::Line(line) if Instant::now() < until => {
+                    let reply = String::from_utf8_lossy(&line);
+                    let refused = format!("{key} {token:.16}: {reply}");
+                    history.refused.lock().unwrap().push(refused);
+                }
+                Event::Line(_) => {}
+                Event::Nothing => break,
+                _ => is_alive = false,
             }
-            _ => is_alive = false,
+            open.pop_front();
         }
+        is_alive &= other.is_none();
     }
+    is_alive &= open.is_empty();
     // Some release, others leave it to the lease.
     let released = Instant::now();
     let is_released = is_alive && released < until && random.below(4) > 0;
@@ -291,17 +300,31 @@ impl House {
         Server::start_at(port, &endpoints.join(","), &arguments, fault.as_deref())
     }
 
+    /// Decides about the requests of a server.
+    fn decide(&self, server: usize, policy: fn(&str) -> Fate) {
+        self.proxies[server]
+            .iter()
+            .for_each(|proxy| proxy.decide(policy));
+    }
+
     /// Does harm, and returns when it is over. The effects last.
     fn harm(&mut self, random: &mut Random) -> String {
         let server = random.below(2) as usize;
         let member = random.below(3) as usize;
-        match random.below(6) {
-            0 => {
+        match random.below(7) {
+            kind @ (0 | 6) => {
+                // What is answered during a cut must not be lost.
+                let is_cut = kind == 6;
+                if is_cut {
+                    self.decide(server, |_| Fate::Drop);
+                    thread::sleep(Duration::from_millis(1500));
+                }
                 self.servers[server].kill();
+                self.decide(server, |_| Fate::Pass);
                 thread::sleep(Duration::from_millis(random.below(3000)));
                 let port = self.servers[server].port;
                 self.servers[server] = House::start(port, &self.proxies[server]);
-                format!("killed server {server}")
+                format!("killed server {server}, cut {is_cut}")
             }
             1 | 2 => {
                 let time = Duration::from_millis(random.below(2 * TTL.as_millis() as u64));
@@ -345,9 +368,7 @@ impl House {
                     });
                 }
                 thread::sleep(time);
-                for proxy in &self.proxies[server] {
-                    proxy.decide(|_| Fate::Pass);
-                }
+                self.decide(server, |_| Fate::Pass);
                 format!("cut {is_cut} server {server} for {time:?}")
             }
         }

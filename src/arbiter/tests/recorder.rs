@@ -97,9 +97,9 @@ fn a_renewal_of_a_restored_holder_adopts_it() {
         token,
         lease: FOREVER,
     };
+    let notes = Notes::of(&arbiter);
     let twice = [record.clone(), record.clone()];
     assert_eq!(arbiter.restore(&twice), [&record]);
-    let notes = Notes::of(&arbiter);
     assert_eq!(arbiter.orphan_count(), 1);
     for seat in [&one, &other] {
         seat.renew("k", Kind::Lock, token, FOREVER)

@@ -103,6 +103,16 @@ fn a_restored_holder_holds_for_its_whole_lease() {
 }
 
 #[test]
+fn the_end_of_a_restored_holder_is_noted_and_its_begin_is_not() {
+    let mut world = World::journalled();
+    assert!(world.restore("k", Kind::Lock, 1, 7));
+    assert_eq!(world.changes(), [""; 0]);
+    world.advance(secs(10));
+    world.expire();
+    assert_eq!(world.changes(), ["-7"]);
+}
+
+#[test]
 fn caps_do_not_keep_a_holder_from_being_restored() {
     let mut world = World::with_caps(Caps {
         max_slots: 1,
