@@ -616,7 +616,9 @@ impl Expected {
 
 impl When {
     fn check(&self, elapsed: Duration) -> Result<(), String> {
-        if self.after.is_some_and(|after| elapsed < after) {
+        // What went before has waited for the journal, too.
+        let after = self.after.map(|after| after.saturating_sub(journal_time()));
+        if after.is_some_and(|after| elapsed < after) {
             return Err(format!("that came too early, after {elapsed:?}"));
         }
         let within = self.within.map(|within| within + journal_time());
