@@ -29,7 +29,7 @@ _latchd() {
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --unix | --auth-token-file | --admin-token-file | --log-file | --fence-state-file)
+        --unix | --auth-token-file | --admin-token-file | --log-file | --fence-state-file | --etcd-password-file)
             _latchd_files
             return
             ;;

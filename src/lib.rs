@@ -53,6 +53,8 @@
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
 //! server. It is off by default: it more than doubles the programs.
+//! `cluster` makes several `latchd` one service, by way of etcd: see latchd(8), CLUSTER. It adds no
+//! crate.
 //!
 //! # For contributors
 //!
@@ -63,7 +65,7 @@
 //! ```text
 //!   bins        bin/latchd        bin/lfpd        bin/latch         bin/sema
 //!   programs    latchd/           lfpd/           latch/            sema/
-//!   shared      server/  cli/                     supervise/  cli/
+//!   shared      server/  cli/  cluster/           supervise/  cli/
 //!   services    arbiter/ fence/                   client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
@@ -82,6 +84,9 @@
 //! end of the lease) has the table promote the first in line, and wakes that seat.
 //! `protocol::reply` makes a line of the answer, and the session writes it.
 //!
+//! With a journal, the arbiter hands the changes of the table to `cluster::journal` before it
+//! releases its mutex, and the session waits for the journal before it writes.
+//!
 //! # Invariants
 //!
 //! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
@@ -89,6 +94,7 @@
 //! - No slot is free while a client waits, and no client overtakes another.
 //! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
+//! - With a journal, no client is told what the journal does not have.
 
 #![forbid(unsafe_code)]
 // The modules that the library shares with the programs have parts that only the programs use.
@@ -99,6 +105,8 @@ mod arbiter;
 #[cfg(feature = "programs")]
 mod cli;
 pub mod client;
+#[cfg(feature = "cluster")]
+mod cluster;
 #[cfg(feature = "programs")]
 mod fence;
 #[cfg(all(feature = "programs", any(test, fuzzing)))]

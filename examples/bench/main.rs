@@ -23,6 +23,7 @@
 //! Exit status: 0 when all went well, 1 when exclusion did not hold, a server failed, or an option
 //! is not valid.
 
+mod cluster;
 mod events;
 mod footprint;
 mod lfpd;
@@ -73,6 +74,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("table", table::measure),
     #[cfg(feature = "tls")]
     ("tls", tls::measure),
+    ("cluster", cluster::measure),
 ];
 
 /// Measure latchd, latch, sema and lfpd, and others beside them.
@@ -82,7 +84,7 @@ struct Options {
     /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
     /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
     /// lfpd, startup: sema, lfpd and latch run. table: the table of the README. tls: own keys over
-    /// TLS beside stunnel, in a build with --features tls
+    /// TLS beside stunnel. cluster: latchd on etcd. These two need builds with those features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)

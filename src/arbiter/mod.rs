@@ -16,6 +16,8 @@ mod clock;
 #[cfg(all(test, shuttle))]
 #[path = "tests/interleavings/mod.rs"]
 mod interleavings;
+#[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+mod recorder;
 mod roll;
 mod seat;
 mod sync;
@@ -34,6 +36,8 @@ use crate::table::{
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
 use crossbeam_channel::{bounded, Receiver, Sender};
+#[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
+pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitStage};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
@@ -90,6 +94,8 @@ struct State {
     next_gc: Instant,
     /// Dropped when the drain is over.
     drained: Option<Sender<()>>,
+    /// Takes the changes to the journal, if there is one.
+    recorder: Option<Box<dyn Recorder>>,
 }
 
 /// A connection's client, as far as the threads of other connections are concerned.
@@ -136,6 +142,7 @@ impl Arbiter {
                 reaper_looks_at: None,
                 next_gc: clock.now(),
                 drained: None,
+                recorder: None,
             }),
             clock,
             reaper: Arc::default(),
@@ -319,12 +326,14 @@ impl Arbiter {
 
     fn wake_ups(&self, state: &mut State) -> WakeUps {
         let mut wake_ups = WakeUps::default();
+        state.record_changes();
         while let Some(conn) = state.table.pop_resolved() {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
             let wake = Arc::clone(&seat.wake);
-            let may_send = wake_ups.sending_count < SENT_AT_ONCE;
+            // With a journal, no grant leaves before it is certain: its own thread waits for that.
+            let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
             match (&seat.wait, &seat.outlet) {
                 // A peer that has hung up is granted nothing: its own thread finds out.
                 (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
@@ -389,6 +398,16 @@ impl Arbiter {
         match (state.table.next_deadline(), gc) {
             (Some(lease), Some(gc)) => Some(lease.min(gc)),
             (lease, gc) => lease.or(gc),
+        }
+    }
+}
+
+impl State {
+    fn record_changes(&mut self) {
+        if let (Some(recorder), Some(changes)) = (&mut self.recorder, self.table.changes()) {
+            if !changes.is_empty() {
+                recorder.record(changes);
+            }
         }
     }
 }

@@ -156,7 +156,8 @@ impl Seat {
         })
     }
 
-    /// Starts a lease anew, whichever connection it was granted to.
+    /// Starts a lease anew, whichever connection it was granted to. A holder that was restored
+    /// becomes one of this connection.
     ///
     /// # Errors
     ///
@@ -168,10 +169,16 @@ impl Seat {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            let renewed = table.renew(key, kind, token, lease, now);
-            renewed.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
-        })
+        let mut state = self.arbiter.state.lock();
+        let now = self.arbiter.catch_up(&mut state, Scope::Key(key));
+        let renewed = state.table.renew(key, kind, token, lease, now);
+        match renewed {
+            Ok(()) if state.recorder.is_some() => state.table.adopt(token.fence, self.conn, now),
+            Ok(()) => {}
+            Err(refusal) => state.table.note_answer(&Answer::Refused(refusal)),
+        }
+        self.arbiter.leave(state);
+        renewed
     }
 
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its

@@ -3,6 +3,8 @@
 mod counters;
 mod holds;
 mod outlet;
+#[cfg(feature = "cluster")]
+mod recorder;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};

@@ -6,6 +6,8 @@ use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -28,6 +30,8 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 /// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
 /// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front.
 ///
+/// The servers of one cluster have `|` between them: any of them will do.
+///
 /// Nothing is looked up before something connects.
 ///
 /// ```
@@ -37,6 +41,9 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 /// assert_eq!("[::1]:6388".parse(), Ok(Address::Tcp("[::1]:6388".into())));
 /// assert_eq!("localhost".parse(), Ok(Address::Tcp("localhost:6388".into())));
 /// assert_eq!("unix:/run/latchd.sock".parse::<Address>(), "/run/latchd.sock".parse());
+///
+/// let cluster: Address = "alpha|beta:7000".parse().unwrap();
+/// assert_eq!(cluster.to_string(), "alpha:6388|beta:7000");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -44,6 +51,56 @@ pub enum Address {
     Tcp(String),
     /// A Unix socket.
     Unix(PathBuf),
+    /// The servers of one cluster.
+    Cluster(Alternatives),
+}
+
+/// The addresses of the servers of one cluster. To connect is to try one after the other, first the
+/// one that answered last. Clones share what they know of that.
+#[derive(Clone, Debug)]
+pub struct Alternatives(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    servers: Vec<Address>,
+    /// The number of the server to try first.
+    first: AtomicUsize,
+}
+
+impl PartialEq for Alternatives {
+    fn eq(&self, other: &Alternatives) -> bool {
+        self.0.servers == other.0.servers
+    }
+}
+
+impl Eq for Alternatives {}
+
+impl Alternatives {
+    fn new(servers: Vec<Address>) -> Alternatives {
+        let first = AtomicUsize::new(0);
+        Alternatives(Arc::new(Shared { servers, first }))
+    }
+
+    /// Each may take an equal share of the time that is left.
+    fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant)> {
+        let Shared { servers, first } = &*self.0;
+        let (start, count) = (first.load(Ordering::Relaxed), servers.len());
+        let deadline = Instant::now() + timeout;
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for tried in 0..count {
+            let number = (start + tried) % count;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let share = left / u32::try_from(count - tried).unwrap_or(u32::MAX);
+            match servers[number].connect(share) {
+                Ok((stream, _)) => {
+                    first.store(number, Ordering::Relaxed);
+                    return Ok((stream, deadline));
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
 }
 
 impl Address {
@@ -64,6 +121,16 @@ impl Address {
                 notice_vanished_server(&stream)?;
                 Ok((Stream::Tcp(stream), deadline))
             }
+            Address::Cluster(alternatives) => alternatives.connect(timeout),
+        }
+    }
+
+    /// Has the next attempt begin with another server, if there are several: the one that was
+    /// connected has ended the connection.
+    pub(super) fn try_another(&self) {
+        if let Address::Cluster(Alternatives(shared)) = self {
+            let next = (shared.first.load(Ordering::Relaxed) + 1) % shared.servers.len();
+            shared.first.store(next, Ordering::Relaxed);
         }
     }
 }
@@ -116,16 +183,22 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let address = match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
-            (Some(path), _) => Some(path).filter(|path| !path.is_empty()).map(unix),
-            (None, Some(host)) => tcp(host),
-            (None, None) if text.contains('/') => Some(unix(text)),
-            (None, None) => tcp(text),
-        };
-        address.ok_or_else(|| {
-            "a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it"
-                .into()
-        })
+        let servers: Option<Vec<Address>> = text.split('|').map(one).collect();
+        let servers = servers.ok_or(
+            "a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
+        )?;
+        let server = <[Address; 1]>::try_from(servers).map(|[server]| server);
+        Ok(server.unwrap_or_else(|servers| Address::Cluster(Alternatives::new(servers))))
+    }
+}
+
+/// The address of one server; `None` if the text is none.
+fn one(text: &str) -> Option<Address> {
+    match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
+        (Some(path), _) => Some(path).filter(|path| !path.is_empty()).map(unix),
+        (None, Some(host)) => tcp(host),
+        (None, None) if text.contains('/') => Some(unix(text)),
+        (None, None) => tcp(text),
     }
 }
 
@@ -157,6 +230,10 @@ impl fmt::Display for Address {
         match self {
             Address::Tcp(host) => f.write_str(host),
             Address::Unix(path) => path.display().fmt(f),
+            Address::Cluster(Alternatives(shared)) => {
+                let servers: Vec<String> = shared.servers.iter().map(Address::to_string).collect();
+                f.write_str(&servers.join("|"))
+            }
         }
     }
 }
@@ -227,6 +304,56 @@ mod tests {
         // The last one still has its share.
         addrs.push(alive.local_addr().expect("its address"));
         let connected = connect_tcp(&addrs, Instant::now() + limit);
+        assert!(connected.is_ok(), "{connected:?}");
+    }
+
+    #[test]
+    fn alternatives_are_one_address() {
+        let text = "a:6388|/run/latchd.sock|[::1]:7000";
+        let cluster: Address = text.parse().expect("three addresses");
+        assert!(matches!(cluster, Address::Cluster(_)));
+        assert_eq!(cluster.to_string(), text);
+        assert_eq!("a|unix:/run/latchd.sock|[::1]:7000".parse(), Ok(cluster));
+        for text in ["a|", "|a", "|", "a||b", "a|b:0", "a|b c"] {
+            assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_server_that_answered_last_is_tried_first() {
+        let listener = || TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (one, other) = (listener(), listener());
+        let addr = |listener: &TcpListener| listener.local_addr().expect("its address");
+        let text = format!("/nowhere/socket|{}|{}", addr(&one), addr(&other));
+        let cluster: Address = text.parse().expect("three addresses");
+        let peer = |address: &Address| match address.connect(Duration::from_secs(5)) {
+            Ok((Stream::Tcp(stream), _)) => stream.peer_addr().expect("connected"),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(peer(&cluster), addr(&one));
+        assert_eq!(peer(&cluster), addr(&one));
+        cluster.clone().try_another();
+        assert_eq!(peer(&cluster), addr(&other));
+        assert_eq!(peer(&cluster), addr(&other));
+        // From the last one it goes on to the beginning, which is a path where no server is.
+        cluster.try_another();
+        assert_eq!(peer(&cluster), addr(&one));
+    }
+
+    #[test]
+    fn a_silent_alternative_leaves_time_for_the_next() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        rustix::net::listen(&silent, 0).expect("it listens already");
+        let full = silent.local_addr().expect("its address");
+        let attempt = Duration::from_millis(300);
+        let pending: Vec<TcpStream> = (0..100)
+            .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
+            .collect();
+        assert!(pending.len() < 100, "the backlog never fills");
+        let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let text = format!("{full}|{}", alive.local_addr().expect("its address"));
+        let cluster: Address = text.parse().expect("two addresses");
+        let connected = cluster.connect(Duration::from_secs(1));
         assert!(connected.is_ok(), "{connected:?}");
     }
 

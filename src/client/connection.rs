@@ -1,5 +1,7 @@
 //! One connection to a server: a request, its reply, and never two at a time.
 
+mod again;
+
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,6 +16,7 @@ use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
+pub(in crate::client) use again::Held;
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
 /// and waiters of each key in use.
@@ -110,9 +113,15 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
-    reply_timeout: Duration,
+    settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
+    /// The tag that the server has accepted.
+    accepted_tag: Option<String>,
+    /// What goes in front of the next request, after the client has connected anew.
+    greeting: Vec<u8>,
+    /// How many replies to a greeting are still to come.
+    greetings_due: u8,
     auth: Auth,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
@@ -141,8 +150,11 @@ impl Connection {
             server: server.clone(),
             stream: Some(stream),
             buffer: Vec::new(),
-            reply_timeout: settings.reply_timeout,
+            settings: settings.clone(),
             tag: None,
+            accepted_tag: None,
+            greeting: Vec::new(),
+            greetings_due: 0,
             auth: auth_token.map_or(Auth::NoToken, |_| Auth::Token),
             cancelled_by: None,
         };
@@ -154,7 +166,7 @@ impl Connection {
 
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
-        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         self.acquire_by(key, slot, wait, deadline)
     }
 
@@ -205,7 +217,7 @@ impl Connection {
             kind: slot.kind(),
             wait_timeout: wait.timeout(),
         };
-        let deadline = wait.deadline(Instant::now(), self.reply_timeout);
+        let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         let reply = self.exchange(&request, deadline)?;
         self.granted(&reply)
     }
@@ -373,7 +385,7 @@ impl Connection {
         let sent = self.send(&[&tag, request], self.time_to_send(due));
         let told = sent.and_then(|()| self.receive(&tag, due));
         match self.unless_closed(told)? {
-            Reply::Ok => self.tag = None,
+            Reply::Ok => self.accepted_tag = self.tag.take(),
             // The server does not know tags. It serves the claim, or closes the connection.
             Reply::Error => {}
             other => return Err(self.refusal(&other)),
@@ -384,7 +396,7 @@ impl Connection {
 
     /// When the reply to a request that does not wait is due.
     fn reply_due(&self) -> Option<Instant> {
-        Instant::now().checked_add(self.reply_timeout)
+        Instant::now().checked_add(self.settings.reply_timeout)
     }
 
     /// Sends one request and reads its reply, which is due at this instant; closes the connection
@@ -397,8 +409,8 @@ impl Connection {
 
     /// How long sending may take if the reply is due at this instant.
     fn time_to_send(&self, due: Option<Instant>) -> Duration {
-        let within = time_left(due).unwrap_or(self.reply_timeout);
-        within.min(self.reply_timeout)
+        let within = time_left(due).unwrap_or(self.settings.reply_timeout);
+        within.min(self.settings.reply_timeout)
     }
 
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
@@ -415,12 +427,15 @@ impl Connection {
             let unasked = String::from_utf8_lossy(&self.buffer);
             return Err(Error::bad_reply(&self.server, &unasked));
         }
-        let mut text = Vec::new();
+        let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
         match stream.write_within(&text, Some(within)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
             // A server that has refused us and left may have said why before it went.
-            _ => Ok(()),
+            _ => {
+                self.greeting.clear();
+                Ok(())
+            }
         }
     }
 
@@ -447,7 +462,19 @@ impl Connection {
 
     /// Takes the next reply out of what was read, if its line is complete; the line's end is not
     /// among the first `seen` bytes.
-    fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
+    fn take_reply(&mut self, mut seen: usize) -> Result<Option<Reply>, Error> {
+        while self.greetings_due > 0 {
+            match self.take_next_reply(seen)? {
+                None => return Ok(None),
+                Some(Reply::Ok) => self.greetings_due -= 1,
+                Some(other) => return Err(self.refusal(&other)),
+            }
+            seen = 0;
+        }
+        self.take_next_reply(seen)
+    }
+
+    fn take_next_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
             if self.buffer.len() > MAX_REPLY_LEN {
@@ -543,6 +570,8 @@ impl Connection {
     pub(super) fn close(&mut self) {
         self.stream = None;
         self.buffer.clear();
+        self.greeting.clear();
+        self.greetings_due = 0;
     }
 
     /// Closes the connection and waits, for at most the reply timeout, until the server has closed
@@ -550,7 +579,7 @@ impl Connection {
     pub fn finish(mut self) {
         if let Some(stream) = self.stream.take() {
             stream.shutdown(Shutdown::Write);
-            stream.discard_for(self.reply_timeout);
+            stream.discard_for(self.settings.reply_timeout);
         }
     }
 

@@ -47,6 +47,10 @@ impl Granted {
         self.connection.release(&self.key, self.slot, token)
     }
 
+    pub(super) fn send_look(&mut self, within: Duration) -> Result<(), Error> {
+        self.connection.send_look(&self.key, within)
+    }
+
     pub(super) fn send_renewal(&mut self, within: Duration) -> Result<(), Error> {
         let token = self.grant.token;
         self.connection

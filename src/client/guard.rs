@@ -1,6 +1,8 @@
 //! A lock that is held: renewed in the background, released when dropped, and known to be lost
 //! before the server can grant it to another holder.
 
+mod reconnecting;
+
 use std::fmt;
 use std::mem;
 use std::sync::mpsc::{channel, Sender};
@@ -13,6 +15,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use super::address::Address;
 use super::error::Error;
 use super::granted::Granted;
+use super::outage::Outage;
 use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
@@ -33,7 +36,7 @@ const STACK_LEN: usize = 128 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The connection ended, and with it what it held.
+    /// The connection ended, and with it what it held: no server renewed it over another one.
     Closed,
     /// The server refused the renewal: the lease was over, or the lock was released by its token.
     Refused,
@@ -55,10 +58,16 @@ impl fmt::Display for Loss {
 /// error is lost then.
 ///
 /// A thread of its own, the keeper, renews the lease, at half its length and sooner for short
-/// leases, and watches the connection. The lock counts as lost when the connection ends, when a
-/// renewal is refused, and when the lease could end on the server: [`Guard::is_held`] turns false
-/// *before* that, by two seconds or a quarter of the lease, whichever is less. The guard does not
-/// reconnect: a lock that was lost may have another holder.
+/// leases, and watches the connection. The lock counts as lost when a renewal is refused, and when
+/// the lease could end on the server: [`Guard::is_held`] turns false *before* that, by two seconds
+/// or a quarter of the lease, whichever is less.
+///
+/// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
+/// and then after pauses of 50 milliseconds to a second. If the server has taken over from another
+/// one of its cluster, the keeper renews with the token, and the lock is held as before. Otherwise
+/// it is lost: a server that is alone releases it with the connection. If it refuses connections
+/// for two seconds, the keeper gives up; for the servers of a cluster (see [`Address::Cluster`]) it
+/// goes on until the lease could end.
 ///
 /// All its methods can be called from several threads.
 ///
@@ -104,8 +113,10 @@ impl Shared {
 }
 
 struct Hold {
-    /// Until then the lock is certainly held.
+    /// Until then the lock is certainly held, if there is a connection.
     deadline: Moment,
+    /// The connection has ended, and no renewal over another one was answered yet.
+    is_cut: bool,
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
@@ -132,6 +143,7 @@ impl Guard {
         let shared = Arc::new(Shared {
             hold: Mutex::new(Hold {
                 deadline: deadline_of(held.asked_at, grant.lease),
+                is_cut: false,
                 loss: None,
                 on_lost: None,
                 on_silence: None,
@@ -144,6 +156,7 @@ impl Guard {
         let keeper = Keeper {
             held,
             sent_at: None,
+            outage: None,
             answering: Vec::new(),
             shared: Arc::clone(&shared),
             alarm: Alarm::new().map_err(Error::System)?,
@@ -173,10 +186,11 @@ impl Guard {
         self.grant.lease
     }
 
-    /// Whether the lock is certainly held at this moment. Does not block.
+    /// Whether the lock is certainly held at this moment. Does not block. After false, it can be
+    /// true again, unless the lock is [lost](Guard::loss).
     pub fn is_held(&self) -> bool {
         let hold = self.shared.hold();
-        hold.loss.is_none() && Moment::now() < hold.deadline
+        hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
@@ -297,8 +311,10 @@ impl fmt::Debug for Guard {
 /// The thread that keeps a lock: the only one that uses its connection.
 struct Keeper {
     held: Granted,
-    /// When the renewal was sent that is not answered yet.
+    /// When the request was sent that is not answered yet.
     sent_at: Option<Moment>,
+    /// There is no connection, or the renewal is the first over a new one.
+    outage: Option<Outage>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
     shared: Arc<Shared>,
@@ -332,13 +348,13 @@ impl Keeper {
     }
 
     fn step(&mut self) -> Result<Step, Loss> {
-        if self.sleep()? {
+        if self.sleep() {
             self.hear()?;
         }
         if self.sent_at.is_none() {
             let releasing = self.shared.hold().releasing.take();
             if let Some(answer) = releasing {
-                let _ = answer.send(self.held.release());
+                let _ = answer.send(self.release());
                 return Ok(Step::Released);
             }
         }
@@ -348,7 +364,9 @@ impl Keeper {
         }
         let is_asked = !self.shared.hold().asking.is_empty();
         let is_due = is_asked || now >= self.renew_at();
-        if self.sent_at.is_none() && is_due {
+        if !self.is_connected() {
+            self.attempt(now)?;
+        } else if self.sent_at.is_none() && is_due {
             self.send(now)?;
         }
         if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
@@ -361,27 +379,43 @@ impl Keeper {
     }
 
     /// Sleeps until there is something to do, and tells whether the server has spoken.
-    fn sleep(&self) -> Result<bool, Loss> {
-        let socket = self.held.connection.socket().ok_or(Loss::Closed)?;
-        let mut wake_at = self.deadline();
-        if self.sent_at.is_none() {
-            wake_at = wake_at.min(self.renew_at());
-        }
-        if let Some(silent_at) = self.silent_at() {
-            wake_at = wake_at.min(silent_at);
+    fn sleep(&self) -> bool {
+        let socket = self.held.connection.socket();
+        let mut wake_at = self.next_end();
+        match &self.outage {
+            Some(outage) if socket.is_none() => wake_at = wake_at.min(outage.next_attempt),
+            _ if self.sent_at.is_none() => wake_at = wake_at.min(self.renew_at()),
+            _ => {}
         }
         self.alarm.set(wake_at);
-        let mut watched = [
-            PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP),
-            PollFd::new(&self.shared.bell, PollFlags::IN),
-            PollFd::new(&self.alarm, PollFlags::IN),
-        ];
+        let bell = PollFd::new(&self.shared.bell, PollFlags::IN);
+        let alarm = PollFd::new(&self.alarm, PollFlags::IN);
         // An interrupted or failed poll is an early wake-up, which does no harm.
-        let _ = poll(&mut watched, None);
-        let has_spoken = !watched[0].revents().is_empty();
+        let has_spoken = match socket {
+            Some(socket) => {
+                let socket = PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP);
+                let mut watched = [socket, bell, alarm];
+                let _ = poll(&mut watched, None);
+                !watched[0].revents().is_empty()
+            }
+            None => {
+                let _ = poll(&mut [bell, alarm], None);
+                false
+            }
+        };
         // Before the look at what it announces: what comes later sets the bell again.
         self.shared.bell.take();
-        Ok(has_spoken)
+        has_spoken
+    }
+
+    /// The deadline, or the call that comes before it.
+    fn next_end(&self) -> Moment {
+        let silent_at = self.silent_at().unwrap_or(Moment::NEVER);
+        self.deadline().min(silent_at)
+    }
+
+    fn is_connected(&self) -> bool {
+        self.held.connection.socket().is_some()
     }
 
     fn deadline(&self) -> Moment {
@@ -397,9 +431,11 @@ impl Keeper {
     /// When the callback for a silent server is due.
     fn silent_at(&self) -> Option<Moment> {
         let told_at = self.deadline() - self.lead()?;
+        let began = self.outage.as_ref().map(|outage| outage.began);
         // After this process was stopped, the server has had no time to answer yet.
-        self.sent_at
-            .map(|sent_at| told_at.max(sent_at + ANSWER_TIME))
+        began
+            .or(self.sent_at)
+            .map(|began| told_at.max(began + ANSWER_TIME))
     }
 
     /// How long before the deadline that callback is due.
@@ -413,25 +449,36 @@ impl Keeper {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.shared.hold().asking);
         self.sent_at = Some(now);
-        self.held.send_renewal(left).map_err(loss_of)
+        if let Some(outage) = &mut self.outage {
+            outage.is_looking = false;
+        }
+        let sent = self.held.send_renewal(left);
+        sent.or_else(|error| self.survive(error))
     }
 
     fn hear(&mut self) -> Result<(), Loss> {
         let Some(sent_at) = self.sent_at else {
             // No reply is due: it is the end of the stream, or an error on the way to it.
-            return match self.held.connection.is_silent() {
-                true => Ok(()),
-                false => Err(Loss::Closed),
-            };
-        };
-        let Some(lease) = self.held.connection.renewal_reply().map_err(loss_of)? else {
+            if !self.held.connection.is_silent() {
+                self.cut();
+            }
             return Ok(());
         };
-        self.sent_at = None;
+        if self.outage.as_ref().is_some_and(|outage| outage.is_looking) {
+            return self.hear_of_holder();
+        }
+        let lease = match self.held.connection.renewal_reply() {
+            Ok(Some(lease)) => lease,
+            Ok(None) => return Ok(()),
+            Err(error) => return self.survive(error),
+        };
+        (self.sent_at, self.outage) = (None, None);
         self.held.grant.lease = lease;
         self.held.asked_at = sent_at;
         let deadline = self.deadline();
-        self.shared.hold().deadline = deadline;
+        let mut hold = self.shared.hold();
+        (hold.deadline, hold.is_cut) = (deadline, false);
+        drop(hold);
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);
         }
@@ -494,6 +541,7 @@ mod tests {
             shared: Arc::new(Shared {
                 hold: Mutex::new(Hold {
                     deadline: deadline_of(sent_at, lease),
+                    is_cut: false,
                     loss: None,
                     on_lost: None,
                     on_silence: None,

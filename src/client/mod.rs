@@ -44,6 +44,7 @@ pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
+mod outage;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -53,7 +54,7 @@ use std::time::{Duration, Instant};
 pub use crate::protocol::reply::Grant;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
-pub use address::Address;
+pub use address::{Address, Alternatives};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued, Settings};
 pub use error::{Auth, Error};
@@ -68,7 +69,8 @@ pub use tls::Tls;
 ///
 /// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
 /// as all clients of this protocol have it: they must name the same servers in the same order. A
-/// key whose server is down cannot be acquired; no other server takes over.
+/// key whose server is down cannot be acquired; no other server takes over. The servers of one
+/// cluster are one [`Address`] here.
 ///
 /// A client keeps no connection and can be shared by threads. A clone copies the addresses.
 ///

@@ -53,8 +53,9 @@ macro_rules! command {
         $(#[$meta])*
         pub(super) struct $name {
             $($fields)*
-            /// server as HOST, HOST:PORT or path of a Unix socket; several divide the keys, none
-            /// takes over for another; repeat for several (127.0.0.1:6388)
+            /// server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in
+            /// between; several divide the keys, none takes over for another; repeat for several
+            /// (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             pub(super) server: Vec<String>,
             /// a file with the auth token of the server

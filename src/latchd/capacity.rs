@@ -59,14 +59,15 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
 
 /// The cap on connections: what is wanted, or what the machine allows, and in any case what the
 /// address space allows. Raises the limit of descriptors. A secret makes the lines longer that
-/// clients send.
+/// clients send. A server that may pass connections on needs two descriptors for each.
 pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     let wanted = options.max_connections;
     let (heap, memory) = (
         HEAP_PER_CONNECTION + for_tls(options),
         per_connection(options, secret_len),
     );
-    let allowed = connection_capacity(heap);
+    let descriptors_each = 1 + u64::from(options.etcd.is_some());
+    let allowed = connection_capacity(heap, descriptors_each);
     let max_connections = wanted
         .unwrap_or_else(|| allowed.min(memory_capacity(memory)))
         .min(address_space_capacity(heap));
@@ -100,12 +101,14 @@ fn for_tls(options: &Options) -> u64 {
     }
 }
 
-/// How many connections descriptors, memory maps and address space allow, if each takes `heap`.
-fn connection_capacity(heap: u64) -> usize {
+/// How many connections descriptors, memory maps and address space allow, if each takes `heap` and
+/// so many descriptors.
+fn connection_capacity(heap: u64, descriptors_each: u64) -> usize {
     let descriptors = raise_descriptor_limit(u64::MAX);
     let for_connections = descriptors
         .saturating_sub(RESERVED_DESCRIPTORS)
-        .max(descriptors / 2);
+        .max(descriptors / 2)
+        / descriptors_each;
 
     let maps = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());

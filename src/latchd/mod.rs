@@ -1,6 +1,8 @@
 //! The program `latchd`: see latchd(8).
 
 mod capacity;
+#[cfg(feature = "cluster")]
+mod cluster_options;
 mod options;
 mod requests;
 #[cfg(feature = "tls")]
@@ -22,6 +24,8 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
+#[cfg(feature = "cluster")]
+use crate::cluster::{relay::Relays, Office};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::SourceThrottle;
@@ -35,7 +39,9 @@ use crate::sys::secret;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
-use options::{Auth, Options, Sockets};
+#[cfg(feature = "cluster")]
+use cluster_options::ClusterOptions;
+use options::{Auth, Options, Resolved};
 use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
@@ -64,11 +70,11 @@ pub fn main() -> ExitCode {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };
-    let (sockets, auth) = match options.resolve(&origins, !inherited.is_empty()) {
+    let resolved = match options.resolve(&origins, !inherited.is_empty()) {
         Ok(resolved) => resolved,
         Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    match run(&options, sockets, auth, inherited) {
+    match run(&options, resolved, inherited) {
         Ok(status) => status,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
@@ -77,13 +83,15 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop. An error is one line.
 fn run(
     options: &Options,
-    sockets: Sockets,
-    auth: Option<Auth>,
+    resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
+    let auth = resolved.auth;
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
+    #[cfg(feature = "cluster")]
+    let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
     let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
@@ -95,12 +103,19 @@ fn run(
     let read_again = || {};
     // Until here a signal ends the process at once, even while the fence file is locked.
     let signals = server::watch_signals(&log, read_again)?;
-    let listeners = serve::listen(options, sockets, inherited)?;
+    let listeners = serve::listen(options, resolved.sockets, inherited)?;
     #[cfg(feature = "tls")]
     let listeners = tls::speaking(listeners, certificate.as_ref());
     let listeners: Arc<[Listener]> = listeners.into();
     warn_about(options, auth.as_ref(), &listeners);
 
+    #[cfg(feature = "cluster")]
+    let office = cluster.map(|settings| Office::new(settings, log.clone()));
+    #[cfg(feature = "cluster")]
+    let fences = match &office {
+        Some(office) => (office.fences(), None),
+        None => fences,
+    };
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let max_connections = capacity::max_connections(options, secret_len);
@@ -111,6 +126,8 @@ fn run(
         env!("CARGO_PKG_VERSION"),
         capacity::worst_case(options, max_connections, secret_len).div_ceil(1024 * 1024)
     );
+    #[cfg(feature = "cluster")]
+    let relays = office.as_ref().map(Relays::start);
     let session_rules = Arc::new(SessionRules {
         default_lease: options.default_lease_ttl,
         read_timeout: options.read_timeout,
@@ -119,19 +136,54 @@ fn run(
         admin_token,
         auth_refusals: SourceThrottle::default(),
         log: log.clone(),
+        #[cfg(feature = "cluster")]
+        office: office.clone(),
+        #[cfg(feature = "cluster")]
+        relays: relays.transpose().map_err(server::no_thread)?,
     });
+    #[cfg(feature = "cluster")]
+    if let Some(office) = &office {
+        office.serve(&arbiter).map_err(server::no_thread)?;
+    }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    if options.print_port {
+    if options.print_port && !has_started_over() {
         server::print_port(&listeners)?;
     }
-    if let Err(error) = notify("READY=1\nSTATUS=Serving") {
+    if let Err(error) = notify(ready(&session_rules)) {
         warn!("cannot-notify error=\"{error}\"");
     }
 
-    let status = shutdown::run(&signals.received, &arbiter, &connections, options);
+    let end = shutdown::End {
+        signals: &signals.received,
+        arbiter: &arbiter,
+        connections: &connections,
+        options,
+        #[cfg(feature = "cluster")]
+        office: office.as_deref(),
+    };
+    let status = end.run();
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
+}
+
+/// What the supervisor hears once clients can connect. One of several servers tells its role by
+/// itself.
+fn ready(rules: &SessionRules) -> &'static str {
+    #[cfg(feature = "cluster")]
+    if rules.relays.is_some() {
+        return "READY=1";
+    }
+    let _ = rules;
+    "READY=1\nSTATUS=Serving"
+}
+
+/// Whether the port was printed before the server started over.
+fn has_started_over() -> bool {
+    #[cfg(feature = "cluster")]
+    return crate::cluster::has_started_over();
+    #[cfg(not(feature = "cluster"))]
+    false
 }
 
 /// Where fences come from; with a fence file, the reserver runs beside it.
@@ -180,13 +232,13 @@ fn start_arbiter(
 fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
     match auth {
         Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
-        Auth::File(path) => Ok(read_token_file("auth", path)?.into_bytes().into()),
+        Auth::File(path) => Ok(read_secret_file("auth token", path)?.into_bytes().into()),
     }
 }
 
 /// Reads the token of `break`, which is a word in a line with others.
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
-    let token = read_token_file("admin", path)?;
+    let token = read_secret_file("admin token", path)?;
     if !limits::is_admin_token(&token) {
         let path = Escaped::path(path);
         return Err(format!(
@@ -198,10 +250,10 @@ fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     Ok(token.into_bytes().into())
 }
 
-fn read_token_file(purpose: &str, path: &Path) -> Result<String, String> {
+fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
     secret::read(path).map_err(|error| {
         let (path, reason) = (Escaped::path(path), reason(&error));
-        format!("cannot use the {purpose} token file {path}: {reason}")
+        format!("cannot use the {purpose} file {path}: {reason}")
     })
 }
 

@@ -16,6 +16,9 @@ use crate::log::{LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 
+#[cfg(feature = "cluster")]
+use super::cluster_options::ClusterOptions;
+
 const MAX_COUNT: u64 = u32::MAX as u64;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -32,6 +35,19 @@ const RIVALS: &[[&str; 2]] = &[
     ["--tls-cert", "--tls-self-signed"],
     #[cfg(feature = "tls")]
     ["--tls-key", "--tls-self-signed"],
+];
+
+/// The options of a server that is one of several.
+pub(super) const CLUSTER: [&str; 9] = [
+    "--etcd",
+    "--advertise",
+    "--etcd-prefix",
+    "--etcd-ttl",
+    "--etcd-user",
+    "--etcd-password-file",
+    "--etcd-cacert",
+    "--etcd-cert",
+    "--etcd-key",
 ];
 
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
@@ -138,6 +154,42 @@ arguments::options! {
         /// exit after so many seconds without a connection or a held slot; 0: never (0)
         #[argh(option, arg_name = "seconds", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
+        /// share locks with the other servers on this etcd: HOST:PORT of its members, with commas
+        #[argh(option, arg_name = "list")]
+        etcd: Option<String> = ["ETCD"],
+        /// where the other servers reach this one (--host and --port)
+        #[argh(option, arg_name = "host:port")]
+        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+        advertise: Option<String> = ["ADVERTISE"],
+        /// what the names of keys in etcd begin with, one for each group of servers (latchd)
+        #[argh(option, arg_name = "name", default = "default_prefix()", from_str_fn(etcd_prefix))]
+        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+        etcd_prefix: String = ["ETCD_PREFIX"],
+        /// how long the active server may be silent before another takes over, in seconds (10)
+        #[argh(option, arg_name = "seconds", default = "seconds(10)", from_str_fn(etcd_ttl))]
+        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+        etcd_ttl: Duration = ["ETCD_TTL_S"],
+        /// the user to be in etcd
+        #[argh(option, arg_name = "name")]
+        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+        etcd_user: Option<String> = ["ETCD_USER"],
+        /// a file with the password of that user
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+        etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"],
+        // These need TLS, as the two at the end.
+        /// refused
+        #[argh(option, hidden_help)]
+        #[allow(dead_code)]
+        etcd_cacert: Option<String> = ["ETCD_CACERT"],
+        /// refused
+        #[argh(option, hidden_help)]
+        #[allow(dead_code)]
+        etcd_cert: Option<String> = ["ETCD_CERT"],
+        /// refused
+        #[argh(option, hidden_help)]
+        #[allow(dead_code)]
+        etcd_key: Option<String> = ["ETCD_KEY"],
         // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
         #[cfg_attr(not(feature = "tls"), allow(dead_code))]
@@ -211,20 +263,35 @@ pub(super) enum Auth {
     File(PathBuf),
 }
 
+/// What several options say together.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) sockets: Sockets,
+    pub(super) auth: Option<Auth>,
+    /// `None` for a server that is alone.
+    #[cfg(feature = "cluster")]
+    pub(super) cluster: Option<ClusterOptions>,
+}
+
 impl Options {
-    /// Where connections and the auth token come from. `inherits` says that LISTEN_FDS names
-    /// sockets for this process.
-    pub(super) fn resolve(
-        &self,
-        origins: &Origins,
-        inherits: bool,
-    ) -> Result<(Sockets, Option<Auth>), String> {
+    /// What several options say together. `inherits` says that LISTEN_FDS names sockets for this
+    /// process.
+    pub(super) fn resolve(&self, origins: &Origins, inherits: bool) -> Result<Resolved, String> {
         self.check(origins)?;
-        Ok((self.sockets(origins, inherits)?, self.auth(origins)?))
+        Ok(Resolved {
+            #[cfg(feature = "cluster")]
+            cluster: ClusterOptions::resolve(self, origins, inherits)?,
+            sockets: self.sockets(origins, inherits)?,
+            auth: self.auth(origins)?,
+        })
     }
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.check_tls(origins)?;
+        #[cfg(not(feature = "cluster"))]
+        if let Some(origin) = CLUSTER.iter().find_map(|option| origins.get(option)) {
+            return Err(format!("{origin}: needs a build with --features cluster"));
+        }
         // Those of the auth token have their own check.
         for rivals in RIVALS.iter().filter(|rivals| **rivals != RIVALS[1]) {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
@@ -319,7 +386,7 @@ impl Options {
     }
 }
 
-fn exclusive(one: &str, other: &str) -> String {
+pub(super) fn exclusive(one: &str, other: &str) -> String {
     format!("{one}: cannot be given together with {other}")
 }
 
@@ -347,6 +414,21 @@ fn count(text: &str) -> Result<usize, String> {
 fn cap(text: &str) -> Result<Unless<usize>, String> {
     let cap = values::count(text.trim(), 0..=MAX_COUNT)?;
     Ok(Some(cap).filter(|cap| *cap > 0))
+}
+
+fn default_prefix() -> String {
+    "latchd".into()
+}
+
+fn etcd_prefix(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    let fits = (1..=64).contains(&text.len()) && text.chars().all(is_plain) && !text.ends_with('/');
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| "expected 1 to 64 of A-Z a-z 0-9 . _ - /, without a / at its end".into())
+}
+
+fn etcd_ttl(text: &str) -> Result<Duration, String> {
+    values::seconds(text.trim(), 5..=300)
 }
 
 /// An address. To resolve a name would need the host's resolver, which a small host may not have

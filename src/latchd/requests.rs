@@ -5,7 +5,7 @@ use std::time::Duration;
 use log::{trace, warn};
 
 use super::session::Ending;
-use crate::arbiter::{Seat, WaitStage};
+use crate::arbiter::{Certainty, Seat, WaitStage};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
 use crate::table::{Answer, Ask, Kind, Limit, Refusal};
@@ -107,6 +107,30 @@ pub(super) fn carry_out(
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
         Request::Auth(_) | Request::Stats | Request::Queues(_) | Request::Counters => Reply::Error,
     })
+}
+
+/// How certain the reply to a request must be.
+pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
+    match (request, reply) {
+        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
+        (
+            Request::Acquire { .. }
+            | Request::Enqueue { .. }
+            | Request::Wait { .. }
+            | Request::Release { .. }
+            | Request::Break { .. },
+            _,
+        ) => Certainty::Recorded,
+        (
+            Request::Ping
+            | Request::Tag(_)
+            | Request::Auth(_)
+            | Request::Stats
+            | Request::Queues(_)
+            | Request::Counters,
+            _,
+        ) => Certainty::None,
+    }
 }
 
 fn ask<'a>(

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use log::{debug, info, warn};
 
 use crate::arbiter::{Arbiter, Outlet};
+#[cfg(feature = "cluster")]
+use crate::cluster::relay::Reception;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited::{self, Inherited};
@@ -86,6 +88,14 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = admission.stream();
+    #[cfg(feature = "cluster")]
+    if let Some(relays) = &rules.relays {
+        match relays.receive(stream, rules.read_timeout) {
+            Reception::Serve => {}
+            Reception::TimedOut => return session::turn_away(stream, rules),
+            Reception::Over => return,
+        }
+    }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
     let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
     match watch.watch(stream, admission.id()) {

@@ -2,19 +2,25 @@
 //!
 //! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
 //! thread that frees the slot. The session's thread may block in three places: in a read, in a
-//! write, and in [`carry_out`]; each is bounded, and delays no other client.
+//! write (and before it, until the journal has what the replies say), and in [`carry_out`]; each is
+//! bounded, and delays no other client.
+
+#[cfg(feature = "cluster")]
+mod member;
+mod waiter;
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, trace};
-use rustix::process::geteuid;
-
-use super::requests::{carry_out, Peer};
-use crate::arbiter::{Outlet, Seat, WaitStage};
+use super::requests::{carry_out, certainty_of};
+use crate::arbiter::{Certainty, Outlet, Seat};
+#[cfg(feature = "cluster")]
+use crate::cluster::{relay::Relays, Office};
 use crate::log::{Log, SourceThrottle};
-use crate::net::hangup::{HangupWatch, Input};
+use crate::net::hangup::HangupWatch;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -23,6 +29,8 @@ use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::sys::secret;
 use crate::text::Escaped;
+use log::{debug, trace};
+use waiter::Waiter;
 
 /// How long the close waits for a peer that has not given the right token.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -48,7 +56,6 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 /// The longest reply with a grant, in bytes: `ok`, a token and a lease.
 const MAX_GRANT_LEN: usize = 64;
 
-#[derive(Debug)]
 pub struct SessionRules {
     /// The lease of a claim or a renewal that names none.
     pub default_lease: Duration,
@@ -65,6 +72,12 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
+    /// This server's part among several; `None` if it is alone.
+    #[cfg(feature = "cluster")]
+    pub office: Option<Arc<Office>>,
+    /// What it passes on while another server is active.
+    #[cfg(feature = "cluster")]
+    pub relays: Option<Arc<Relays>>,
 }
 
 #[derive(Debug)]
@@ -80,6 +93,9 @@ pub(super) enum Ending {
     ReadTimeout,
     LineTooLong,
     AuthFailed,
+    /// Another server takes this one for the active one, and it is not, or not any more.
+    #[cfg(feature = "cluster")]
+    NotMeant,
 }
 
 /// Serves a connection until it ends.
@@ -96,9 +112,12 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
         out: Vec::with_capacity(SMALL_OUT_CAPACITY),
+        unattested: Certainty::None,
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         placeholders_left: Some(0),
+        #[cfg(feature = "cluster")]
+        is_first: true,
         socket_timeout: Duration::ZERO,
         awaited: None,
     };
@@ -106,16 +125,28 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let Session {
         seat,
         out,
+        mut unattested,
         malformed_count,
         ..
     } = session;
     // The slots pass on before the close, which may take a while.
     drop(seat);
+    rules.attest(&mut unattested);
     lingering_close(stream, &ending, out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
         ending.reason()
     );
+}
+
+/// Closes a connection whose client has sent nothing in time.
+#[cfg(feature = "cluster")]
+pub fn turn_away(stream: &Stream, rules: &SessionRules) {
+    let ending = match rules.auth_token {
+        Some(_) => Ending::AuthFailed,
+        None => Ending::ReadTimeout,
+    };
+    lingering_close(stream, &ending, Vec::new(), rules);
 }
 
 struct Session<'a> {
@@ -125,11 +156,16 @@ struct Session<'a> {
     seat: Seat,
     reader: LineReader<3>,
     out: Vec<u8>,
+    /// What the replies in `out` wait for.
+    unattested: Certainty,
     /// The deadline of `auth`; `None` once the client has authenticated, or need not.
     auth_due: Option<Instant>,
     malformed_count: u32,
     /// How many lines after `help` may still belong to it; `None` from the first request on.
     placeholders_left: Option<u8>,
+    /// Nothing has come yet.
+    #[cfg(feature = "cluster")]
+    is_first: bool,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning
@@ -168,11 +204,19 @@ impl Session<'_> {
         }
         self.reader.skip_first_line();
         self.awaited = None;
-        Some(flush_if_full(&mut self.out, self.stream, self.rules))
+        #[cfg(feature = "cluster")]
+        {
+            self.is_first = false;
+        }
+        Some(self.flush_if_full())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
         self.placeholders_left = None;
+        #[cfg(feature = "cluster")]
+        if let Some(served) = self.serve_frame_of_member() {
+            return served;
+        }
         if self.auth_due.is_some() {
             if !self.rules.accepts(self.reader.frame()) {
                 return Err(Ending::AuthFailed);
@@ -207,12 +251,16 @@ impl Session<'_> {
             rules: self.rules,
             id: self.seat.id().0,
             out: &mut self.out,
+            unattested: &mut self.unattested,
             reached: None,
             sent_len: 0,
         };
         let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
         let sent_len = waiter.sent_len;
         let has_waited = waiter.end_wait();
+        if let Ok(reply) = &carried_out {
+            self.unattested = self.unattested.max(certainty_of(&request, reply));
+        }
         self.finish_frame();
         if !has_waited {
             return self.reply(&carried_out?);
@@ -254,6 +302,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
+        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok ");
         stats::write_json(
@@ -262,6 +311,10 @@ impl Session<'_> {
             &mut self.out,
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
+        #[cfg(feature = "cluster")]
+        if let Some(figures) = self.figures() {
+            stats::append_cluster(&figures, &mut self.out);
+        }
         self.out.push(b'\n');
         Ok(())
     }
@@ -271,6 +324,7 @@ impl Session<'_> {
         let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
             return self.reply(&Reply::Error);
         };
+        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok {\"keys\":[");
         let (mut page, mut last) = match key {
@@ -330,10 +384,18 @@ impl Session<'_> {
         let start = self.out.len();
         reply.write(&mut self.out);
         self.out.drain(start..start + sent_len);
-        flush_if_full(&mut self.out, self.stream, self.rules)
+        self.flush_if_full()
+    }
+
+    fn flush_if_full(&mut self) -> Result<(), Ending> {
+        match make_room(&mut self.out) {
+            Room::Some => Ok(()),
+            Room::None => self.flush(),
+        }
     }
 
     fn flush(&mut self) -> Result<(), Ending> {
+        self.rules.attest(&mut self.unattested);
         flush(&mut self.out, self.stream, self.rules)
     }
 
@@ -431,78 +493,31 @@ impl Outlet for Stream {
     }
 }
 
-/// The peer of a request that may wait.
-struct Waiter<'a> {
-    stream: &'a Stream,
-    watch: &'a HangupWatch,
-    rules: &'a SessionRules,
-    id: u64,
-    out: &'a mut Vec<u8>,
-    /// How far the wait has come.
-    reached: Option<WaitStage>,
-    /// How many bytes of the reply have been sent.
-    sent_len: usize,
-}
-
-impl Peer for Waiter<'_> {
-    fn has_unsent_replies(&self) -> bool {
-        !self.out.is_empty()
-    }
-
-    fn flush(&mut self) -> Result<(), Ending> {
-        flush(self.out, self.stream, self.rules)
-    }
-
-    fn is_operator(&self, admin_token: Option<&str>) -> bool {
-        let uid = self.stream.peer_uid();
-        uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
-            || self.rules.is_admin_token(admin_token)
-    }
-
-    fn identity(&self) -> String {
-        self.stream.identity()
-    }
-
-    fn note(&mut self, stage: WaitStage) {
-        match stage {
-            WaitStage::Begins => self.reached = Some(stage),
-            WaitStage::IsLong => {
-                self.reached = Some(stage);
-                self.heed(Input::Heeded);
-            }
-            WaitStage::Sent(sent_len) => self.sent_len = sent_len,
-        }
-    }
-}
-
-impl Waiter<'_> {
-    /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
-    /// peer sends only while the wait is long.
-    fn heed(&self, input: Input) {
-        // If this fails, a peer that floods the connection is seen to leave only later.
-        let _ = self.watch.set_input(self.stream, self.id, input);
-    }
-
-    /// Whether the request has waited.
-    fn end_wait(self) -> bool {
-        if self.reached == Some(WaitStage::IsLong) {
-            self.heed(Input::Ignored);
-        }
-        self.reached.is_some()
-    }
-}
-
-/// Makes room for the next reply.
+/// Sends what need not be attested, if there is no room for more.
 fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
+    match make_room(out) {
+        Room::Some => Ok(()),
+        Room::None => flush(out, stream, rules),
+    }
+}
+
+/// Whether there is room for the next reply.
+enum Room {
+    Some,
+    None,
+}
+
+/// Makes room for the next reply, as far as it may.
+fn make_room(out: &mut Vec<u8>) -> Room {
     if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
         if let Some(_reservation) = memory::reserve(OUT_CAPACITY, Purpose::Service) {
             out.reserve_exact(OUT_CAPACITY - out.len());
         }
     }
-    if out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
-        return Ok(());
+    match out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
+        true => Room::Some,
+        false => Room::None,
     }
-    flush(out, stream, rules)
 }
 
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
@@ -521,6 +536,8 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
         Ending::Quit => (None, Duration::ZERO),
+        #[cfg(feature = "cluster")]
+        Ending::NotMeant => (None, Duration::ZERO),
         Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
             (Some(Reply::Error), Duration::ZERO)
         }
@@ -553,6 +570,8 @@ impl Ending {
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
             Ending::AuthFailed => "auth-refused".into(),
+            #[cfg(feature = "cluster")]
+            Ending::NotMeant => "relayed-from-another-epoch".into(),
         }
     }
 }
@@ -569,6 +588,17 @@ impl From<ReadEnd> for Ending {
 }
 
 impl SessionRules {
+    /// Blocks until replies may leave that wait for this.
+    fn attest(&self, unattested: &mut Certainty) {
+        let certainty = std::mem::replace(unattested, Certainty::None);
+        #[cfg(feature = "cluster")]
+        if let Some(office) = &self.office {
+            office.attest(certainty);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = certainty;
+    }
+
     fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_token, given) {
             (Some(token), Some(given)) => secret::is_same(token, given.as_bytes()),

@@ -9,6 +9,8 @@ use crossbeam_channel::{after, bounded, never, select, Receiver};
 use log::{info, warn};
 
 use crate::arbiter::Arbiter;
+#[cfg(feature = "cluster")]
+use crate::cluster::{Office, Role};
 use crate::net::connections::Connections;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
@@ -18,41 +20,91 @@ use super::options::Options;
 /// How long the last replies may take to leave.
 const FAREWELL: Duration = Duration::from_millis(600);
 
+/// The time after which no connection matters any more.
+#[cfg(feature = "cluster")]
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 enum Reason {
     Signal,
     Idle,
 }
 
-/// Blocks until the server is to stop, drains it, and returns the exit status.
-pub(super) fn run(
-    signals: &Receiver<i32>,
-    arbiter: &Arbiter,
-    connections: &Arc<Connections>,
-    options: &Options,
-) -> ExitCode {
-    // A supervisor that has heard READY may have stopped listening since: its errors do not matter.
-    match wait_for_reason(signals, arbiter, connections, options.idle_exit) {
-        Reason::Idle => {
-            let _ = notify("STOPPING=1\nSTATUS=Idle");
-            info!("stopping reason=idle");
-            return ExitCode::SUCCESS;
+/// What the end of a server has to do with.
+pub(super) struct End<'a> {
+    pub(super) signals: &'a Receiver<i32>,
+    pub(super) arbiter: &'a Arbiter,
+    pub(super) connections: &'a Arc<Connections>,
+    pub(super) options: &'a Options,
+    #[cfg(feature = "cluster")]
+    pub(super) office: Option<&'a Office>,
+}
+
+impl End<'_> {
+    /// Blocks until the server is to stop, drains it, and returns the exit status.
+    pub(super) fn run(&self) -> ExitCode {
+        let status = self.stop();
+        #[cfg(feature = "cluster")]
+        if let Some(office) = self.office {
+            office.resign();
         }
-        Reason::Signal => {
-            info!("draining");
-            let _ = notify("STOPPING=1\nSTATUS=Draining");
-        }
+        status
     }
-    let drained = arbiter.begin_drain();
-    let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
-    select! {
-        recv(signals) -> _ => {
-            warn!("stopping reason=second-signal");
-            return ExitCode::from(1);
+
+    fn stop(&self) -> ExitCode {
+        let (signals, options) = (self.signals, self.options);
+        // A supervisor that has heard READY may have stopped listening since: its errors do not
+        // matter.
+        match wait_for_reason(signals, self.arbiter, self.connections, options.idle_exit) {
+            Reason::Idle => {
+                let _ = notify("STOPPING=1\nSTATUS=Idle");
+                info!("stopping reason=idle");
+                return ExitCode::SUCCESS;
+            }
+            Reason::Signal => {
+                info!("draining");
+                let _ = notify("STOPPING=1\nSTATUS=Draining");
+            }
         }
-        recv(drained) -> _ => info!("stopping reason=drained"),
-        recv(grace_is_over) -> _ => warn!("stopping reason=shutdown-timeout"),
+        let drained = self.begin_drain();
+        let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
+        select! {
+            recv(signals) -> _ => {
+                warn!("stopping reason=second-signal");
+                return ExitCode::from(1);
+            }
+            recv(drained) -> _ => info!("stopping reason=drained"),
+            recv(grace_is_over) -> _ => warn!("stopping reason=shutdown-timeout"),
+        }
+        say_farewell(signals, self.connections)
     }
-    say_farewell(signals, connections)
+
+    /// Has the holders finish. The channel closes when they have.
+    fn begin_drain(&self) -> Receiver<()> {
+        #[cfg(feature = "cluster")]
+        if let Some(office) = self.office {
+            office.leave();
+            if matches!(office.role(), Role::Standby { .. }) {
+                return self.finish_relaying();
+            }
+        }
+        self.arbiter.begin_drain()
+    }
+
+    /// Lets no client in, and has those finish whose connections are passed on. The channel closes
+    /// when they have.
+    #[cfg(feature = "cluster")]
+    fn finish_relaying(&self) -> Receiver<()> {
+        self.connections.close();
+        let (sender, finished) = bounded(0);
+        let connections = Arc::clone(self.connections);
+        let waiting = spawn("relays", move || {
+            connections.wait_until_none(LONGEST);
+            drop(sender);
+        });
+        // Without a thread, the sender is dropped: nothing is waited for.
+        drop(waiting);
+        finished
+    }
 }
 
 /// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits

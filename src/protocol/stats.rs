@@ -55,6 +55,35 @@ pub fn write_json<E>(
     Ok(())
 }
 
+/// What a server that is one of several says of itself.
+#[cfg(feature = "cluster")]
+pub struct ClusterFigures {
+    pub epoch: u64,
+    /// Slots that are held over no connection since this server has taken over.
+    pub orphans: usize,
+    /// The time that a batch of the journal takes, smoothed.
+    pub journal: Duration,
+}
+
+/// Appends a member to the object that [`write_json`] has written.
+#[cfg(feature = "cluster")]
+pub fn append_cluster(figures: &ClusterFigures, out: &mut Vec<u8>) {
+    let microseconds = figures.journal.as_micros();
+    let brace = out.pop();
+    debug_assert_eq!(brace, Some(b'}'));
+    put(
+        out,
+        format_args!(
+            ",\"cluster\":{{\"role\":\"active\",\"epoch\":{},\"orphans\":{},\
+             \"journal_ms\":{}.{:03}}}}}",
+            figures.epoch,
+            figures.orphans,
+            microseconds / 1000,
+            microseconds % 1000
+        ),
+    );
+}
+
 fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     out.extend(b"{\"key\":");
     write_string(snapshot.key.as_str(), out);
@@ -175,6 +204,26 @@ mod tests {
         assert_eq!(
             json(&[]),
             r#"{"connections":14,"locks":[],"semaphores":[],"idle_locks":[],"idle_semaphores":[]}"#
+        );
+    }
+
+    #[test]
+    #[cfg(feature = "cluster")]
+    fn a_server_of_several_says_so_at_the_end() {
+        let mut out = json(&[]).into_bytes();
+        let figures = ClusterFigures {
+            epoch: 42,
+            orphans: 3,
+            journal: Duration::from_micros(1234),
+        };
+        append_cluster(&figures, &mut out);
+        assert_eq!(
+            String::from_utf8(out).expect("JSON is text"),
+            concat!(
+                r#"{"connections":14,"locks":[],"semaphores":[],"idle_locks":[],"#,
+                r#""idle_semaphores":[],"cluster":{"role":"active","epoch":42,"orphans":3,"#,
+                r#""journal_ms":1.234}}"#
+            )
         );
     }
 

@@ -10,6 +10,8 @@
 //! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
 
+#[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+mod changes;
 mod connection;
 mod counters;
 mod expiry;
@@ -26,17 +28,18 @@ pub(crate) mod tests;
 mod types;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasher, Hash};
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
+#[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
+pub use changes::{Change, Record};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot, Reason};
 use leases::Leases;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
-use slab::Slab;
+use slab::{shrink, Slab};
 pub use snapshot::{HolderSnapshot, KeyQueueSnapshot, KeySnapshot, PlaceSnapshot, Usage};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
@@ -72,6 +75,8 @@ pub struct LockTable {
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
+    /// Changes for a journal, if there is one.
+    noted: Option<Box<changes::Noted>>,
     caps: Caps,
     fences: Box<dyn FenceSource>,
 }
@@ -97,6 +102,7 @@ impl LockTable {
             next_arrival: 0,
             draining: false,
             last_held: None,
+            noted: None,
             caps,
             fences,
         }
@@ -288,13 +294,6 @@ impl LockTable {
         true
     }
 
-    /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
-    pub fn fences(&self, key: &str) -> Option<(Fence, Fence)> {
-        let holders = &self.keys[*self.names.get(key)?].holders;
-        let fence = |id: PlaceId| self.places[id].fence();
-        Some((fence(holders.first()?)?, fence(holders.last()?)?))
-    }
-
     /// Starts a lease anew, with the length `lease`.
     ///
     /// # Errors
@@ -311,6 +310,7 @@ impl LockTable {
         let holder = self.find_holder(key, kind, token, now)?;
         self.leases.extend(&mut self.places, holder, now + lease);
         self.counters.renewals += 1;
+        self.note_renewed(holder, lease);
         Ok(())
     }
 
@@ -382,12 +382,17 @@ impl LockTable {
         if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
             return Err(Refusal::MaxLocks);
         }
+        Ok(self.insert_key(ask, now))
+    }
+
+    /// Adds a key that is not known yet, as an idle one.
+    fn insert_key(&mut self, ask: &Ask<'_>, now: Instant) -> KeyId {
         let key = Key::from(ask.key);
         let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, now);
         let id = self.keys.insert(queue);
         self.idle.push(&mut self.keys, id);
         self.names.insert(key, id);
-        Ok(id)
+        id
     }
 
     /// Drops the key that has been idle longest; `false` if none is idle.
@@ -489,12 +494,13 @@ impl LockTable {
         let place = &mut self.places[id];
         place.state = PlaceState::held(fence);
         place.since = now;
-        let (key, expires_at) = (place.key, now + place.lease);
-        self.leases.insert(&mut self.places, id, expires_at);
+        let (key, lease) = (place.key, place.lease);
+        self.leases.insert(&mut self.places, id, now + lease);
         self.holders.insert(fence, id);
         self.counters.grants += 1;
         debug_assert!(self.keys[key].has_free_slot());
         self.keys[key].holders.push(&mut self.places, id);
+        self.note_held(id, lease);
     }
 
     /// Takes a holder's slot away and passes it on.
@@ -514,6 +520,7 @@ impl LockTable {
         shrink(&mut self.holders);
         self.keys[place.key].holders.remove(&mut self.places, id);
         self.last_held = Some(now);
+        self.note_ended(fence);
     }
 
     /// Takes a waiter out of its queue. Its place stays.
@@ -579,12 +586,5 @@ impl LockTable {
             entry.last_busy = now;
         }
         self.places.remove(id);
-    }
-}
-
-/// Gives unused memory back.
-fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
-    if let Some(capacity) = slab::sparse(map.len(), map.capacity()) {
-        map.shrink_to(capacity);
     }
 }

@@ -3,8 +3,9 @@
 //! All values of a slab are in one block of memory, which shrinks with them: a hundred thousand
 //! waiters that leave take nothing with them that the next ones need, and leave nothing behind.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
@@ -230,6 +231,13 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         slab: &'a Slab<T, LISTS>,
     ) -> impl Iterator<Item = Id<T>> + 'a {
         std::iter::successors(self.first, |id| slab.slots[id.index()].links[ROLE].next)
+    }
+}
+
+/// Gives unused memory back.
+pub(super) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
+    if let Some(capacity) = sparse(map.len(), map.capacity()) {
+        map.shrink_to(capacity);
     }
 }
 

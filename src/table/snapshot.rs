@@ -133,6 +133,13 @@ impl LockTable {
         (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
     }
 
+    /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
+    pub fn fences(&self, key: &str) -> Option<(Fence, Fence)> {
+        let holders = &self.keys[*self.names.get(key)?].holders;
+        let fence = |id: PlaceId| self.places[id].fence();
+        Some((fence(holders.first()?)?, fence(holders.last()?)?))
+    }
+
     fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeyQueueSnapshot {
         let queue = &self.keys[key];
         let describe = |id: PlaceId| PlaceSnapshot {

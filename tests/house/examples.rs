@@ -219,7 +219,7 @@ fn the_benchmark_names_what_it_can_measure() {
 #[test]
 fn each_scenario_of_the_benchmark_gives_figures() {
     for (name, options) in BENCHMARKS {
-        if ["lockfile", "lfpd", "startup", "table"].contains(name) {
+        if ["lockfile", "lfpd", "startup", "table", "cluster"].contains(name) {
             continue; // they have tests of their own
         }
         let printed = benchmark(name, options);
@@ -373,6 +373,7 @@ const BENCHMARKS: &[(&str, &[&str])] = &[
     ("lfpd", &[]),
     ("startup", &[]),
     ("table", &[]),
+    ("cluster", &[]),
 ];
 
 /// What the benchmark prints, with rounds of a hundredth of a second.

@@ -39,6 +39,12 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--auth-token-file", Some("AUTH_TOKEN_FILE")),
     ("--admin-token-file", Some("ADMIN_TOKEN_FILE")),
     ("--fence-state-file", Some("FENCE_STATE_FILE")),
+    ("--etcd", Some("ETCD")),
+    ("--advertise", Some("ADVERTISE")),
+    ("--etcd-prefix", Some("ETCD_PREFIX")),
+    ("--etcd-ttl", Some("ETCD_TTL_S")),
+    ("--etcd-user", Some("ETCD_USER")),
+    ("--etcd-password-file", Some("ETCD_PASSWORD_FILE")),
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
@@ -68,6 +74,8 @@ const COMMANDS: &[&str] = &[
     "tag",
     "break",
     "auth",
+    "cluster",
+    "relay",
 ];
 
 const STATUS_WORDS: &[&str] = &[
@@ -255,6 +263,7 @@ fn the_manual_has_the_sections_that_an_operator_looks_for() {
         "SIGNALS",
         "EXIT STATUS",
         "LOG",
+        "CLUSTER",
         "EXAMPLES",
         "SECURITY",
         "THREATS",

@@ -592,35 +592,6 @@ fn each_refusal_of_a_queue_place_has_its_error() {
 }
 
 #[test]
-fn a_guard_whose_connection_has_ended_does_not_reconnect() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("its address");
-    let server = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
-        let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
-        reader.lines().take(3).for_each(drop);
-        stream
-            .write_all(b"ok 0123456789abcdef0123456789abcdef 1\n")
-            .expect("a reader");
-        drop(stream);
-        listener
-    });
-    let client = Client::new([Address::Tcp(address.to_string())]);
-    let guard = client.lock("k").acquire().expect("granted");
-    let listener = server.join().expect("no panic");
-    let (sender, losses) = mpsc::channel();
-    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
-    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
-    assert!(!guard.renew() && !guard.is_held());
-    // Beyond the time at which it would have been renewed.
-    thread::sleep(Duration::from_secs(1));
-    listener.set_nonblocking(true).expect("a setting");
-    let asked = listener.accept().map(drop).map_err(|error| error.kind());
-    assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
-    assert!(matches!(guard.release(), Err(Error::Closed { .. })));
-}
-
-#[test]
 fn an_error_names_the_server_that_it_is_about() {
     let (_port, addr) = refusing_addr();
     let server = Address::Tcp(addr.to_string());

@@ -8,6 +8,7 @@ mod commands;
 mod hold;
 mod monitoring;
 mod operators;
+mod reconnecting;
 mod run;
 mod terminal;
 mod waiting;

@@ -187,7 +187,8 @@ fn unread_statistics_take_little_memory() {
 
 #[test]
 fn a_slow_reader_of_long_statistics_is_not_cut_off() {
-    let daemon = Daemon::start(&["--max-locks", "12000", "--write-timeout", "1"]);
+    let options = "--max-locks 12000 --write-timeout 1 --gc-max-idle 600";
+    let daemon = Daemon::start(&options.split(' ').collect::<Vec<_>>());
     remember_keys(&daemon, 12_000);
     let mut slow = daemon.connect();
     slow.send("stats\n_\n_\n");

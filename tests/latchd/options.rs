@@ -14,6 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::needs::skipped;
+#[cfg(feature = "cluster")]
+use crate::support::silent::free_addr;
 use crate::support::silent::leave_socket;
 use crate::support::{eventually, Client, Daemon, Signal};
 
@@ -36,6 +38,19 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--write-timeout", "WRITE_TIMEOUT_S", 0),
     ("--shutdown-timeout", "SHUTDOWN_TIMEOUT_S", 0),
     ("--idle-exit", "IDLE_EXIT_S", 0),
+];
+
+/// The options of a server that is one of several, their variables, and a value.
+const CLUSTER: &[(&str, &str, &str)] = &[
+    ("--etcd", "ETCD", "127.0.0.1:2379"),
+    ("--advertise", "ADVERTISE", "127.0.0.1:6388"),
+    ("--etcd-prefix", "ETCD_PREFIX", "latchd"),
+    ("--etcd-ttl", "ETCD_TTL_S", "10"),
+    ("--etcd-user", "ETCD_USER", "latchd"),
+    ("--etcd-password-file", "ETCD_PASSWORD_FILE", "/etc/passwd"),
+    ("--etcd-cacert", "ETCD_CACERT", "ca.pem"),
+    ("--etcd-cert", "ETCD_CERT", "some.pem"),
+    ("--etcd-key", "ETCD_KEY", "some.pem"),
 ];
 
 /// Options this build has not, and their variables.
@@ -329,6 +344,179 @@ fn one_tls_option_without_the_other_is_refused_as_such() {
             assert_eq!(line, format!("latchd: {variable}: {why}"));
         }
     }
+}
+
+#[test]
+#[cfg(not(feature = "cluster"))]
+fn etcd_needs_a_build_with_the_feature() {
+    let lacking = "needs a build with --features cluster";
+    for (option, variable, value) in CLUSTER {
+        let line = refusal(Daemon::command().args([option, value]), 2);
+        assert_eq!(line, format!("latchd: {option}: {lacking}"));
+        for prefix in ["LATCHD", "DFLOCKD"] {
+            let variable = format!("{prefix}_{variable}");
+            let line = refusal(Daemon::command().env(&variable, value), 2);
+            assert_eq!(line, format!("latchd: {variable}: {lacking}"));
+        }
+    }
+}
+
+#[test]
+#[cfg(feature = "cluster")]
+fn the_options_of_etcd_need_etcd_and_tls_its_build() {
+    for (option, variable, value) in &CLUSTER[1..] {
+        for prefix in ["LATCHD", "DFLOCKD"] {
+            let variable = format!("{prefix}_{variable}");
+            let line = refusal(Daemon::command().env(&variable, value), 2);
+            assert_eq!(line, format!("latchd: {variable}: needs --etcd"));
+        }
+        let line = refusal(Daemon::command().args([option, value]), 2);
+        assert_eq!(line, format!("latchd: {option}: needs --etcd"));
+    }
+    let lacking = "needs a build with --features tls";
+    let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];
+    for args in [&["--etcd-cacert=x"][..], &["--etcd-cert=x", "--etcd-key=x"]] {
+        let line = member_refusal(&[&member, args].concat());
+        let option = args[0].trim_end_matches("=x");
+        assert_eq!(line, format!("latchd: {option}: {lacking}"));
+    }
+    let alone = "both --etcd-cert and --etcd-key must be provided";
+    for option in ["--etcd-cert", "--etcd-key"] {
+        let line = member_refusal(&[&member[..], &[option, "x"]].concat());
+        assert_eq!(line, format!("latchd: {option}: {alone}"));
+    }
+    let line = member_refusal(&["--etcd=a:1,https://b:2", member[1]]);
+    assert_eq!(line, format!("latchd: --etcd: https://b:2: {lacking}"));
+}
+
+#[test]
+#[cfg(feature = "cluster")]
+fn what_does_not_fit_etcd_is_refused_by_name() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let fences = text_of(&directory.path().join("fences"));
+    let fence_file = format!("--fence-state-file={fences}");
+    for (args, said) in [
+        (
+            &[&*fence_file][..],
+            "--fence-state-file: cannot be given together with --etcd",
+        ),
+        (
+            &["--inetd"],
+            "--inetd: cannot be given together with --etcd",
+        ),
+        (
+            &["--idle-exit=1"],
+            "--idle-exit: cannot be given together with --etcd",
+        ),
+        (
+            &["--port=0"],
+            "--port: a server with --etcd needs a port of its own",
+        ),
+        (
+            &["--port=off", "--unix=x"],
+            "--port: a server with --etcd needs a port of its own",
+        ),
+        (
+            &["--etcd-prefix=a/"],
+            "invalid value 'a/' for --etcd-prefix: expected 1 to 64 of",
+        ),
+        (
+            &["--etcd-prefix="],
+            "invalid value '' for --etcd-prefix: expected",
+        ),
+        (
+            &["--etcd-prefix=a b"],
+            "invalid value 'a b' for --etcd-prefix: expected",
+        ),
+        (
+            &["--etcd-ttl=4"],
+            "invalid value '4' for --etcd-ttl: expected 5-300",
+        ),
+        (
+            &["--etcd-ttl=301"],
+            "invalid value '301' for --etcd-ttl: expected 5-300",
+        ),
+        (
+            &["--etcd-user=x"],
+            "--etcd-user: both --etcd-user and --etcd-password-file must be",
+        ),
+        (
+            &["--etcd-password-file=x"],
+            "--etcd-password-file: both --etcd-user and --etcd-password-file must be",
+        ),
+    ] {
+        let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];
+        let line = member_refusal(&[&member, args].concat());
+        assert!(
+            line.starts_with(&format!("latchd: {said}")),
+            "{args:?}: {line:?}"
+        );
+    }
+    let mut command = Daemon::command();
+    command.args(["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"]);
+    command.env("LATCHD_PORT", free_addr().port().to_string());
+    let line = refusal(command.env("LATCHD_FENCE_STATE_FILE", &fences), 2);
+    let expected = "latchd: LATCHD_FENCE_STATE_FILE: cannot be given together with --etcd";
+    assert_eq!(line, expected);
+}
+
+#[test]
+#[cfg(feature = "cluster")]
+fn addresses_of_etcd_and_of_this_server_have_a_port() {
+    for text in [
+        "",
+        "a",
+        "a:",
+        ":1",
+        "a:0",
+        "a:65536",
+        "a:+1",
+        "a b:1",
+        "http://a:1",
+        "::1:1",
+    ] {
+        let etcd = format!("--etcd=x:1,{text}");
+        let line = member_refusal(&[&etcd, "--advertise=127.0.0.1:1"]);
+        let said = format!("latchd: invalid value '{text}' for --etcd: expected HOST:PORT");
+        assert!(line.starts_with(&said), "{line:?}");
+        let advertise = format!("--advertise={text}");
+        let line = member_refusal(&["--etcd=x:1", &advertise]);
+        let said = format!("latchd: invalid value '{text}' for --advertise: expected HOST:PORT");
+        assert!(line.starts_with(&said), "{line:?}");
+    }
+    for host in ["127.0.0.1", "0.0.0.0", "::", "::1"] {
+        let line = member_refusal(&["--etcd=x:1", "--host", host]);
+        let said = format!("latchd: --advertise: expected with --etcd where --host is {host}: ");
+        assert!(line.starts_with(&said), "{line:?}");
+    }
+    for nowhere in ["0.0.0.0:1", "[::]:1"] {
+        let line = member_refusal(&["--etcd=x:1", "--advertise", nowhere]);
+        let said = format!("latchd: invalid value '{nowhere}' for --advertise: expected HOST");
+        assert!(line.starts_with(&said), "{line:?}");
+    }
+}
+
+#[test]
+#[cfg(feature = "cluster")]
+fn sockets_that_are_inherited_do_not_fit_etcd() {
+    for way in WAYS {
+        let mut command = way.command(OwnedFd::from(a_listener()));
+        let end = run(command.args(["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"]));
+        let expected = match way.args {
+            [] => "latchd: --etcd: cannot be given together with LISTEN_FDS\n",
+            _ => "latchd: --inetd: cannot be given together with --etcd\n",
+        };
+        assert_eq!((end.code(), &*end.stderr), (Some(2), expected), "{way:?}");
+    }
+}
+
+/// Runs a member of a cluster that is expected to be refused, and gives its one line.
+#[cfg(feature = "cluster")]
+fn member_refusal(args: &[&str]) -> String {
+    // Should it start after all, then not on the port that everybody uses.
+    let mut command = Daemon::command();
+    command.env("DFLOCKD_PORT", free_addr().port().to_string());
+    refusal(command.args(args), 2)
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod clock;
+pub mod cluster;
 pub mod footprint;
 pub mod latch;
 pub mod limited;
@@ -58,6 +59,8 @@ pub struct Daemon {
     scheme: Scheme,
     port: Option<u16>,
     log: Arc<Log>,
+    /// Another server, through which the clients of this one come.
+    standby: Option<Box<Daemon>>,
 }
 
 impl Daemon {
@@ -69,6 +72,20 @@ impl Daemon {
     /// Starts a daemon as [`Daemon::start`] does, whose clients speak `scheme`.
     pub fn start_over(scheme: Scheme, args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
+        if let Some(port) = cluster::journal(&mut command, args) {
+            command.args(args);
+            let mut daemon = Daemon::from_command(command);
+            daemon.port = Some(port);
+            daemon.wait_for_log("active epoch=", START_PATIENCE);
+            if let Some((command, port)) = cluster::standby(&daemon, args) {
+                let standby = Daemon::from_command(command);
+                standby.wait_for_log("standby active=", START_PATIENCE);
+                standby.wait_for_log("listening ", START_PATIENCE);
+                daemon.port = Some(port);
+                daemon.standby = Some(Box::new(standby));
+            }
+            return daemon;
+        }
         command.args(["--port", "0", "--print-port"]).args(args);
         #[cfg(feature = "tls")]
         if scheme == Scheme::Tls {
@@ -127,6 +144,7 @@ impl Daemon {
             port: None,
             scheme: Scheme::Plain,
             log,
+            standby: None,
         };
         if prints_port {
             daemon.port =
@@ -145,7 +163,7 @@ impl Daemon {
             .unwrap_or_else(|_| panic!("not a port: {line:?}; log:\n{}", self.log()))
     }
 
-    /// The TCP port. Panics for a daemon which was not asked to print it.
+    /// The TCP port that clients use. Panics for a daemon which was not asked to print it.
     pub fn port(&self) -> u16 {
         self.port.expect("started with --print-port")
     }
@@ -373,6 +391,13 @@ impl Client {
         bind(&socket, &SocketAddr::from((source, 0))).expect("the host has the address");
         connect(&socket, &addr).unwrap_or_else(|error| panic!("cannot connect: {error}"));
         Client::over(Stream::Tcp(socket.into()))
+    }
+
+    /// Connects over TCP; `None` if the server does not listen.
+    pub fn try_tcp(addr: SocketAddr) -> Option<Client> {
+        let stream = TcpStream::connect_timeout(&addr, PATIENCE).ok()?;
+        stream.set_nodelay(true).ok()?;
+        Some(Client::over(Stream::Tcp(stream)))
     }
 
     /// Connects to a Unix socket.

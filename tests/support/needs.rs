@@ -15,6 +15,8 @@ pub const PACKAGES: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("cu", "cu"),
     ("dash", "dash"),
+    ("etcd", "etcd-server"),
+    ("etcdctl", "etcd-client"),
     ("faketime", "faketime"),
     ("fish", "fish"),
     ("flock", "util-linux"),

@@ -1,6 +1,8 @@
 //! The table on a virtual clock: scenarios, random histories against a naive model, and the
 //! invariants that hold after every step of either.
 
+#[cfg(feature = "cluster")]
+mod changes;
 mod counters;
 pub(crate) mod histories;
 mod model;

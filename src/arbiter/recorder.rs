@@ -1,0 +1,59 @@
+//! What a journal and its sessions have to do with the arbiter.
+
+use super::Arbiter;
+use crate::table::{Change, Record, Scope};
+use crate::token::Fence;
+
+/// How many holders are restored before other threads get their turn.
+const RESTORED_AT_ONCE: usize = 500;
+
+/// Takes note of every change to the holders, in the order of the table.
+pub trait Recorder: Send {
+    /// Takes the changes out. Called under the arbiter's mutex: it must not block, nor call the
+    /// arbiter.
+    fn record(&mut self, changes: &mut Vec<Change>);
+}
+
+/// How certain the arbiter's answers must be before a client may read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Certainty {
+    /// They promise nothing.
+    None,
+    /// Every change up to now is in the journal.
+    Recorded,
+    /// In addition, this server is still the active one: the answers promise time, and perhaps
+    /// without a change.
+    Anew,
+}
+
+impl Arbiter {
+    /// Records every change from now on. Grants are then sent by the threads of their own sessions,
+    /// which must ask a [`Witness`] before.
+    pub fn record_with(&self, recorder: Box<dyn Recorder>) {
+        let mut state = self.state.lock();
+        state.table.note_changes();
+        state.recorder = Some(recorder);
+    }
+
+    /// Brings back the holders that a journal knows, in order of their fences, each with its lease
+    /// beginning now. Returns those that contradict others.
+    pub fn restore<'a>(&self, records: &'a [Record]) -> Vec<&'a Record> {
+        let mut bad = Vec::new();
+        for some in records.chunks(RESTORED_AT_ONCE) {
+            self.visit(Scope::Nothing, |table, now| {
+                bad.extend(some.iter().filter(|record| !table.restore(record, now)));
+            });
+        }
+        bad
+    }
+
+    /// Starts leases anew that are not over.
+    pub fn begin_anew(&self, fences: &[Fence]) {
+        self.visit(Scope::Nothing, |table, now| table.begin_anew(fences, now));
+    }
+
+    /// How many holders were restored whose clients have not come back.
+    pub fn orphan_count(&self) -> usize {
+        self.visit(Scope::Everything, |table, _| table.orphan_count())
+    }
+}

@@ -1,0 +1,113 @@
+//! What a journal is told, and when.
+
+use super::*;
+use crate::table::{Change, Key, Record};
+use crate::token::{Fence, Salt, Token};
+
+/// Keeps the changes, in short: `+fence` and `-fence`.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Recorder for Notes {
+    fn record(&mut self, changes: &mut Vec<Change>) {
+        let describe = |change: Change| match change {
+            Change::Held(record) => format!("+{}", record.token.fence),
+            Change::Ended(fence) => format!("-{fence}"),
+        };
+        self.0.lock().extend(changes.drain(..).map(describe));
+    }
+}
+
+impl Notes {
+    fn of(arbiter: &Arbiter) -> Notes {
+        let notes = Notes::default();
+        arbiter.record_with(Box::new(notes.clone()));
+        notes
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
+
+/// An outlet that must not be used.
+struct Unused;
+
+impl Outlet for Unused {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
+    fn send_grant(&self, _: Grant) -> usize {
+        panic!("the journal does not have the grant yet");
+    }
+}
+
+#[test]
+fn a_change_is_recorded_when_the_visit_is_over() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    let grant = granted(&holder, FOREVER);
+    assert_eq!(notes.all(), ["+1"]);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    holder
+        .release("k", Kind::Lock, grant.token)
+        .expect("it is held");
+    assert_eq!(notes.all(), ["+1", "-1", "+2"]);
+    let (waiter, answer) = blocked.end();
+    assert!(matches!(answer, Answer::Granted(_)));
+    drop(waiter);
+    assert_eq!(notes.all(), ["+1", "-1", "+2", "-2"]);
+}
+
+#[test]
+fn the_reaper_records_the_end_of_leases() {
+    let (arbiter, holder, _waiter) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    granted(&holder, Duration::from_secs(10));
+    arbiter.advance(Duration::from_secs(10));
+    until("the lease is not over", || notes.all() == ["+1", "-1"]);
+}
+
+#[test]
+fn with_a_journal_each_thread_sends_its_own_grant() {
+    let arbiter = arbiter(Holdings::Release);
+    Notes::of(&arbiter);
+    let holder = arbiter.connect(ConnId(1), None);
+    let waiter = arbiter.connect(ConnId(2), Some(Arc::new(Unused)));
+    let grant = granted(&holder, FOREVER);
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    holder
+        .release("k", Kind::Lock, grant.token)
+        .expect("it is held");
+    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+}
+
+#[test]
+fn a_renewal_of_a_restored_holder_adopts_it() {
+    let (arbiter, one, other) = arbiter_and_two(Holdings::Release);
+    let token = Token {
+        fence: Fence(0),
+        salt: Salt(7),
+    };
+    let record = Record {
+        key: Key::from("k"),
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        token,
+        lease: FOREVER,
+    };
+    let notes = Notes::of(&arbiter);
+    let twice = [record.clone(), record.clone()];
+    assert_eq!(arbiter.restore(&twice), [&record]);
+    assert_eq!(arbiter.orphan_count(), 1);
+    for seat in [&one, &other] {
+        seat.renew("k", Kind::Lock, token, FOREVER)
+            .expect("it is held");
+        assert_eq!(arbiter.orphan_count(), 0);
+    }
+    drop(other);
+    assert_eq!(notes.all(), [""; 0]);
+    drop(one);
+    assert_eq!(notes.all(), ["-0"]);
+}

@@ -1,0 +1,110 @@
+//! A connection that a client makes in the place of one that has ended.
+
+use std::io;
+use std::time::Duration;
+
+use super::{Connection, Error, Reply, Request};
+use crate::token::Token;
+
+/// What a server says of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::client) enum Held {
+    /// Its connection was one of another server, from which this one has taken over.
+    Orphaned,
+    /// Its connection is open, as far as the server knows: it is released when that ends.
+    ByConnection,
+    /// There is no such grant, or it ends with its connection just now.
+    Gone,
+}
+
+impl Connection {
+    /// Connects to the same server again, or to another one of its cluster, for at most `within`.
+    /// The auth token and the tag go with the next request.
+    pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), io::Error> {
+        let within = within.min(self.settings.connect_timeout);
+        let (stream, _) = self.server.connect(within)?;
+        self.close();
+        self.stream = Some(stream);
+        let token = self.settings.auth_token.as_deref().map(str::trim);
+        let greetings = [
+            token.map(Request::Auth),
+            self.accepted_tag.as_deref().map(Request::Tag),
+        ];
+        for greeting in greetings.iter().flatten() {
+            greeting.write(&mut self.greeting);
+            self.greetings_due += 1;
+        }
+        Ok(())
+    }
+
+    /// Asks for the holders of a key, for at most `within`. The reply is still to come.
+    pub(in crate::client) fn send_look(
+        &mut self,
+        key: &str,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let sent = self.send(&[&Request::Queues(Some(key))], within);
+        self.unless_closed(sent)
+    }
+
+    /// What the reply to the question for holders says of one; `None` if not all of it has come. To
+    /// be called when the socket is readable.
+    pub(in crate::client) fn look_reply(&mut self, token: Token) -> Result<Option<Held>, Error> {
+        let read = self.read_within(Duration::ZERO);
+        let reply = read.and_then(|()| self.take_reply(0));
+        Ok(match self.unless_closed(reply)? {
+            None => None,
+            Some(Reply::Stats(json)) => Some(held(&json, token)),
+            Some(other) => return Err(self.refusal(&other)),
+        })
+    }
+}
+
+/// What the statistics of a key's queue say of the grant with this token. A quote within a text has
+/// a backslash before it, so a name with its quotes is none of a text.
+fn held(json: &str, token: Token) -> Held {
+    let fence = format!("\"fence\":\"{}\"", token.fence());
+    let Some((before, _)) = json.split_once(&fence) else {
+        return Held::Gone;
+    };
+    let place = &before[before.rfind("{\"conn_id\":").unwrap_or_default()..];
+    if place.starts_with("{\"conn_id\":0,") {
+        Held::Orphaned
+    } else if place.contains("\"peer\":null,") {
+        Held::Gone
+    } else {
+        Held::ByConnection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_client_passes_for_an_orphan() {
+        let token: Token = "0000000000000007aaaaaaaaaaaaaaaa".parse().expect("one");
+        let place = |conn: u64, peer: &str, tag: &str, fence: u64| {
+            format!(
+                r#"{{"conn_id":{conn},"peer":{peer},"tag":{tag},"age_s":1.0,"fence":"{fence}"}}"#
+            )
+        };
+        let queue =
+            |places: &[String]| format!(r#"{{"keys":[{{"holders":[{}]}}]}}"#, places.join(","));
+        let trap = r#""\"peer\":null,\"fence\":\"7\"{\"conn_id\":0,""#;
+        let other = place(0, "null", "null", 77);
+        for (places, expected) in [
+            (vec![], Held::Gone),
+            (vec![other.clone()], Held::Gone),
+            (vec![place(1, r#""a""#, trap, 8)], Held::Gone),
+            (vec![place(1, "null", trap, 7)], Held::Gone),
+            (
+                vec![other.clone(), place(0, "null", trap, 7)],
+                Held::Orphaned,
+            ),
+            (vec![other, place(1, r#""a""#, trap, 7)], Held::ByConnection),
+        ] {
+            assert_eq!(held(&queue(&places), token), expected, "{places:?}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a keeper does without a connection, and with a new one.
+
+use super::{loss_of, Keeper, Loss};
+use crate::client::address::Address;
+use crate::client::connection::Held;
+use crate::client::error::Error;
+use crate::client::outage::Outage;
+use crate::sys::moment::Moment;
+
+impl Keeper {
+    /// Renews if the server has taken over from another one. Otherwise the lock is that of the
+    /// connection before, with which the server releases it once it notices the end.
+    pub(super) fn hear_of_holder(&mut self) -> Result<(), Loss> {
+        let token = self.held.grant.token;
+        match self.held.connection.look_reply(token) {
+            Ok(None) => Ok(()),
+            Ok(Some(Held::Orphaned)) => self.send(Moment::now()),
+            Ok(Some(Held::ByConnection)) => {
+                self.cut();
+                Ok(())
+            }
+            Ok(Some(Held::Gone)) => Err(Loss::Closed),
+            Err(error) => self.survive(error),
+        }
+    }
+
+    /// Goes on after an error of the connection, and without one; any other is a loss.
+    pub(super) fn survive(&mut self, error: Error) -> Result<(), Loss> {
+        match loss_of(error) {
+            Loss::Closed => {
+                self.cut();
+                Ok(())
+            }
+            // The server that was asked over a new connection has released the lock, or never had
+            // it.
+            Loss::Refused if self.outage.is_some() => Err(Loss::Closed),
+            loss => Err(loss),
+        }
+    }
+
+    /// Takes note that the connection has ended.
+    pub(super) fn cut(&mut self) {
+        self.held.connection.close();
+        self.sent_at = None;
+        match &mut self.outage {
+            None => {
+                self.outage = Some(Outage::new(Moment::now()));
+                self.shared.hold().is_cut = true;
+            }
+            // The server that was reached is of no use.
+            Some(outage) => {
+                outage.pause();
+                self.held.connection.server.try_another();
+            }
+        }
+    }
+
+    /// Connects and asks who has the lock, if that is due.
+    pub(super) fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
+        let until = self.next_end();
+        let outage = self.outage.as_mut().expect("it has no connection");
+        if now < outage.next_attempt {
+            return Ok(());
+        }
+        let connection = &mut self.held.connection;
+        match connection.reconnect(Outage::time_for_attempt(until)) {
+            Ok(()) => {
+                outage.connected();
+                outage.is_looking = true;
+                self.sent_at = Some(now);
+                let left = until.saturating_since(now);
+                let sent = self.held.send_look(left);
+                sent.or_else(|error| self.survive(error))
+            }
+            Err(error) => {
+                let is_alone = !matches!(connection.server, Address::Cluster(_));
+                if outage.refused(&error) && is_alone {
+                    return Err(Loss::Closed);
+                }
+                outage.pause();
+                Ok(())
+            }
+        }
+    }
+
+    /// Releases, over a new connection if there is none.
+    pub(super) fn release(&mut self) -> Result<(), Error> {
+        let connection = &mut self.held.connection;
+        if connection.socket().is_none() {
+            let within = Outage::time_for_attempt(Moment::NEVER);
+            let server = connection.server.clone();
+            let connected = connection.reconnect(within);
+            connected.map_err(|_| Error::Closed { server })?;
+        }
+        self.held.release()
+    }
+}

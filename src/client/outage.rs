@@ -1,0 +1,98 @@
+//! The time in which a guard has no connection: when to try again, and for how long.
+
+use std::io;
+use std::time::Duration;
+
+use crate::sys::moment::Moment;
+
+/// The pause after the first attempt, and the longest. Each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest time for one attempt to connect.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// How long a server that is alone may refuse connections: a program starts again within that time,
+/// or has ended and has released what was held.
+const REFUSED_FOR: Duration = Duration::from_secs(2);
+
+/// The time from the end of a connection to the renewal over another one.
+#[derive(Debug)]
+pub(super) struct Outage {
+    pub(super) began: Moment,
+    pub(super) next_attempt: Moment,
+    /// The server was asked whether the connection before still has the lock.
+    pub(super) is_looking: bool,
+    next_pause: Duration,
+    refused_since: Option<Moment>,
+}
+
+impl Outage {
+    /// Begins with an attempt that is due at once.
+    pub(super) fn new(now: Moment) -> Outage {
+        Outage {
+            began: now,
+            next_attempt: now,
+            is_looking: false,
+            next_pause: FIRST_PAUSE,
+            refused_since: None,
+        }
+    }
+
+    /// How long an attempt may take that has to leave time for what is due at `until`.
+    pub(super) fn time_for_attempt(until: Moment) -> Duration {
+        until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
+    }
+
+    /// A server has accepted the connection.
+    pub(super) fn connected(&mut self) {
+        self.refused_since = None;
+    }
+
+    /// No server has; tells whether a server that is alone is gone.
+    pub(super) fn refused(&mut self, error: &io::Error) -> bool {
+        if error.kind() == io::ErrorKind::TimedOut {
+            return false;
+        }
+        let now = Moment::now();
+        let since = *self.refused_since.get_or_insert(now);
+        now.saturating_since(since) >= REFUSED_FOR
+    }
+
+    /// Sets the next attempt, after a pause.
+    pub(super) fn pause(&mut self) {
+        self.next_attempt = Moment::now() + self.next_pause;
+        self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_second() {
+        let mut outage = Outage::new(Moment::now());
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            let before = Moment::now();
+            outage.pause();
+            pauses.push(outage.next_attempt.saturating_since(before).as_millis());
+        }
+        for (pause, least) in pauses.iter().zip([50, 100, 200, 400, 800, 1000, 1000]) {
+            assert!((least..least + 50).contains(pause), "{pauses:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_refusal_tells_that_a_server_is_gone() {
+        let (now, refused) = (Moment::now(), io::ErrorKind::ConnectionRefused.into());
+        let mut outage = Outage::new(now);
+        assert!(!outage.refused(&refused));
+        outage.refused_since = Some(now - REFUSED_FOR);
+        assert!(!outage.refused(&io::ErrorKind::TimedOut.into()));
+        assert!(outage.refused(&refused));
+        outage.connected();
+        assert!(!outage.refused(&refused));
+    }
+}

@@ -1,0 +1,160 @@
+//! The thread that runs for the office, and keeps it.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use log::info;
+
+use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
+use super::record::Names;
+use super::trouble::Trouble;
+use super::{is_planted, Active, Office, Role, Term};
+use crate::sys::moment::Moment;
+use crate::text::Escaped;
+
+/// The pause after a failure, before the next attempt.
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) struct Candidate {
+    office: Arc<Office>,
+    gateway: Gateway,
+    leader: Vec<u8>,
+    lease: Option<u64>,
+    /// A leader with this server's own address at the first look is its former self.
+    is_first_look: bool,
+    trouble: Trouble,
+}
+
+impl Candidate {
+    pub(super) fn new(office: Arc<Office>) -> Candidate {
+        Candidate {
+            gateway: office.gateway(),
+            leader: Names::new(&office.settings.prefix).leader(),
+            office,
+            lease: None,
+            is_first_look: true,
+            trouble: Trouble::default(),
+        }
+    }
+
+    /// Blocks until this server is elected.
+    pub(super) fn stand(&mut self) -> Term {
+        loop {
+            self.office.wait_while_leaving();
+            match self.run_once() {
+                Ok(Some(term)) => return term,
+                Ok(None) => {}
+                Err(failure) => {
+                    self.trouble.report(&failure, 0);
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Runs for the office, and if another server has it, waits for a while. `None`: it is time to
+    /// run again.
+    fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
+        let kept = Moment::now();
+        let lease = self.keep_lease()?;
+        let address = self.office.settings.advertise.clone();
+        let answer = self.gateway.txn(
+            &etcd::is_created(&self.leader, 0),
+            &etcd::put(&self.leader, address.as_bytes(), lease),
+            &etcd::look_up(&self.leader),
+        )?;
+        if answer.succeeded {
+            let (epoch, version) = (answer.revision, 1);
+            return Ok(Some(self.elected(epoch, version, lease, kept)));
+        }
+        let Some(leader) = answer.found.first() else {
+            return Ok(None);
+        };
+        // The answer to an earlier attempt was lost.
+        if leader.lease == lease {
+            let (epoch, version) = (leader.create_revision, leader.version);
+            return Ok(Some(self.elected(epoch, version, lease, kept)));
+        }
+        if std::mem::take(&mut self.is_first_look) && leader.value == address.as_bytes() {
+            let is_still = etcd::is_created(&self.leader, leader.create_revision);
+            self.gateway
+                .txn(&is_still, &etcd::delete(&self.leader), "")?;
+            return Ok(None);
+        }
+        self.note(leader);
+        let at_most = self.office.settings.ttl / 3;
+        self.gateway
+            .watch(&self.leader, answer.revision + 1, at_most)?;
+        Ok(None)
+    }
+
+    /// The number of a lease that was begun or kept alive just now.
+    fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
+        if let Some(lease) = self.lease {
+            if self.gateway.keep_alive(lease)? {
+                return Ok(lease);
+            }
+            self.lease = None;
+        }
+        let seconds = self.office.settings.ttl.as_secs();
+        let lease = self.gateway.grant_lease(seconds)?;
+        self.lease = Some(lease);
+        self.office.has_lease(lease);
+        Ok(lease)
+    }
+
+    fn elected(&mut self, epoch: u64, version: u64, lease: u64, kept: Moment) -> Term {
+        Term {
+            epoch,
+            version,
+            lease,
+            kept,
+        }
+    }
+
+    /// Takes note of who is active.
+    fn note(&self, leader: &KeyValue) {
+        let active = Active {
+            epoch: leader.create_revision,
+            address: String::from_utf8_lossy(&leader.value).into_owned(),
+        };
+        let (address, epoch) = (active.address.clone(), active.epoch);
+        let active = Some(active);
+        if self.office.become_a(Role::Standby { active }) {
+            info!(
+                "standby active={} epoch={epoch}",
+                Escaped(address.as_bytes())
+            );
+        }
+    }
+
+    /// Keeps the office until the process ends, or the server starts over.
+    pub(super) fn keep(&mut self, term: &Term) -> ! {
+        let ttl = self.office.settings.ttl;
+        let mut kept = term.kept;
+        loop {
+            thread::sleep(ttl / 5);
+            loop {
+                let sent = Moment::now();
+                match self.gateway.keep_alive(term.lease) {
+                    Ok(true) => {
+                        kept = sent;
+                        break;
+                    }
+                    Ok(false) if is_planted("no-epoch") => break,
+                    Ok(false) => self.office.start_over("the office's lease is over"),
+                    Err(failure) => {
+                        self.trouble
+                            .report(&failure, self.office.journal.held_back());
+                    }
+                }
+                if kept.elapsed() > ttl {
+                    self.office
+                        .start_over("the office was not kept for too long");
+                }
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}

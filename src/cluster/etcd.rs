@@ -1,0 +1,313 @@
+//! etcd's JSON gateway, over kept-alive HTTP/1.1. One request at a time, to one member at a time.
+//!
+//! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
+//! or empty is left out. A refusal is chunked, with trailers.
+
+mod base64;
+mod http;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Member;
+use http::Connection;
+
+/// Refusals for which another member may do better: cancelled, unknown, deadline exceeded,
+/// unavailable. The request may have been carried out nevertheless.
+const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
+
+/// Refusal: what the request names is not there, such as a lease.
+pub const NOT_FOUND: u64 = 5;
+/// Refusal: the user may not do that.
+pub const PERMISSION_DENIED: u64 = 7;
+/// Refusal: etcd has reached its quota of space.
+pub const RESOURCE_EXHAUSTED: u64 = 8;
+/// Refusal: the token has expired, or its member has died.
+pub const UNAUTHENTICATED: u64 = 16;
+
+/// Why a request has no result.
+#[derive(Debug, PartialEq, Eq)]
+pub enum EtcdFailure {
+    /// No member has answered in time. The request may yet be carried out.
+    NoAnswer { member: String, reason: String },
+    /// etcd refuses.
+    Refused { code: u64, message: String },
+}
+
+impl fmt::Display for EtcdFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EtcdFailure::NoAnswer { reason, .. } => f.write_str(reason),
+            EtcdFailure::Refused { code, message } => write!(f, "{message} (code {code})"),
+        }
+    }
+}
+
+/// A key of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    pub create_revision: u64,
+    pub version: u64,
+    pub lease: u64,
+}
+
+/// The answer to a transaction.
+#[derive(Debug)]
+pub struct TxnAnswer {
+    /// The revision of etcd after it.
+    pub revision: u64,
+    /// Whether the comparisons held.
+    pub succeeded: bool,
+    /// What its first range has found.
+    pub found: Vec<KeyValue>,
+}
+
+/// A way to etcd: to one of its members, and if that is silent, to the next one.
+pub struct Gateway {
+    members: Vec<Member>,
+    at: usize,
+    connection: Option<Connection>,
+    user: Option<(String, String)>,
+    token: Option<String>,
+    timeout: Duration,
+}
+
+impl Gateway {
+    /// Connects when it is first used. Each request may take `timeout`.
+    pub fn new(members: &[Member], user: Option<&(String, String)>, timeout: Duration) -> Gateway {
+        Gateway {
+            members: members.to_vec(),
+            at: 0,
+            connection: None,
+            user: user.cloned(),
+            token: None,
+            timeout,
+        }
+    }
+
+    /// Carries out a transaction. Each part is the inside of a JSON list.
+    pub fn txn(
+        &mut self,
+        compare: &str,
+        then: &str,
+        otherwise: &str,
+    ) -> Result<TxnAnswer, EtcdFailure> {
+        let body = txn_body(compare, then, otherwise);
+        self.send_txn(&body)
+    }
+
+    /// Carries out a transaction with this body, as [`txn_body`] makes it.
+    pub fn send_txn(&mut self, body: &str) -> Result<TxnAnswer, EtcdFailure> {
+        let answer = self.call("/v3/kv/txn", body)?;
+        let responses = answer["responses"].as_array();
+        let ranges = responses.into_iter().flatten();
+        let range = ranges.map(|response| &response["response_range"]);
+        let found = range.filter(|range| range.is_object()).map(key_values);
+        Ok(TxnAnswer {
+            revision: number(&answer["header"]["revision"]),
+            succeeded: answer["succeeded"].as_bool().unwrap_or(false),
+            found: found.into_iter().next().unwrap_or_default(),
+        })
+    }
+
+    /// The keys from `key` up to, but not including `end`; at most `limit`.
+    pub fn range(
+        &mut self,
+        key: &[u8],
+        end: &[u8],
+        limit: usize,
+    ) -> Result<Vec<KeyValue>, EtcdFailure> {
+        let (key, end) = (base64::encode(key), base64::encode(end));
+        let body = format!(r#"{{"key":"{key}","range_end":"{end}","limit":"{limit}"}}"#);
+        self.call("/v3/kv/range", &body)
+            .map(|answer| key_values(&answer))
+    }
+
+    /// The value of a key.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<KeyValue>, EtcdFailure> {
+        let body = format!(r#"{{"key":"{}"}}"#, base64::encode(key));
+        self.call("/v3/kv/range", &body)
+            .map(|answer| key_values(&answer).pop())
+    }
+
+    /// Makes a lease of so many seconds, and returns its number.
+    pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
+        let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
+        Ok(number(&answer["ID"]))
+    }
+
+    /// Starts a lease anew; `false` if there is none of that number.
+    pub fn keep_alive(&mut self, lease: u64) -> Result<bool, EtcdFailure> {
+        let answer = self.call("/v3/lease/keepalive", &format!(r#"{{"ID":"{lease}"}}"#))?;
+        Ok(number(&answer["result"]["TTL"]) > 0)
+    }
+
+    /// Ends a lease, with the keys that hang on it.
+    pub fn revoke_lease(&mut self, lease: u64) -> Result<(), EtcdFailure> {
+        self.call("/v3/lease/revoke", &format!(r#"{{"ID":"{lease}"}}"#))
+            .map(drop)
+    }
+
+    /// Blocks until a key may have changed since `revision`, or until `at_most` is over. Says
+    /// nothing but that it is time to look.
+    pub fn watch(
+        &mut self,
+        key: &[u8],
+        revision: u64,
+        at_most: Duration,
+    ) -> Result<(), EtcdFailure> {
+        let deadline = Instant::now() + at_most;
+        let key = base64::encode(key);
+        let body =
+            format!(r#"{{"create_request":{{"key":"{key}","start_revision":"{revision}"}}}}"#);
+        // The answer never ends, so the connection is of no further use.
+        let watched = self.connected().and_then(|(connection, token)| {
+            connection.watch(&body, token, deadline, |line| {
+                let answer: Value = serde_json::from_slice(line).unwrap_or_default();
+                let result = &answer["result"];
+                !result["events"].is_null() || result["canceled"] == true || result.is_null()
+            })
+        });
+        self.connection = None;
+        match watched {
+            Ok(()) => Ok(()),
+            Err(_) if Instant::now() >= deadline => Ok(()),
+            Err(reason) => Err(self.pass_over(reason)),
+        }
+    }
+
+    /// Sends a request, and returns what it is answered. If the connection fails, or the member
+    /// cannot answer, the next request goes to the next member.
+    pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
+        self.authenticate()?;
+        match self.send(path, body) {
+            Err(EtcdFailure::Refused { code, .. })
+                if code == UNAUTHENTICATED && self.user.is_some() =>
+            {
+                self.token = None;
+                self.authenticate()?;
+                self.send(path, body)
+            }
+            sent => sent,
+        }
+    }
+
+    fn authenticate(&mut self) -> Result<(), EtcdFailure> {
+        let (None, Some((name, password))) = (&self.token, &self.user) else {
+            return Ok(());
+        };
+        let body = serde_json::json!({ "name": name, "password": password }).to_string();
+        let answer = self.send("/v3/auth/authenticate", &body)?;
+        self.token = answer["token"].as_str().map(str::to_owned);
+        Ok(())
+    }
+
+    fn send(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
+        let deadline = Instant::now() + self.timeout;
+        let answered = self
+            .connected()
+            .and_then(|(connection, token)| connection.ask(path, body, token, deadline));
+        let (status, text) = answered.map_err(|reason| self.pass_over(reason))?;
+        let answer: Option<Value> = serde_json::from_slice(&text).ok();
+        match answer {
+            Some(answer) if status == 200 && answer["error"].is_null() => Ok(answer),
+            Some(answer) => {
+                // A refusal within a stream is one level deeper.
+                let refusal = match &answer["error"] {
+                    Value::Object(_) => &answer["error"],
+                    _ => &answer,
+                };
+                let code = ["code", "grpc_code"].map(|name| number(&refusal[name]));
+                let message = refusal["message"].as_str().or(refusal["error"].as_str());
+                let message = message.unwrap_or("no reason is given").to_owned();
+                let code = code[0].max(code[1]);
+                if NO_ANSWER_CODES.contains(&code) {
+                    return Err(self.pass_over(message));
+                }
+                Err(EtcdFailure::Refused { code, message })
+            }
+            None => Err(self.pass_over(format!("status {status}, and not in JSON"))),
+        }
+    }
+
+    /// The connection, and the token for it. An error is a reason.
+    fn connected(&mut self) -> Result<(&mut Connection, Option<&str>), String> {
+        if self.connection.is_none() {
+            self.connection = Some(Connection::open(&self.members[self.at], self.timeout)?);
+        }
+        let connection = self.connection.as_mut().expect("it was opened");
+        Ok((connection, self.token.as_deref()))
+    }
+
+    /// Goes over to the next member. Its tokens are its own.
+    fn pass_over(&mut self, reason: String) -> EtcdFailure {
+        let member = self.members[self.at].to_string();
+        self.connection = None;
+        self.at = (self.at + 1) % self.members.len();
+        EtcdFailure::NoAnswer { member, reason }
+    }
+}
+
+/// The body of a transaction. Each part is the inside of a JSON list.
+pub fn txn_body(compare: &str, then: &str, otherwise: &str) -> String {
+    format!(r#"{{"compare":[{compare}],"success":[{then}],"failure":[{otherwise}]}}"#)
+}
+
+/// A comparison: the key was created in this revision, or is not there for 0.
+pub fn is_created(key: &[u8], revision: u64) -> String {
+    let key = base64::encode(key);
+    format!(
+        r#"{{"key":"{key}","target":"CREATE","result":"EQUAL","create_revision":"{revision}"}}"#
+    )
+}
+
+/// A comparison: the key has been put so many times since it was created.
+pub fn is_version(key: &[u8], version: u64) -> String {
+    let key = base64::encode(key);
+    format!(r#"{{"key":"{key}","target":"VERSION","result":"EQUAL","version":"{version}"}}"#)
+}
+
+/// An operation: puts a value, which hangs on the lease, or on none for 0.
+pub fn put(key: &[u8], value: &[u8], lease: u64) -> String {
+    let (key, value) = (base64::encode(key), base64::encode(value));
+    format!(r#"{{"request_put":{{"key":"{key}","value":"{value}","lease":"{lease}"}}}}"#)
+}
+
+/// An operation: deletes a key, if it is there.
+pub fn delete(key: &[u8]) -> String {
+    let key = base64::encode(key);
+    format!(r#"{{"request_delete_range":{{"key":"{key}"}}}}"#)
+}
+
+/// An operation: looks a key up.
+pub fn look_up(key: &[u8]) -> String {
+    let key = base64::encode(key);
+    format!(r#"{{"request_range":{{"key":"{key}"}}}}"#)
+}
+
+/// A 64-bit number, which is a string, or left out for 0.
+fn number(value: &Value) -> u64 {
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    text.or(value.as_u64()).unwrap_or(0)
+}
+
+fn key_values(range: &Value) -> Vec<KeyValue> {
+    let found = range["kvs"].as_array().into_iter().flatten();
+    let bytes = |value: &Value| base64::decode(value.as_str().unwrap_or("")).unwrap_or_default();
+    found
+        .map(|found| KeyValue {
+            key: bytes(&found["key"]),
+            value: bytes(&found["value"]),
+            create_revision: number(&found["create_revision"]),
+            version: number(&found["version"]),
+            lease: number(&found["lease"]),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

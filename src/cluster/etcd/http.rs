@@ -1,0 +1,368 @@
+//! As much of HTTP/1.1 as etcd's gateway speaks.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::cluster::Member;
+use crate::text::reason;
+
+/// The longest line of a head, in bytes.
+const MAX_LINE_LEN: usize = 8 * 1024;
+
+/// The longest answer, in bytes, and the most lines in its head and its trailers.
+const MAX_ANSWER_LEN: usize = 64 * 1024 * 1024;
+const MAX_LINES: usize = 100;
+
+/// A connection to a member. Of no further use after an error.
+pub(super) struct Connection {
+    reader: Reader<TcpStream>,
+    host: String,
+}
+
+impl Connection {
+    /// Connects. An error is a reason.
+    pub(super) fn open(member: &Member, timeout: Duration) -> Result<Connection, String> {
+        let deadline = Instant::now() + timeout;
+        let place = (member.host.as_str(), member.port);
+        let addresses = place.to_socket_addrs().map_err(|error| reason(&error))?;
+        let mut why = "the name has no address".to_owned();
+        for address in addresses {
+            match connect(&address, deadline) {
+                Ok(stream) => {
+                    return Ok(Connection {
+                        reader: Reader::new(stream),
+                        host: member.to_string(),
+                    })
+                }
+                Err(error) => why = reason(&error),
+            }
+        }
+        Err(why)
+    }
+
+    /// Sends a request and reads the answer: its status and its body.
+    pub(super) fn ask(
+        &mut self,
+        path: &str,
+        body: &str,
+        token: Option<&str>,
+        deadline: Instant,
+    ) -> Result<(u16, Vec<u8>), String> {
+        let told = |error: io::Error| reason(&error);
+        self.post(path, body, token, deadline).map_err(told)?;
+        self.reader.deadline = Some(deadline);
+        self.reader.answer().map_err(told)
+    }
+
+    /// Begins a watch, and hands each line to `is_enough` until that is so.
+    pub(super) fn watch(
+        &mut self,
+        body: &str,
+        token: Option<&str>,
+        deadline: Instant,
+        mut is_enough: impl FnMut(&[u8]) -> bool,
+    ) -> Result<(), String> {
+        let told = |error: io::Error| reason(&error);
+        self.post("/v3/watch", body, token, deadline)
+            .map_err(told)?;
+        self.reader.deadline = Some(deadline);
+        let head = self.reader.head().map_err(told)?;
+        if head.status != 200 || head.body != Body::Chunked {
+            return Err(format!("status {} for a watch", head.status));
+        }
+        let mut lines = Vec::new();
+        while self.reader.chunk(&mut lines).map_err(told)? {
+            while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = lines.drain(..=end).collect();
+                if is_enough(&line) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn post(
+        &mut self,
+        path: &str,
+        body: &str,
+        token: Option<&str>,
+        deadline: Instant,
+    ) -> io::Result<()> {
+        let (host, len) = (&self.host, body.len());
+        let mut request =
+            format!("POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len}\r\n");
+        if let Some(token) = token {
+            request += &format!("Authorization: {token}\r\n");
+        }
+        request += "\r\n";
+        request += body;
+        let stream = &mut self.reader.source;
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        stream.write_all(request.as_bytes())
+    }
+}
+
+fn connect(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(address, left(deadline)?)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// The time that is left; an error if it is over.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+/// Where a time limit for reads can be set.
+pub(super) trait Source: Read {
+    fn set_limit(&mut self, limit: Duration) -> io::Result<()>;
+}
+
+impl Source for TcpStream {
+    fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(limit))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Len(usize),
+    Chunked,
+}
+
+#[derive(Debug)]
+struct Head {
+    status: u16,
+    body: Body,
+}
+
+/// Reads answers.
+struct Reader<S> {
+    source: S,
+    buffer: Vec<u8>,
+    /// How much of the buffer has been taken.
+    taken: usize,
+    deadline: Option<Instant>,
+}
+
+impl<S: Source> Reader<S> {
+    fn new(source: S) -> Self {
+        Reader {
+            source,
+            buffer: Vec::new(),
+            taken: 0,
+            deadline: None,
+        }
+    }
+
+    fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
+        let head = self.head()?;
+        let mut body = Vec::new();
+        match head.body {
+            Body::Len(len) => self.take(len, &mut body)?,
+            Body::Chunked => while self.chunk(&mut body)? {},
+        }
+        Ok((head.status, body))
+    }
+
+    fn head(&mut self) -> io::Result<Head> {
+        let status = self.line()?;
+        let status = status
+            .strip_prefix("HTTP/1.1 ")
+            .and_then(|rest| rest.get(..3));
+        let status = status.and_then(|status| status.parse().ok());
+        let status = status.ok_or_else(|| malformed("no HTTP/1.1"))?;
+        let mut body = Body::Len(0);
+        for _ in 0..MAX_LINES {
+            let line = self.line()?;
+            if line.is_empty() {
+                return Ok(Head { status, body });
+            }
+            let (name, value) = line.split_once(':').unwrap_or((&line, ""));
+            let value = value.trim();
+            if name.eq_ignore_ascii_case("content-length") && body != Body::Chunked {
+                let len = value.parse().ok().filter(|len| *len <= MAX_ANSWER_LEN);
+                body = Body::Len(len.ok_or_else(|| malformed("no possible length"))?);
+            } else if name.eq_ignore_ascii_case("transfer-encoding") {
+                if !value.eq_ignore_ascii_case("chunked") {
+                    return Err(malformed("an unknown encoding"));
+                }
+                body = Body::Chunked;
+            }
+        }
+        Err(malformed("too long a head"))
+    }
+
+    /// Adds a chunk to `body`. `false` at the end, with the trailers read.
+    fn chunk(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
+        let line = self.line()?;
+        let len = line.split(';').next().unwrap_or_default().trim();
+        let is_hex = !len.is_empty() && len.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let len = is_hex
+            .then(|| usize::from_str_radix(len, 16).ok())
+            .flatten();
+        let fits = |len: &usize| len.saturating_add(body.len()) <= MAX_ANSWER_LEN;
+        let len = len.filter(fits);
+        let len = len.ok_or_else(|| malformed("no possible length of a chunk"))?;
+        if len > 0 {
+            self.take(len, body)?;
+            let end = self.line()?;
+            return match end.is_empty() {
+                true => Ok(true),
+                false => Err(malformed("too long a chunk")),
+            };
+        }
+        for _ in 0..MAX_LINES {
+            if self.line()?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Err(malformed("too many trailers"))
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        loop {
+            let unread = &self.buffer[self.taken..];
+            if let Some(end) = unread.iter().position(|byte| *byte == b'\n') {
+                let line = unread[..end].strip_suffix(b"\r").unwrap_or(&unread[..end]);
+                let line = String::from_utf8_lossy(line).into_owned();
+                self.taken += end + 1;
+                return Ok(line);
+            }
+            if unread.len() > MAX_LINE_LEN {
+                return Err(malformed("too long a line"));
+            }
+            self.fill()?;
+        }
+    }
+
+    fn take(&mut self, len: usize, body: &mut Vec<u8>) -> io::Result<()> {
+        let mut left = len;
+        while left > 0 {
+            let unread = &self.buffer[self.taken..];
+            let some = &unread[..unread.len().min(left)];
+            body.extend_from_slice(some);
+            self.taken += some.len();
+            left -= some.len();
+            if left > 0 {
+                self.fill()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        if let Some(deadline) = self.deadline {
+            self.source.set_limit(left(deadline)?)?;
+        }
+        let mut some = [0; 4096];
+        let len = self.source.read(&mut some)?;
+        if len == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.buffer.extend_from_slice(&some[..len]);
+        Ok(())
+    }
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that arrive a few at a time.
+    struct Script<'a>(&'a [u8], usize);
+
+    impl Read for Script<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let len = self.1.min(buffer.len()).min(self.0.len());
+            buffer[..len].copy_from_slice(&self.0[..len]);
+            self.0 = &self.0[len..];
+            Ok(len)
+        }
+    }
+
+    impl Source for Script<'_> {
+        fn set_limit(&mut self, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn read(text: &str, at_once: usize) -> io::Result<(u16, Vec<u8>)> {
+        Reader::new(Script(text.as_bytes(), at_once)).answer()
+    }
+
+    #[test]
+    fn answers_are_read_however_they_arrive() {
+        let plain = "HTTP/1.1 200 OK\r\ncontent-LENGTH: 5\r\nX: y\r\n\r\nhello";
+        let chunked = "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n\
+                       3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nGrpc-Status: 5\r\nGrpc-Message: z\r\n\r\n";
+        for at_once in 1..100 {
+            let read = |text| read(text, at_once).expect("an answer");
+            assert_eq!(read(plain), (200, b"hello".to_vec()));
+            assert_eq!(read(chunked), (400, b"hello".to_vec()));
+        }
+    }
+
+    #[test]
+    fn an_answer_behind_another_is_read_in_its_turn() {
+        let refused = "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n\
+                       1\r\nx\r\n0\r\nGrpc-Status: 5\r\n\r\n";
+        let two = format!("{refused}HTTP/1.1 200 OK\r\n\r\n");
+        let mut reader = Reader::new(Script(two.as_bytes(), 7));
+        assert_eq!(reader.answer().expect("the first").0, 400);
+        assert_eq!(reader.answer().expect("the second"), (200, Vec::new()));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        let head = "HTTP/1.1 200 OK\r\n";
+        let long = "x".repeat(2 * MAX_LINE_LEN);
+        for text in [
+            "",
+            "HTTP/1.0 200 OK\r\n\r\n",
+            "HTTP/1.1 2x0 OK\r\n\r\n",
+            "SSH-2.0-OpenSSH\r\n\r\n",
+            &long,
+            &format!("{head}{}", "X: y\r\n".repeat(MAX_LINES + 1)),
+            &format!("{head}Content-Length: -1\r\n\r\n"),
+            &format!("{head}Content-Length: 99999999999\r\n\r\n"),
+            &format!("{head}Content-Length: 5\r\n\r\nhell"),
+            &format!("{head}Transfer-Encoding: gzip\r\n\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\n+1\r\nx\r\n0\r\n\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\n\r\n0\r\n\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\n1\r\nxx\r\n0\r\n\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\n4000001\r\n"),
+            &format!("{head}Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: y\r\n"),
+        ] {
+            assert!(read(text, 4096).is_err(), "{text:.80}");
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic_or_hang() {
+        let seed = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+        let mut random: u32 = 1;
+        for _ in 0..20_000 {
+            let mut bytes = seed.to_vec();
+            for _ in 0..3 {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let at = (random >> 8) as usize % bytes.len();
+                bytes[at] = random as u8;
+            }
+            let _ = Reader::new(Script(&bytes, 16)).answer();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use super::*;
+
+/// A member that gives these answers, one to each request, each over a connection of its own where
+/// it ends with the stream.
+fn member(answers: Vec<String>) -> (Member, thread::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let serve = move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let mut requests = Vec::new();
+        for answer in answers {
+            requests.push(request(&mut stream));
+            stream.write_all(answer.as_bytes()).expect("a reader");
+        }
+        requests
+    };
+    let member = Member {
+        host: "127.0.0.1".into(),
+        port,
+    };
+    (member, thread::spawn(serve))
+}
+
+fn request(stream: &mut impl Read) -> String {
+    let mut request = Vec::new();
+    let mut byte = [0];
+    while !request.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).expect("a head");
+        request.push(byte[0]);
+    }
+    let head = String::from_utf8(request).expect("text");
+    let len = head.split("Content-Length: ").nth(1).expect("a length");
+    let len = len.split("\r\n").next().and_then(|len| len.parse().ok());
+    let mut body = vec![0; len.expect("a number")];
+    stream.read_exact(&mut body).expect("a body");
+    head + &String::from_utf8(body).expect("text")
+}
+
+fn ok(body: &str) -> String {
+    let len = body.len();
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n{body}")
+}
+
+fn refused(status: u16, code: u64) -> String {
+    let body = format!(r#"{{"error":"no","message":"no","code":{code}}}"#);
+    let len = body.len();
+    format!(
+        "HTTP/1.1 {status} No\r\nTransfer-Encoding: chunked\r\n\r\n{len:x}\r\n{body}\r\n0\r\n\
+         Grpc-Status: {code}\r\n\r\n"
+    )
+}
+
+fn gateway(members: &[Member]) -> Gateway {
+    Gateway::new(members, None, Duration::from_secs(5))
+}
+
+#[test]
+fn what_etcd_leaves_out_is_zero_or_false() {
+    let kv = r#"{"key":"YQ==","create_revision":"7","mod_revision":"9","version":"2"}"#;
+    let range = format!(r#"{{"responses":[{{"response_range":{{"kvs":[{kv}]}}}}]}}"#);
+    let answers = vec![
+        ok(&range),
+        ok(r#"{"succeeded":true}"#),
+        ok(r#"{"result":{}}"#),
+    ];
+    let (member, requests) = member(answers);
+    let mut gateway = gateway(&[member]);
+    let found = gateway.txn("", "", "").expect("an answer");
+    assert!(!found.succeeded);
+    let expected = KeyValue {
+        key: b"a".into(),
+        value: Vec::new(),
+        create_revision: 7,
+        version: 2,
+        lease: 0,
+    };
+    assert_eq!(found.found, [expected]);
+    assert!(gateway.txn("", "", "").expect("an answer").succeeded);
+    assert_eq!(gateway.keep_alive(5), Ok(false));
+    assert_eq!(requests.join().expect("no panic").len(), 3);
+}
+
+#[test]
+fn a_refusal_leaves_the_connection_usable() {
+    let (member, _requests) = member(vec![refused(400, 5), ok(r#"{"ID":"77","TTL":"10"}"#)]);
+    let mut gateway = gateway(&[member]);
+    let refused = gateway.grant_lease(10).expect_err("a refusal");
+    let (code, message) = (NOT_FOUND, "no".to_owned());
+    assert_eq!(refused, EtcdFailure::Refused { code, message });
+    assert_eq!(gateway.grant_lease(10), Ok(77));
+}
+
+#[test]
+fn the_next_request_goes_to_the_next_member() {
+    let dead = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = dead.local_addr().expect("an address").port();
+    drop(dead);
+    let dead = Member {
+        host: "127.0.0.1".into(),
+        port,
+    };
+    let (silent, _requests) = member(vec![refused(503, 14)]);
+    let (good, _requests) = member(vec![ok(r#"{"ID":"1"}"#)]);
+    let mut gateway = gateway(&[dead.clone(), silent.clone(), good]);
+    for name in [dead, silent] {
+        match gateway.grant_lease(10) {
+            Err(EtcdFailure::NoAnswer { member, .. }) => assert_eq!(member, name.to_string()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(gateway.grant_lease(10), Ok(1));
+}
+
+#[test]
+fn an_expired_token_is_replaced() {
+    let token = |token: &str| ok(&format!(r#"{{"token":"{token}"}}"#));
+    let answers = vec![
+        token("a.1"),
+        refused(401, 16),
+        token("b.2"),
+        ok(r#"{"ID":"1"}"#),
+    ];
+    let (member, requests) = member(answers);
+    let user = ("u".to_owned(), "\"p\\".to_owned());
+    let mut gateway = Gateway::new(&[member], Some(&user), Duration::from_secs(5));
+    assert_eq!(gateway.grant_lease(10), Ok(1));
+    let requests = requests.join().expect("no panic");
+    assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
+    assert!(requests[1].contains("\r\nAuthorization: a.1\r\n"));
+    assert!(requests[3].contains("\r\nAuthorization: b.2\r\n"));
+}
+
+#[test]
+fn a_watch_ends_with_the_first_event() {
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let created = chunk("{\"result\":{\"created\":true}}\n");
+    let event = chunk("{\"result\":{\"events\":[{}]}}\n");
+    let (member, _requests) = member(vec![format!("{head}{created}{event}")]);
+    let mut gateway = gateway(&[member]);
+    let began = Instant::now();
+    assert_eq!(gateway.watch(b"k", 1, Duration::from_secs(60)), Ok(()));
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_watch_without_events_ends_in_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let silent = Member {
+        host: "127.0.0.1".into(),
+        port,
+    };
+    let time = Duration::from_millis(100);
+    let began = Instant::now();
+    assert_eq!(gateway(&[silent]).watch(b"k", 1, time), Ok(()));
+    assert!(began.elapsed() >= time);
+}

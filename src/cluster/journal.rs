@@ -1,0 +1,413 @@
+//! The journal: every change of holders in the order of the table, written in groups, and what
+//! sessions wait for.
+//!
+//! One thread writes, a batch at a time. What changes meanwhile is the next batch. If there is
+//! nothing to write, and a session wants to know whether this server is still active, the batch is
+//! a question: the same comparisons and no change.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::arbiter::{Certainty, Recorder};
+use crate::table::Change;
+use crate::token::{Fence, FenceSource};
+
+/// The most holders in a batch. etcd takes 128 operations in a transaction.
+pub const MAX_HOLDERS: usize = 120;
+
+/// How many fences are reserved at a time.
+pub const FENCE_RANGE: u64 = 1 << 20;
+
+/// What the journal, the arbiter and the sessions share.
+#[derive(Default)]
+pub struct Journal {
+    state: Mutex<State>,
+    /// Wakes the thread that writes.
+    work: Condvar,
+    fences: Mutex<Fences>,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Change>,
+    /// When the first of them was recorded, at the latest.
+    pending_since: Option<Instant>,
+    /// How many changes have been recorded, and how many of them are certain.
+    recorded: u64,
+    certain: u64,
+    /// The number of the last round that has begun, and of the last one that has succeeded.
+    begun: u64,
+    succeeded: u64,
+    /// A session wants a round that has yet to begin.
+    is_asked: bool,
+    wants_fences: bool,
+    waiting: Vec<Waiting>,
+    /// What a round takes, smoothed.
+    milliseconds: f32,
+}
+
+/// A session that waits for certainty.
+struct Waiting {
+    recorded: u64,
+    round: u64,
+    wake: Arc<Condvar>,
+}
+
+/// The fences that may be used: those from `next` on, below `end`.
+#[derive(Default)]
+struct Fences {
+    next: u64,
+    end: u64,
+    ran_out: bool,
+}
+
+/// A batch, or a question if it changes nothing.
+pub struct Round {
+    /// Of each holder, the last change.
+    pub changes: Vec<Change>,
+    /// The fences below this will be reserved.
+    pub reserve: Option<u64>,
+    began: Instant,
+    /// When the first of its changes was recorded, at the latest.
+    recorded_at: Instant,
+    number: u64,
+    /// How many of the recorded changes it and those before it have written.
+    recorded: u64,
+}
+
+impl Round {
+    /// For how long the first of its changes has been uncertain.
+    pub fn age(&self) -> Duration {
+        self.recorded_at.elapsed()
+    }
+}
+
+impl Journal {
+    /// Blocks until there is something to write or to ask.
+    pub fn next_round(&self) -> Round {
+        let mut state = self.state.lock();
+        while state.pending.is_empty() && !state.is_asked && !state.wants_fences {
+            self.work.wait(&mut state);
+        }
+        self.take_round(&mut state)
+    }
+
+    fn take_round(&self, state: &mut State) -> Round {
+        let mut changes: Vec<Change> = Vec::new();
+        let mut written = state.recorded - state.pending.len() as u64;
+        while let Some(change) = state.pending.pop_front() {
+            let fence = change.fence();
+            // A transaction may name a key once: the last change counts.
+            match changes.iter().rposition(|known| known.fence() == fence) {
+                Some(at) => changes[at] = change,
+                None if changes.len() == MAX_HOLDERS => {
+                    state.pending.push_front(change);
+                    break;
+                }
+                None => changes.push(change),
+            }
+            written += 1;
+        }
+        let wants_fences = std::mem::take(&mut state.wants_fences);
+        state.is_asked = false;
+        state.begun += 1;
+        let began = Instant::now();
+        let recorded_at = state.pending_since.take().unwrap_or(began);
+        // Those that are left are for the next round.
+        state.pending_since = (!state.pending.is_empty()).then_some(recorded_at);
+        Round {
+            changes,
+            reserve: wants_fences.then(|| self.fences.lock().end.saturating_add(FENCE_RANGE)),
+            began,
+            recorded_at,
+            number: state.begun,
+            recorded: written,
+        }
+    }
+
+    /// Takes note that a round is certain, and wakes the sessions that waited for it. `true` if
+    /// there are fences again after they had run out.
+    pub fn finish(&self, round: &Round) -> bool {
+        let has_fences = round.reserve.is_some_and(|end| {
+            let mut fences = self.fences.lock();
+            fences.end = end;
+            std::mem::take(&mut fences.ran_out)
+        });
+        let took = round.began.elapsed().as_secs_f32() * 1000.0;
+        let mut state = self.state.lock();
+        state.succeeded = round.number;
+        state.certain = round.recorded;
+        state.milliseconds += match round.number {
+            1 => took,
+            _ => (took - state.milliseconds) / 16.0,
+        };
+        let mut done = Vec::new();
+        let (certain, succeeded) = (state.certain, state.succeeded);
+        state.waiting.retain(|waiting| {
+            let waits = waiting.recorded > certain || waiting.round > succeeded;
+            if !waits {
+                done.push(Arc::clone(&waiting.wake));
+            }
+            waits
+        });
+        drop(state);
+        for wake in done {
+            wake.notify_one();
+        }
+        has_fences
+    }
+
+    /// Begins with fences that have been reserved: those from `next` on, below `end`.
+    pub fn begin(&self, next: u64, end: u64) {
+        *self.fences.lock() = Fences {
+            next,
+            end,
+            ran_out: false,
+        };
+    }
+
+    /// Blocks until everything is written that has been recorded, or until `at_most` is over.
+    pub fn wait_until_written(&self, at_most: Duration) {
+        let wake = Arc::new(Condvar::new());
+        let mut state = self.state.lock();
+        let recorded = state.recorded;
+        state.waiting.push(Waiting {
+            recorded,
+            round: 0,
+            wake: Arc::clone(&wake),
+        });
+        wake.wait_while_for(&mut state, |state| state.certain < recorded, at_most);
+    }
+
+    /// The fences of the grants that no round has taken yet.
+    pub fn pending_grants(&self) -> Vec<Fence> {
+        let state = self.state.lock();
+        let is_held = |change: &&Change| matches!(change, Change::Held(_));
+        let held = state.pending.iter().filter(is_held);
+        held.map(Change::fence).collect()
+    }
+
+    /// How many sessions wait.
+    pub fn held_back(&self) -> usize {
+        self.state.lock().waiting.len()
+    }
+
+    /// What a round takes, smoothed, in milliseconds.
+    pub fn milliseconds(&self) -> f32 {
+        self.state.lock().milliseconds
+    }
+
+    fn want_fences(&self) {
+        self.state.lock().wants_fences = true;
+        self.work.notify_one();
+    }
+}
+
+impl Journal {
+    /// Blocks until the answers are certain that this thread has had from the arbiter.
+    pub fn attest(&self, certainty: Certainty) {
+        if certainty == Certainty::None || super::is_planted("reply-before-journal") {
+            return;
+        }
+        let mut state = self.state.lock();
+        let recorded = state.recorded;
+        let round = match certainty {
+            Certainty::Anew => state.begun + 1,
+            _ => 0,
+        };
+        if state.certain >= recorded && state.succeeded >= round {
+            return;
+        }
+        if round > 0 {
+            state.is_asked = true;
+            self.work.notify_one();
+        }
+        let wake = Arc::new(Condvar::new());
+        state.waiting.push(Waiting {
+            recorded,
+            round,
+            wake: Arc::clone(&wake),
+        });
+        while state.certain < recorded || state.succeeded < round {
+            wake.wait(&mut state);
+        }
+    }
+}
+
+/// The end of the journal at the arbiter.
+pub struct Notes(pub Arc<Journal>);
+
+impl Recorder for Notes {
+    fn record(&mut self, changes: &mut Vec<Change>) {
+        let mut state = self.0.state.lock();
+        state.recorded += changes.len() as u64;
+        if state.pending.is_empty() {
+            state.pending_since = Some(Instant::now());
+        }
+        state.pending.extend(changes.drain(..));
+        drop(state);
+        self.0.work.notify_one();
+    }
+}
+
+/// Fences that etcd has reserved.
+pub struct EtcdFences(pub Arc<Journal>);
+
+impl FenceSource for EtcdFences {
+    /// `None` while none is reserved: then nothing is granted, and more are asked for.
+    fn next_fence(&mut self) -> Option<u64> {
+        let mut fences = self.0.fences.lock();
+        let left = fences.end - fences.next;
+        // Once for each range, so that the journal is not woken with every grant.
+        let is_low = left == FENCE_RANGE / 2;
+        let fence = (left > 0).then_some(fences.next);
+        fences.next += u64::from(left > 0);
+        let ran_out = left == 0 && !std::mem::replace(&mut fences.ran_out, left == 0);
+        drop(fences);
+        if is_low || ran_out {
+            self.0.want_fences();
+        }
+        fence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{Key, Kind, Limit, Record};
+    use crate::token::{Salt, Token};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    fn held(fence: u64, seconds: u64) -> Change {
+        Change::Held(Record {
+            key: Key::from("k"),
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            token: Token {
+                fence: Fence(fence),
+                salt: Salt(0),
+            },
+            lease: Duration::from_secs(seconds),
+        })
+    }
+
+    fn record(journal: &Arc<Journal>, changes: &[Change]) {
+        Notes(Arc::clone(journal)).record(&mut changes.to_vec());
+    }
+
+    /// Attests on a thread of its own, which sets the flag when it is done.
+    fn attesting(journal: &Arc<Journal>, certainty: Certainty) -> Arc<AtomicBool> {
+        let before = journal.held_back();
+        let done = Arc::new(AtomicBool::new(false));
+        let (journal_of_thread, done_of_thread) = (Arc::clone(journal), Arc::clone(&done));
+        thread::spawn(move || {
+            journal_of_thread.attest(certainty);
+            done_of_thread.store(true, Ordering::SeqCst);
+        });
+        wait_until(|| journal.held_back() > before);
+        done
+    }
+
+    fn wait_until(mut holds: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !holds() {
+            assert!(began.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_done(flag: &AtomicBool) -> bool {
+        flag.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn of_several_changes_to_a_holder_the_last_is_written() {
+        let journal = Arc::new(Journal::default());
+        let ended = Change::Ended(Fence(1));
+        record(
+            &journal,
+            &[held(1, 5), held(2, 5), held(2, 9), ended.clone()],
+        );
+        record(&journal, &[held(3, 1)]);
+        let round = journal.next_round();
+        assert_eq!(round.changes, [ended, held(2, 9), held(3, 1)]);
+    }
+
+    #[test]
+    fn a_batch_ends_before_the_holder_that_is_too_many() {
+        let journal = Arc::new(Journal::default());
+        let most = MAX_HOLDERS as u64;
+        let changes: Vec<Change> = (0..most + 3).map(|fence| held(fence, 1)).collect();
+        record(&journal, &changes);
+        record(&journal, &[Change::Ended(Fence(0))]);
+        let first = journal.next_round();
+        assert_eq!(first.changes.len(), MAX_HOLDERS);
+        assert_eq!(first.changes[0], held(0, 1));
+        let claim = attesting(&journal, Certainty::Recorded);
+        journal.finish(&first);
+        assert_eq!(journal.held_back(), 1);
+        let second = journal.next_round();
+        assert_eq!(second.changes.len(), 4);
+        assert!(second.age() >= first.began.duration_since(first.recorded_at));
+        journal.finish(&second);
+        wait_until(|| is_done(&claim));
+    }
+
+    #[test]
+    fn what_is_recorded_already_waits_for_nothing_more() {
+        let journal = Arc::new(Journal::default());
+        journal.attest(Certainty::Recorded);
+        record(&journal, &[held(1, 1)]);
+        journal.attest(Certainty::None);
+        let round = journal.next_round();
+        let early = attesting(&journal, Certainty::Recorded);
+        record(&journal, &[held(2, 1)]);
+        let late = attesting(&journal, Certainty::Recorded);
+        journal.finish(&round);
+        wait_until(|| is_done(&early));
+        assert!(!is_done(&late));
+        journal.finish(&journal.next_round());
+        wait_until(|| is_done(&late));
+    }
+
+    #[test]
+    fn a_promise_of_time_waits_for_a_round_that_begins_later() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let round = journal.next_round();
+        let renewal = attesting(&journal, Certainty::Anew);
+        journal.finish(&round);
+        assert_eq!(journal.held_back(), 1);
+        assert!(!is_done(&renewal));
+        let question = journal.next_round();
+        assert!(question.changes.is_empty() && question.reserve.is_none());
+        journal.finish(&question);
+        wait_until(|| is_done(&renewal));
+    }
+
+    #[test]
+    fn fences_are_reserved_ahead_and_run_out_otherwise() {
+        let journal = Arc::new(Journal::default());
+        let mut fences = EtcdFences(Arc::clone(&journal));
+        journal.begin(100, 100 + FENCE_RANGE);
+        for fence in 100..100 + FENCE_RANGE {
+            assert_eq!(fences.next_fence(), Some(fence));
+        }
+        assert_eq!([fences.next_fence(), fences.next_fence()], [None, None]);
+        let round = journal.next_round();
+        assert_eq!(round.reserve, Some(100 + 2 * FENCE_RANGE));
+        // Waiters are owed slots.
+        assert!(journal.finish(&round));
+        assert_eq!(fences.next_fence(), Some(100 + FENCE_RANGE));
+    }
+
+    #[test]
+    fn without_an_office_there_is_no_fence() {
+        let mut fences = EtcdFences(Arc::default());
+        assert_eq!(fences.next_fence(), None);
+    }
+}

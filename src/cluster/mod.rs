@@ -1,0 +1,282 @@
+//! Several servers, one service: one of them is active, by an election in etcd, and journals there
+//! who holds what before a client is told. The others pass connections on to it.
+//!
+//! **Invariant:** nothing is certain until etcd says so. Every write and every question to etcd
+//! compares the epoch and the batch number, so a server that has lost its office without knowing
+//! changes nothing and tells no client anything.
+
+mod election;
+mod etcd;
+mod journal;
+mod record;
+pub mod relay;
+mod trouble;
+mod writer;
+
+use std::env;
+use std::fmt;
+use std::os::unix::process::CommandExt;
+use std::process::{self, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use log::{error, info, warn};
+use parking_lot::{Condvar, Mutex};
+
+use crate::arbiter::{Arbiter, Certainty};
+use crate::log::Log;
+use crate::sys::moment::Moment;
+use crate::sys::thread::spawn;
+use crate::token::FenceSource;
+use election::Candidate;
+use etcd::Gateway;
+use journal::{EtcdFences, Journal};
+use writer::Writer;
+
+/// The most time that a request to etcd takes.
+const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
+
+/// How long the last log lines may take to leave, and the last changes.
+const LAST_LINES: Duration = Duration::from_millis(300);
+const LAST_CHANGES: Duration = Duration::from_secs(1);
+
+/// Set for a server that has started over.
+const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
+
+/// The client address of an etcd member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// A name or an address, without brackets.
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// The settings of a server that is one of several.
+#[derive(Clone, Debug)]
+pub struct ClusterSettings {
+    /// All members of etcd.
+    pub members: Vec<Member>,
+    /// Where the other servers reach this one: `HOST:PORT`.
+    pub advertise: String,
+    /// What the keys in etcd begin with; servers with the same prefix are one service.
+    pub prefix: String,
+    /// For how long the active server may be silent.
+    pub ttl: Duration,
+    /// The user and the password for etcd, if it asks for them.
+    pub user: Option<(String, String)>,
+}
+
+/// Who is active, as far as this server knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Another server is active, or none is known to be.
+    Standby { active: Option<Active> },
+    /// This server is active.
+    Active { epoch: u64 },
+}
+
+/// The server that is active.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Active {
+    /// One term of one active server. Epochs rise.
+    pub epoch: u64,
+    /// Where to reach it: `HOST:PORT`.
+    pub address: String,
+}
+
+/// This server's part in the service.
+pub struct Office {
+    settings: ClusterSettings,
+    journal: Arc<Journal>,
+    state: Mutex<State>,
+    changed: Condvar,
+    log: Log,
+}
+
+struct State {
+    role: Role,
+    /// The server is about to stop: it does not run for the office any more.
+    is_leaving: bool,
+    /// The lease that the office would hang on.
+    lease: Option<u64>,
+}
+
+/// One term of this server.
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    epoch: u64,
+    /// The version of the office's key, which counts the batches.
+    version: u64,
+    lease: u64,
+    /// When the lease was kept alive last: sent, not answered.
+    kept: Moment,
+}
+
+impl Office {
+    /// A standby. It does nothing until [`Office::serve`].
+    pub fn new(settings: ClusterSettings, log: Log) -> Arc<Office> {
+        Arc::new(Office {
+            settings,
+            journal: Arc::default(),
+            state: Mutex::new(State {
+                role: Role::Standby { active: None },
+                is_leaving: false,
+                lease: None,
+            }),
+            changed: Condvar::new(),
+            log,
+        })
+    }
+
+    /// Where the arbiter gets its fences.
+    pub fn fences(&self) -> Box<dyn FenceSource> {
+        Box::new(EtcdFences(Arc::clone(&self.journal)))
+    }
+
+    /// Blocks until the answers are certain that this thread has had from the arbiter. Sessions
+    /// send no reply before. While etcd is silent, that is until the server starts over.
+    pub fn attest(&self, certainty: Certainty) {
+        self.journal.attest(certainty);
+    }
+
+    /// Starts the threads that run for the office and write the journal. Fails if one cannot be
+    /// started: call it before there are other threads that take what the system allows.
+    pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> std::io::Result<()> {
+        let (elected, terms) = bounded(1);
+        let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
+        spawn("journal", move || {
+            if let Ok(term) = terms.recv() {
+                Writer::new(office, arbiter, term).run()
+            }
+        })?;
+        let office = Arc::clone(self);
+        spawn("office", move || {
+            let mut candidate = Candidate::new(office);
+            let term = candidate.stand();
+            let _ = elected.send(term);
+            candidate.keep(&term)
+        })
+    }
+
+    pub fn settings(&self) -> &ClusterSettings {
+        &self.settings
+    }
+
+    /// What this server is now.
+    pub fn role(&self) -> Role {
+        self.state.lock().role.clone()
+    }
+
+    /// What this server is now. Blocks while that is what was `seen`, but no longer than `at_most`.
+    pub fn wait_for_change(&self, seen: &Role, at_most: Duration) -> Role {
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while_for(&mut state, |state| state.role == *seen, at_most);
+        state.role.clone()
+    }
+
+    /// The time that a batch of the journal takes, smoothed, in milliseconds.
+    pub fn journal_ms(&self) -> f32 {
+        self.journal.milliseconds()
+    }
+
+    /// Does not run for the office from now on. Call it when the server is told to stop.
+    pub fn leave(&self) {
+        self.state.lock().is_leaving = true;
+    }
+
+    /// Gives the office up, so that another server takes over at once. Blocks for two seconds at
+    /// the most.
+    pub fn resign(&self) {
+        self.leave();
+        if matches!(self.role(), Role::Active { .. }) {
+            self.journal.wait_until_written(LAST_CHANGES);
+        }
+        let Some(lease) = self.state.lock().lease else {
+            return;
+        };
+        match self.gateway().revoke_lease(lease) {
+            Ok(()) => info!("resigned"),
+            Err(failure) => warn!("cannot-resign error=\"{failure}\""),
+        }
+    }
+
+    /// Takes on a role; `false` if it is the old one.
+    fn become_a(&self, role: Role) -> bool {
+        let mut state = self.state.lock();
+        let is_new = state.role != role;
+        state.role = role;
+        drop(state);
+        self.changed.notify_all();
+        is_new
+    }
+
+    fn has_lease(&self, lease: u64) {
+        self.state.lock().lease = Some(lease);
+    }
+
+    /// Blocks for ever once the server is about to stop.
+    fn wait_while_leaving(&self) {
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while(&mut state, |state| state.is_leaving);
+    }
+
+    fn gateway(&self) -> Gateway {
+        let timeout = (self.settings.ttl / 3).min(MAX_REQUEST_TIME);
+        let ClusterSettings { members, user, .. } = &self.settings;
+        Gateway::new(members, user.as_ref(), timeout)
+    }
+
+    /// Ends all connections and begins as a standby, with nothing of the old table. Safety does not
+    /// depend on it: whatever this process did before, etcd refuses to write.
+    fn start_over(&self, reason: &str) -> ! {
+        let state = self.state.lock();
+        if matches!(state.role, Role::Standby { active: Some(_) }) {
+            warn!("starting-over reason=\"{reason}\"");
+        } else {
+            error!("deposed reason=\"{reason}\"");
+        }
+        self.log.flush(LAST_LINES);
+        if !state.is_leaving {
+            exec_again();
+        }
+        // The mutex is never released: no other thread starts over meanwhile.
+        process::exit(1)
+    }
+}
+
+/// Whether this process has served before, and started over.
+pub fn has_started_over() -> bool {
+    env::var_os(STARTED_OVER).is_some()
+}
+
+/// Replaces the process with a new one of the same program. Returns if that fails.
+fn exec_again() {
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_default();
+    let arguments: Vec<_> = arguments.collect();
+    // An upgrade may have replaced the file.
+    let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
+    for program in programs.into_iter().flatten() {
+        let mut again = Command::new(program);
+        again.arg0(&name).args(&arguments).env(STARTED_OVER, "1");
+        let error = again.exec();
+        error!("cannot-start-over error=\"{error}\"");
+    }
+}
+
+/// Whether a test has planted this fault, to see that it is found. Never in a release build.
+fn is_planted(fault: &str) -> bool {
+    cfg!(debug_assertions) && env::var_os("LATCHD_PLANTED_FAULT").is_some_and(|name| name == fault)
+}

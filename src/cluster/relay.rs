@@ -1,0 +1,498 @@
+//! A standby's part: it passes connections on to the active server, byte for byte, and cuts them
+//! once another server is active.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::{debug, warn};
+use parking_lot::Mutex;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
+
+use super::{Active, Office, Role};
+use crate::net::stream::Stream;
+use crate::sys::notify::notify;
+use crate::sys::thread::spawn;
+
+/// The first line of a connection that another server passes on.
+pub const RELAY: &[u8] = b"relay";
+
+/// The first line of a request for the server's role.
+pub const CLUSTER: &[u8] = b"cluster";
+
+/// The most bytes of a request for the role: three lines.
+const MAX_ROLE_REQUEST_LEN: usize = 1024;
+
+/// The pause before the active server is tried again, and before a first line that is not whole is
+/// looked at again.
+const PAUSE: Duration = Duration::from_millis(100);
+const SHORT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The longest time for one attempt to connect to the active server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// For how many TTLs a client waits for an active server.
+const PATIENCE: u32 = 3;
+
+/// What is read of one side before the other has taken it, in bytes.
+const BUFFER_LEN: usize = 8 * 1024;
+
+/// What became of a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reception {
+    /// This server is active, and is to serve it.
+    Serve,
+    /// The client sent nothing in time.
+    TimedOut,
+    /// It has ended.
+    Over,
+}
+
+/// The connections that this server passes on.
+pub struct Relays {
+    office: Arc<Office>,
+    open: Mutex<OpenRelays>,
+}
+
+#[derive(Default)]
+struct OpenRelays {
+    last_id: u64,
+    /// The two ends of each, and the epoch of the server at one of them.
+    relays: HashMap<u64, (u64, Arc<Stream>, Arc<TcpStream>)>,
+}
+
+/// What is known of the first bytes of a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum FirstBytes {
+    /// Another server takes this one for the active one.
+    Relay,
+    /// The client asks for the role.
+    Cluster,
+    Other,
+    /// They may become one of those.
+    Unclear,
+    /// The client has gone without any.
+    None,
+}
+
+impl Relays {
+    /// Starts the thread that cuts connections once another server is active, and tells the
+    /// supervisor of each change.
+    pub fn start(office: &Arc<Office>) -> io::Result<Arc<Relays>> {
+        let relays = Arc::new(Relays {
+            office: Arc::clone(office),
+            open: Mutex::default(),
+        });
+        let watching = Arc::clone(&relays);
+        spawn("relays", move || watching.watch())?;
+        Ok(relays)
+    }
+
+    fn watch(&self) {
+        let mut role = self.office.role();
+        loop {
+            if let Err(error) = notify(&format!("STATUS={}", status(&role))) {
+                warn!("cannot-notify error=\"{error}\"");
+            }
+            role = self
+                .office
+                .wait_for_change(&role, Duration::from_secs(3600));
+            self.cut_old();
+        }
+    }
+
+    /// Cuts the connections to all but the active server. If none is known, one that was active may
+    /// be so still.
+    fn cut_old(&self) {
+        let open = self.open.lock();
+        let Some(epoch) = epoch_of(&self.office.role()) else {
+            return;
+        };
+        for (_, client, server) in open.relays.values().filter(|relay| relay.0 != epoch) {
+            client.shutdown(Shutdown::Both);
+            let _ = server.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server.
+    /// Blocks for `read_timeout` until the client's first bytes come, for three times the TTL until
+    /// there is an active server, and as long as the connection lasts.
+    pub fn receive(&self, client: &Arc<Stream>, read_timeout: Duration) -> Reception {
+        loop {
+            let deadline = Instant::now() + read_timeout;
+            if matches!(self.office.role(), Role::Active { .. }) {
+                return Reception::Serve;
+            }
+            match first_bytes_within(client, deadline) {
+                Some(FirstBytes::Other) => break,
+                Some(FirstBytes::Cluster) => match self.tell_role(client, deadline) {
+                    Some(()) => {}
+                    None => return Reception::Over,
+                },
+                Some(FirstBytes::Relay) => {
+                    debug!("turned-away peer={client} reason=relay-to-standby");
+                    return Reception::Over;
+                }
+                Some(FirstBytes::None | FirstBytes::Unclear) => return Reception::Over,
+                None if matches!(self.office.role(), Role::Active { .. }) => {}
+                None => return Reception::TimedOut,
+            }
+        }
+        self.pass_on(client)
+    }
+
+    /// Answers a request for the role; `None` if it does not come, or the client is gone.
+    fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
+        let mut request = [0; MAX_ROLE_REQUEST_LEN];
+        loop {
+            let len = peek(client, &mut request).ok().flatten()?;
+            let mut ends = (0..len).filter(|at| request[*at] == b'\n');
+            if let Some(end) = ends.nth(2) {
+                let (taken, _) = recv(client, &mut request[..=end], RecvFlags::DONTWAIT).ok()?;
+                debug_assert_eq!(taken, end + 1);
+                break;
+            }
+            if len == request.len() || Instant::now() >= deadline {
+                return None;
+            }
+            thread::sleep(SHORT_PAUSE);
+        }
+        let answer = format!("{}\n", self.office.role_line());
+        (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
+    }
+
+    /// Passes a connection on to the active server, whichever that is at last.
+    fn pass_on(&self, client: &Arc<Stream>) -> Reception {
+        let deadline = Instant::now() + self.office.settings().ttl * PATIENCE;
+        loop {
+            let role = self.office.role();
+            let left = deadline.saturating_duration_since(Instant::now());
+            match &role {
+                Role::Active { .. } => return Reception::Serve,
+                _ if left.is_zero() => return Reception::Over,
+                Role::Standby { active: None } => {
+                    self.office.wait_for_change(&role, left);
+                }
+                Role::Standby {
+                    active: Some(active),
+                } => match introduce(active) {
+                    Ok(server) => {
+                        self.relay(client, server, active.epoch);
+                        return Reception::Over;
+                    }
+                    Err(error) => {
+                        debug!("cannot-relay active={} error=\"{error}\"", active.address);
+                        self.office.wait_for_change(&role, left.min(PAUSE));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Pumps both ways until both ends are done, or another server is active.
+    fn relay(&self, client: &Arc<Stream>, server: TcpStream, epoch: u64) {
+        let server = Arc::new(server);
+        let id = {
+            let mut open = self.open.lock();
+            open.last_id += 1;
+            let relay = (epoch, Arc::clone(client), Arc::clone(&server));
+            let id = open.last_id;
+            open.relays.insert(id, relay);
+            id
+        };
+        // The role may have changed before the relay was noted down.
+        self.cut_old();
+        let pumped = pump(client.as_fd(), server.as_fd());
+        self.open.lock().relays.remove(&id);
+        if let Err(error) = pumped {
+            debug!("relay-broken peer={client} error=\"{error}\"");
+            // Each end is to see how the other has ended.
+            for end in [client.as_fd(), server.as_fd()] {
+                let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
+            }
+        }
+    }
+}
+
+impl Office {
+    /// The answer to a request for the role.
+    pub fn role_line(&self) -> String {
+        match self.role() {
+            Role::Active { epoch } => format!("ok active {epoch} {}", self.settings.advertise),
+            Role::Standby {
+                active: Some(Active { epoch, address }),
+            } => format!("ok standby {epoch} {address}"),
+            Role::Standby { active: None } => "ok standby 0 -".to_owned(),
+        }
+    }
+
+    /// The epoch of this server's own term, if it is active.
+    pub fn epoch(&self) -> Option<u64> {
+        match self.role() {
+            Role::Active { epoch } => Some(epoch),
+            Role::Standby { .. } => None,
+        }
+    }
+
+    /// The time that a batch of the journal takes, smoothed.
+    pub fn journal_time(&self) -> Duration {
+        Duration::try_from_secs_f32(self.journal_ms() / 1000.0).unwrap_or_default()
+    }
+
+    /// Whether a frame that begins a connection is from a standby that knows of this term.
+    pub fn is_meant_by(&self, epoch: &[u8]) -> bool {
+        self.epoch()
+            .is_some_and(|own| own.to_string().as_bytes() == epoch)
+    }
+}
+
+/// The epoch of the active server, if one is known.
+fn epoch_of(role: &Role) -> Option<u64> {
+    match role {
+        Role::Active { epoch } => Some(*epoch),
+        Role::Standby { active } => active.as_ref().map(|active| active.epoch),
+    }
+}
+
+/// The role in words, for the supervisor.
+fn status(role: &Role) -> String {
+    match role {
+        Role::Active { epoch } => format!("Active, epoch {epoch}"),
+        Role::Standby {
+            active: Some(Active { epoch, address }),
+        } => format!("Standby of {address}, epoch {epoch}"),
+        Role::Standby { active: None } => "Standby, no server is known to be active".to_owned(),
+    }
+}
+
+/// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
+fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
+    let mut bytes = [0; 8];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match peek(client, &mut bytes) {
+            Ok(Some(0)) | Err(_) => return Some(FirstBytes::None),
+            Ok(Some(len)) => match first_bytes(&bytes[..len]) {
+                FirstBytes::Unclear if left.is_zero() => return None,
+                FirstBytes::Unclear => thread::sleep(SHORT_PAUSE.min(left)),
+                clear => return Some(clear),
+            },
+            Ok(None) if left.is_zero() => return None,
+            Ok(None) => {
+                let mut polled = [PollFd::new(client, PollFlags::IN)];
+                let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
+            }
+        }
+    }
+}
+
+fn first_bytes(bytes: &[u8]) -> FirstBytes {
+    let words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)];
+    for (word, meaning) in words {
+        let common = bytes.len().min(word.len());
+        if bytes[..common] != word[..common] {
+            continue;
+        }
+        return match bytes.get(word.len()) {
+            None => FirstBytes::Unclear,
+            Some(b'\n') => meaning,
+            // A person types it in telnet.
+            Some(b'\r') if word == CLUSTER => meaning,
+            Some(_) => FirstBytes::Other,
+        };
+    }
+    FirstBytes::Other
+}
+
+/// What has arrived, without taking it; `None` if nothing has.
+fn peek(stream: &Stream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match recv(stream, buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((len, _)) => Ok(Some(len)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to the active server, and says in whose place.
+fn introduce(active: &Active) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for addr in active.address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
+            Ok(server) => {
+                server.set_nodelay(true)?;
+                sockopt::set_socket_keepalive(&server, true)?;
+                let greeting = format!("relay\n{}\n_\n", active.epoch);
+                // It is the first thing in the socket's buffer, which is larger.
+                send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
+                return Ok(server);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Bytes on their way from one end to the other.
+struct Direction<'a> {
+    from: BorrowedFd<'a>,
+    to: BorrowedFd<'a>,
+    buffer: Vec<u8>,
+    /// The part of the buffer that was read and is not sent yet.
+    unsent: Range<usize>,
+    is_over: bool,
+}
+
+impl<'a> Direction<'a> {
+    fn new(from: BorrowedFd<'a>, to: BorrowedFd<'a>) -> Direction<'a> {
+        Direction {
+            from,
+            to,
+            buffer: vec![0; BUFFER_LEN],
+            unsent: 0..0,
+            is_over: false,
+        }
+    }
+
+    /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
+    /// Tells whether anything has moved.
+    fn advance(&mut self, is_readable: bool) -> io::Result<bool> {
+        let start = self.unsent.start;
+        self.send()?;
+        let has_sent = self.unsent.start != start;
+        if self.is_over || !is_readable || !self.unsent.is_empty() {
+            return Ok(has_sent);
+        }
+        match recv(self.from, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => {
+                self.is_over = true;
+                // It fails if the other end has gone, which is seen there.
+                let _ = shutdown(self.to, rustix::net::Shutdown::Write);
+            }
+            Ok((len, _)) => {
+                self.unsent = 0..len;
+                self.send()?;
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(has_sent),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(self.to, &self.buffer[self.unsent.clone()], flags) {
+            Ok(len) => self.unsent.start += len,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// Passes bytes on both ways, and the end of each way, until both have ended.
+fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
+    let mut up = Direction::new(client, server);
+    let mut down = Direction::new(server, client);
+    let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
+    loop {
+        let is_readable = |flags: PollFlags| !flags.difference(PollFlags::OUT).is_empty();
+        let moved = [
+            up.advance(is_readable(of_client))?,
+            down.advance(is_readable(of_server))?,
+        ];
+        if up.is_over && down.is_over {
+            return Ok(());
+        }
+        if moved == [false; 2] {
+            // A hang-up is reported also while there is nothing to do about it.
+            thread::sleep(SHORT_PAUSE);
+        }
+        let mut polled = [
+            PollFd::from_borrowed_fd(client, interest(&up, &down)),
+            PollFd::from_borrowed_fd(server, interest(&down, &up)),
+        ];
+        match poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        [of_client, of_server] = polled.map(|polled| polled.revents());
+    }
+}
+
+/// What is to be waited for at the end where `outgoing` begins and `incoming` ends.
+fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
+    let mut flags = PollFlags::empty();
+    if !outgoing.is_over && outgoing.unsent.is_empty() {
+        flags |= PollFlags::IN;
+    }
+    if !incoming.unsent.is_empty() {
+        flags |= PollFlags::OUT;
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_first_bytes_are_one_of_two_words_or_neither() {
+        for (bytes, meaning) in [
+            ("", FirstBytes::Unclear),
+            ("r", FirstBytes::Unclear),
+            ("relay", FirstBytes::Unclear),
+            ("relay\n", FirstBytes::Relay),
+            ("relay\n1", FirstBytes::Relay),
+            ("relay\r\n", FirstBytes::Other),
+            ("cluster\r\n", FirstBytes::Cluster),
+            ("relays\n", FirstBytes::Other),
+            ("clu", FirstBytes::Unclear),
+            ("cluster", FirstBytes::Unclear),
+            ("cluster\n", FirstBytes::Cluster),
+            ("clusters", FirstBytes::Other),
+            ("l\nk\n0\n", FirstBytes::Other),
+            ("\n", FirstBytes::Other),
+            ("RELAY\n", FirstBytes::Other),
+        ] {
+            assert_eq!(first_bytes(bytes.as_bytes()), meaning, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_pump_passes_on_both_ways_and_both_ends() {
+        let (mut client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        // More than the sockets and the buffers take: the other end must read meanwhile.
+        let much = vec![b'x'; 1 << 20];
+        let len = much.len();
+        let mut writer = client.try_clone().expect("a descriptor");
+        let writing = thread::spawn(move || {
+            writer.write_all(&much).expect("a reader");
+            writer.shutdown(Shutdown::Write).expect("it is open");
+        });
+        let mut read = Vec::new();
+        server.read_to_end(&mut read).expect("the end");
+        assert_eq!(read.len(), len);
+        writing.join().expect("no panic");
+        // The other way is still open.
+        server.write_all(b"reply").expect("a reader");
+        drop(server);
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).expect("the end");
+        assert_eq!(reply, "reply");
+        assert!(pumping.join().expect("no panic").is_ok());
+    }
+}

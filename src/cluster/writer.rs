@@ -1,0 +1,255 @@
+//! The thread that writes the journal: it takes over from the server that was active before, and
+//! then writes batch after batch.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use log::{error, info};
+
+use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
+use super::journal::{Notes, Round, FENCE_RANGE};
+use super::record::{self, Names};
+use super::trouble::Trouble;
+use super::{is_planted, Office, Role, Term};
+use crate::arbiter::Arbiter;
+use crate::fence::source::fence_of_clock;
+use crate::sys::moment::Moment;
+use crate::table::{Change, Record};
+use crate::text::Escaped;
+use crate::token::Fence;
+
+/// Clients count their leases from the reply, mostly. If it comes later than this, the lease begins
+/// anew.
+const LATE: Duration = Duration::from_millis(100);
+
+/// How many holders are read at a time.
+const PAGE_LEN: usize = 1000;
+
+/// The pause after a request without an answer, and after one that etcd has refused.
+const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
+
+/// Writes the journal for one term.
+pub(super) struct Writer {
+    office: Arc<Office>,
+    arbiter: Arc<Arbiter>,
+    gateway: Gateway,
+    names: Names,
+    term: Term,
+    /// The version of the office's key that the next batch expects.
+    version: u64,
+    trouble: Trouble,
+}
+
+impl Writer {
+    pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> Writer {
+        Writer {
+            gateway: office.gateway(),
+            names: Names::new(&office.settings.prefix),
+            version: term.version,
+            office,
+            arbiter,
+            term,
+            trouble: Trouble::default(),
+        }
+    }
+
+    /// Takes over, and writes until the process ends.
+    pub(super) fn run(mut self) -> ! {
+        self.take_over();
+        let journal = Arc::clone(&self.office.journal);
+        loop {
+            let round = journal.next_round();
+            self.commit(&round.changes, round.reserve);
+            self.finish(&round);
+        }
+    }
+
+    fn finish(&self, round: &Round) {
+        if round.age() > LATE {
+            self.arbiter.begin_anew(&granted(&round.changes));
+        }
+        if self.office.journal.finish(round) {
+            self.arbiter.tokens_are_back();
+        }
+    }
+
+    /// Reads what the server before has left behind, and gives the holders their leases anew.
+    fn take_over(&mut self) {
+        let began = Instant::now();
+        let ceiling = self.insist(|gateway, names| gateway.get(&names.fence()));
+        let used = ceiling.and_then(|found| {
+            let used = record::decode_ceiling(&found.value);
+            if used.is_none() {
+                error!("bad-record key={}", Escaped(&found.key));
+            }
+            used
+        });
+        let records = self.read_holders();
+        let newest = records.last().map(|record| record.token.fence.0);
+        let beyond_used = used.max(newest).map_or(0, |fence| fence.saturating_add(1));
+        let first = beyond_used.max(fence_of_clock(SystemTime::now()));
+        let end = first.saturating_add(FENCE_RANGE);
+        self.commit(&[], Some(end));
+        self.office.journal.begin(first, end);
+        // A lease may be over before the last holder is restored.
+        let notes = Notes(Arc::clone(&self.office.journal));
+        self.arbiter.record_with(Box::new(notes));
+        for bad in self.arbiter.restore(&records) {
+            let name = self.names.holder(bad.token.fence);
+            error!("bad-record key={}", Escaped(&name));
+        }
+        let epoch = self.term.epoch;
+        self.office.become_a(Role::Active { epoch });
+        let (holders, fence) = (records.len(), Fence(first));
+        let took_ms = began.elapsed().as_millis();
+        info!("active epoch={epoch} holders={holders} fence={fence} took_ms={took_ms}");
+    }
+
+    /// The holders in etcd, in order of their fences. No other server writes them any more.
+    fn read_holders(&mut self) -> Vec<Record> {
+        let (mut next, end) = self.names.holders();
+        let mut records = Vec::new();
+        loop {
+            let page = self.insist(|gateway, _| gateway.range(&next, &end, PAGE_LEN));
+            for found in &page {
+                match self.names.decode(&found.key, &found.value) {
+                    Some(record) => records.push(record),
+                    None => error!("bad-record key={}", Escaped(&found.key)),
+                }
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE_LEN => {
+                    next = last.key.clone();
+                    next.push(0);
+                }
+                _ => return records,
+            }
+        }
+    }
+
+    /// Has a request carried out, however often it takes.
+    fn insist<T>(
+        &mut self,
+        mut request: impl FnMut(&mut Gateway, &Names) -> Result<T, EtcdFailure>,
+    ) -> T {
+        let began = Moment::now();
+        loop {
+            match request(&mut self.gateway, &self.names) {
+                Ok(done) => return done,
+                Err(failure) => self.bear(&failure, began),
+            }
+        }
+    }
+
+    /// Writes a batch, or asks a question if there is nothing to write. Returns when it is certain.
+    /// If this server is deposed, it starts over.
+    fn commit(&mut self, changes: &[Change], reserve: Option<u64>) {
+        let is_question = changes.is_empty() && reserve.is_none();
+        let body = self.body(changes, reserve, is_question);
+        let began = Moment::now();
+        loop {
+            match self.gateway.send_txn(&body) {
+                Ok(answer) if answer.succeeded => break,
+                // The comparisons failed because another copy of this batch was carried out.
+                Ok(answer) if !is_question && self.has_done(&answer) => break,
+                Ok(answer) => self.deposed(&answer),
+                Err(failure) => {
+                    self.bear(&failure, began);
+                    self.stretch_leases(changes);
+                }
+            }
+        }
+        self.version += u64::from(!is_question);
+    }
+
+    fn body(&self, changes: &[Change], reserve: Option<u64>, is_question: bool) -> String {
+        let leader = self.names.leader();
+        let mut compare = Vec::new();
+        if !is_planted("no-epoch") {
+            compare.push(etcd::is_created(&leader, self.term.epoch));
+        }
+        if !is_planted("no-batch-number") {
+            compare.push(etcd::is_version(&leader, self.version));
+        }
+        let mut then: Vec<String> = changes
+            .iter()
+            .map(|change| self.operation(change))
+            .collect();
+        if let Some(end) = reserve {
+            let ceiling = end.saturating_sub(1).to_string();
+            then.push(etcd::put(&self.names.fence(), ceiling.as_bytes(), 0));
+        }
+        then.push(match is_question {
+            // Without an operation, a member would answer from its own memory.
+            true => etcd::look_up(&leader),
+            false => {
+                let address = self.office.settings.advertise.as_bytes();
+                etcd::put(&leader, address, self.term.lease)
+            }
+        });
+        etcd::txn_body(&compare.join(","), &then.join(","), &etcd::look_up(&leader))
+    }
+
+    fn operation(&self, change: &Change) -> String {
+        let name = self.names.holder(change.fence());
+        match change {
+            Change::Held(record) => etcd::put(&name, record::encode(record).as_bytes(), 0),
+            Change::Ended(_) => etcd::delete(&name),
+        }
+    }
+
+    /// Keeps leases from ending before their holders have been told of them.
+    fn stretch_leases(&self, changes: &[Change]) {
+        let mut fences = granted(changes);
+        fences.extend(self.office.journal.pending_grants());
+        self.arbiter.begin_anew(&fences);
+    }
+
+    fn has_done(&self, answer: &TxnAnswer) -> bool {
+        answer.found.first().is_some_and(|leader| {
+            leader.create_revision == self.term.epoch && leader.version == self.version + 1
+        })
+    }
+
+    fn deposed(&self, answer: &TxnAnswer) -> ! {
+        match answer.found.first() {
+            None => self.office.start_over("the office is vacant"),
+            Some(leader) if leader.create_revision == self.term.epoch => {
+                let (found, own) = (leader.version, self.version);
+                error!(
+                    "foreign-batch epoch={} found={found} expected={own}",
+                    self.term.epoch
+                );
+                self.office
+                    .start_over("another has written under this epoch")
+            }
+            Some(_) => self.office.start_over("another server is active"),
+        }
+    }
+
+    /// Bears a failure for a while. If it may have cost the office, the server starts over.
+    fn bear(&mut self, failure: &EtcdFailure, began: Moment) {
+        let held_back = self.office.journal.held_back();
+        self.trouble.report(failure, held_back);
+        if matches!(failure, EtcdFailure::Refused { code, .. } if *code == etcd::NOT_FOUND) {
+            self.office.start_over("the office's lease is over");
+        }
+        if began.elapsed() > self.office.settings.ttl {
+            self.office.start_over("etcd has not answered for too long");
+        }
+        thread::sleep(match failure {
+            EtcdFailure::NoAnswer { .. } => PAUSE,
+            EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
+        });
+    }
+}
+
+/// The fences of the grants among changes.
+fn granted(changes: &[Change]) -> Vec<Fence> {
+    let held = changes
+        .iter()
+        .filter(|change| matches!(change, Change::Held(_)));
+    held.map(Change::fence).collect()
+}

@@ -1,0 +1,192 @@
+//! The options of a server that is one of several on one etcd: latchd(8), CLUSTER.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+use crate::cli::arguments::Origins;
+use crate::cli::values::{digits, invalid};
+use crate::cluster::{ClusterSettings, Member};
+
+use super::options::{exclusive, Options, CLUSTER};
+use super::read_secret_file;
+
+/// What the options say, before any file is read.
+#[derive(Debug)]
+pub(super) struct ClusterOptions {
+    settings: ClusterSettings,
+    /// The user, and the file with the password.
+    user: Option<(String, PathBuf)>,
+}
+
+impl ClusterOptions {
+    /// Checks the options; `None` without `--etcd`. `inherits` says that LISTEN_FDS names sockets
+    /// for this process.
+    pub(super) fn resolve(
+        options: &Options,
+        origins: &Origins,
+        inherits: bool,
+    ) -> Result<Option<ClusterOptions>, String> {
+        let Some(list) = &options.etcd else {
+            let stray = CLUSTER.iter().find_map(|option| origins.get(option));
+            return stray.map_or(Ok(None), |stray| Err(format!("{stray}: needs --etcd")));
+        };
+        let etcd = origins.get("--etcd").unwrap_or("--etcd");
+        refuse_rivals(options, origins, inherits, etcd)?;
+        refuse_tls(origins)?;
+        let members = members(list, etcd)?;
+        Ok(Some(ClusterOptions {
+            user: user(options, origins)?,
+            settings: ClusterSettings {
+                members,
+                advertise: advertise(options, origins)?,
+                prefix: options.etcd_prefix.clone(),
+                ttl: options.etcd_ttl,
+                user: None,
+            },
+        }))
+    }
+
+    /// Reads the password.
+    pub(super) fn settings(self) -> Result<ClusterSettings, String> {
+        let user = self.user.map(|(name, file)| {
+            let password = read_secret_file("etcd password", &file)?;
+            Ok::<_, String>((name, password))
+        });
+        Ok(ClusterSettings {
+            user: user.transpose()?,
+            ..self.settings
+        })
+    }
+}
+
+/// Refuses what does not fit a server that is one of several: its fences are kept in etcd, it runs
+/// all the time, and the others must find it.
+fn refuse_rivals(
+    options: &Options,
+    origins: &Origins,
+    inherits: bool,
+    etcd: &str,
+) -> Result<(), String> {
+    let rivals = [
+        ("--fence-state-file", options.fence_state_file.is_some()),
+        ("--inetd", options.inetd),
+        ("--idle-exit", options.idle_exit.is_some()),
+        // A standby that passes a connection on speaks first, and in clear.
+        #[cfg(feature = "tls")]
+        ("--tls-cert", options.tls_cert.is_some()),
+        #[cfg(feature = "tls")]
+        ("--tls-self-signed", options.tls_self_signed.is_some()),
+    ];
+    let rival = rivals.iter().find(|(_, is_given)| *is_given);
+    if let Some((rival, _)) = rival {
+        return Err(exclusive(origins.get(rival).unwrap_or(rival), etcd));
+    }
+    if inherits {
+        return Err(exclusive(etcd, "LISTEN_FDS"));
+    }
+    match options.port {
+        Some(1..) => Ok(()),
+        _ => {
+            let port = origins.get("--port").unwrap_or("--port");
+            Err(format!(
+                "{port}: a server with --etcd needs a port of its own"
+            ))
+        }
+    }
+}
+
+/// Refuses TLS to etcd, which no build can do.
+fn refuse_tls(origins: &Origins) -> Result<(), String> {
+    let tls = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
+    let [cert, key] = [tls[1], tls[2]].map(|option| origins.get(option));
+    match (tls.iter().find_map(|option| origins.get(option)), cert, key) {
+        (None, ..) => Ok(()),
+        (_, Some(one), None) | (_, None, Some(one)) => Err(format!(
+            "{one}: both --etcd-cert and --etcd-key must be provided"
+        )),
+        (Some(origin), ..) => Err(needs_tls(origin)),
+    }
+}
+
+fn needs_tls(what: &str) -> String {
+    match cfg!(feature = "tls") {
+        true => format!("{what}: latchd does not speak TLS with etcd yet; use a tunnel"),
+        false => format!("{what}: needs a build with --features tls"),
+    }
+}
+
+/// The members of etcd in a list with commas.
+fn members(list: &str, origin: &str) -> Result<Vec<Member>, String> {
+    let member = |text: &str| {
+        if text.starts_with("https://") {
+            return Err(needs_tls(&format!("{origin}: {text}")));
+        }
+        let wrong = || invalid(text, origin, "expected HOST:PORT or https://HOST:PORT");
+        let (host, port) = host_and_port(text).ok_or_else(wrong)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        Ok(Member {
+            host: host.to_owned(),
+            port,
+        })
+    };
+    list.split(',').map(|text| member(text.trim())).collect()
+}
+
+/// Where the other servers reach this one.
+fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
+    let Some(text) = &options.advertise else {
+        let port = options.port.unwrap_or_default();
+        if options.host.is_loopback() || options.host.is_unspecified() {
+            return Err(format!(
+                "--advertise: expected with --etcd where --host is {}: the other servers cannot \
+                 reach that",
+                options.host
+            ));
+        }
+        return Ok(SocketAddr::new(options.host, port).to_string());
+    };
+    let origin = origins.get("--advertise").unwrap_or("--advertise");
+    let is_somewhere = |host: &str| {
+        let ip = host.trim_start_matches('[').trim_end_matches(']').parse();
+        !ip.as_ref().is_ok_and(IpAddr::is_unspecified)
+    };
+    match host_and_port(text.trim()) {
+        Some((host, port)) if is_somewhere(host) => Ok(format!("{host}:{port}")),
+        _ => Err(invalid(
+            text,
+            origin,
+            "expected HOST:PORT, where the other servers reach this one",
+        )),
+    }
+}
+
+/// A name, an address of IPv4 or one of IPv6 in brackets, and a port.
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let is_name = |host: &str| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        (1..=253).contains(&host.len()) && host.chars().all(is_part)
+    };
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let is_host = match bare {
+        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
+        None => is_name(host),
+    };
+    let port = digits(port).filter(|port| *port > 0)?;
+    is_host.then_some((host, port))
+}
+
+fn user(options: &Options, origins: &Origins) -> Result<Option<(String, PathBuf)>, String> {
+    let one_alone = |option: &str| {
+        let origin = origins.get(option).unwrap_or(option);
+        format!("{origin}: both --etcd-user and --etcd-password-file must be provided")
+    };
+    match (&options.etcd_user, &options.etcd_password_file) {
+        (None, None) => Ok(None),
+        (Some(user), Some(file)) => Ok(Some((user.clone(), file.clone()))),
+        (Some(_), None) => Err(one_alone("--etcd-user")),
+        (None, Some(_)) => Err(one_alone("--etcd-password-file")),
+    }
+}

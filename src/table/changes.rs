@@ -1,0 +1,201 @@
+//! What becomes of holders, noted for a journal; and the holders that a journal brings back.
+
+use std::time::{Duration, Instant};
+
+use super::connection::ConnectionEntry;
+use super::numbers::NumberMap;
+use super::place::{Place, PlaceId, PlaceState};
+use super::types::{Ask, ConnId, Key, Kind, Limit};
+use super::LockTable;
+use crate::token::{Fence, Token};
+
+/// The connection of the holders that a journal has brought back, until their clients come.
+const ORPHANS: ConnId = ConnId(0);
+
+/// A change that whatever knows of the holders must be told, in the order of the changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A slot is granted, or its lease was renewed for a longer time than ever before.
+    Held(Record),
+    /// The slot with this fence is held no more.
+    Ended(Fence),
+}
+
+impl Change {
+    /// Whose change it is.
+    pub fn fence(&self) -> Fence {
+        match self {
+            Change::Held(record) => record.token.fence,
+            Change::Ended(fence) => *fence,
+        }
+    }
+}
+
+/// A holder, as a journal knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it holds.
+    pub key: Key,
+    /// Used as this.
+    pub kind: Kind,
+    /// With this limit.
+    pub limit: Limit,
+    /// Its credential.
+    pub token: Token,
+    /// The longest lease that it was ever granted.
+    pub lease: Duration,
+}
+
+/// What has changed since the changes were last taken.
+#[derive(Default)]
+pub(super) struct Noted {
+    changes: Vec<Change>,
+    /// The longest lease of each holder that was renewed for a longer time than it was granted.
+    longest: NumberMap<Fence, Duration>,
+}
+
+impl LockTable {
+    /// Notes changes from now on, for [`LockTable::changes`]. The caller must take them out.
+    pub fn note_changes(&mut self) {
+        self.noted.get_or_insert_default();
+    }
+
+    /// The changes since they were last taken out; `None` unless they are noted.
+    pub fn changes(&mut self) -> Option<&mut Vec<Change>> {
+        self.noted.as_mut().map(|noted| &mut noted.changes)
+    }
+
+    /// Brings back a holder that no connection has granted to it, with its lease beginning now; the
+    /// caps do not apply. Call it with rising fences. `false` if it contradicts the other holders.
+    pub fn restore(&mut self, record: &Record, now: Instant) -> bool {
+        let Record { kind, limit, .. } = *record;
+        let fence = record.token.fence;
+        let ask = Ask {
+            key: record.key.as_str(),
+            kind,
+            limit,
+            lease: record.lease,
+        };
+        let key = match self.names.get(&record.key) {
+            Some(key) => *key,
+            None => self.insert_key(&ask, now),
+        };
+        let queue = &mut self.keys[key];
+        let last = queue.holders.last();
+        let is_next = last.is_none_or(|last| self.places[last].fence() < Some(fence));
+        if !is_next || queue.agree(kind, limit).is_err() || !queue.has_free_slot() {
+            return false;
+        }
+        if queue.is_idle() {
+            self.idle.remove(&mut self.keys, key);
+        }
+        let place = self.places.insert(Place {
+            conn: ORPHANS,
+            key,
+            lease: record.lease,
+            salt: record.token.salt,
+            state: PlaceState::held(fence),
+            since: now,
+            is_told: true,
+            is_enqueued: false,
+        });
+        self.give(place, ORPHANS, now);
+        // The journal knows it already.
+        let noted = self.noted.take();
+        self.hold(place, fence, now);
+        self.noted = noted;
+        true
+    }
+
+    /// Makes a holder that was brought back that of a connection, whose client has its token.
+    pub fn adopt(&mut self, fence: Fence, conn: ConnId, now: Instant) {
+        let Some(id) = self.holders.get(&fence).copied() else {
+            return;
+        };
+        if self.places[id].conn != ORPHANS {
+            return;
+        }
+        if let Some(orphans) = self.conns.get_mut(&ORPHANS) {
+            orphans.held.remove(&mut self.places, id);
+            orphans.count -= 1;
+        }
+        self.places[id].conn = conn;
+        self.give(id, conn, now);
+    }
+
+    /// How many holders were brought back whose clients have not come.
+    pub fn orphan_count(&self) -> usize {
+        self.connection_count(ORPHANS)
+    }
+
+    /// Starts the leases of holders anew, if they are not over.
+    pub fn begin_anew(&mut self, fences: &[Fence], now: Instant) {
+        for fence in fences {
+            let Some(id) = self.holders.get(fence).copied() else {
+                continue;
+            };
+            let expires_at = self.leases.expires_at(&self.places, id);
+            let anew = now + self.places[id].lease;
+            if now < expires_at && expires_at < anew {
+                self.leases.extend(&mut self.places, id, anew);
+            }
+        }
+    }
+
+    /// Adds a slot whose token the client knows to those of a connection.
+    fn give(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
+        let entry = self
+            .conns
+            .entry(conn)
+            .or_insert_with(|| ConnectionEntry::new(now));
+        entry.held.push(&mut self.places, id);
+        entry.count += 1;
+    }
+
+    /// Notes that a place holds, or that its lease was renewed.
+    pub(super) fn note_held(&mut self, id: PlaceId, lease: Duration) {
+        let Some(noted) = &mut self.noted else {
+            return;
+        };
+        let place = &self.places[id];
+        let Some(fence) = place.fence() else {
+            return;
+        };
+        let queue = &self.keys[place.key];
+        noted.changes.push(Change::Held(Record {
+            key: queue.key.clone(),
+            kind: queue.kind,
+            limit: queue.limit,
+            token: Token {
+                fence,
+                salt: place.salt,
+            },
+            lease,
+        }));
+    }
+
+    /// Notes that a lease was renewed, if that is for a longer time than ever before.
+    pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
+        let Some(noted) = &mut self.noted else {
+            return;
+        };
+        let place = &self.places[id];
+        let Some(fence) = place.fence() else {
+            return;
+        };
+        let longest = noted.longest.get(&fence).copied().unwrap_or(place.lease);
+        if lease > longest {
+            noted.longest.insert(fence, lease);
+            self.note_held(id, lease);
+        }
+    }
+
+    /// Notes that a holder holds no more.
+    pub(super) fn note_ended(&mut self, fence: Fence) {
+        if let Some(noted) = &mut self.noted {
+            noted.longest.remove(&fence);
+            super::shrink(&mut noted.longest);
+            noted.changes.push(Change::Ended(fence));
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The changes that a journal is told, and the holders that it brings back.
+
+use super::*;
+
+impl World {
+    fn journalled() -> World {
+        let mut world = World::new();
+        world.table.note_changes();
+        world
+    }
+
+    /// The changes since the last call, in short: `+fence lease` and `-fence`.
+    fn changes(&mut self) -> Vec<String> {
+        let changes = self.table.changes().map(std::mem::take);
+        let describe = |change: &Change| match change {
+            Change::Held(record) => {
+                format!("+{} {}", record.token.fence, record.lease.as_secs())
+            }
+            Change::Ended(fence) => format!("-{fence}"),
+        };
+        changes.iter().flatten().map(describe).collect()
+    }
+
+    fn restore(&mut self, key: &str, kind: Kind, limit: u32, fence: u64) -> bool {
+        let record = Record {
+            key: Key::from(key),
+            kind,
+            limit: Limit::new(limit).expect("a limit above zero"),
+            token: token(fence),
+            lease: secs(10),
+        };
+        let is_restored = self.table.restore(&record, self.now);
+        self.check();
+        is_restored
+    }
+}
+
+#[test]
+fn changes_are_noted_only_if_they_are_wanted() {
+    let mut world = World::new();
+    world.held(1, "k");
+    assert_eq!(world.table.changes(), None);
+}
+
+#[test]
+fn every_change_of_holders_is_noted_in_order() {
+    let mut world = World::journalled();
+    let first = world.held(1, "k");
+    assert_eq!(world.changes(), ["+1 10"]);
+    let waiter = world.queued(2, "k");
+    let given_up = world.queued(3, "k");
+    world.cancel(given_up);
+    assert_eq!(world.changes(), [""; 0]);
+    world.release("k", first).expect("it is held");
+    assert_eq!(world.changes(), ["-1", "+2 10"]);
+    world.collected(waiter);
+    world.advance(secs(10));
+    world.expire();
+    assert_eq!(world.changes(), ["-2"]);
+    world.held(4, "k");
+    world.enqueue(4, "other");
+    world.disconnect(4, Holdings::Release);
+    assert_eq!(world.changes(), ["+3 10", "+4 10", "-3", "-4"]);
+    world.held(5, "k");
+    assert!(world.table.break_grant("k", Fence(5), world.now));
+    assert_eq!(world.changes(), ["+5 10", "-5"]);
+}
+
+#[test]
+fn a_renewal_is_noted_if_it_is_longer_than_any_before() {
+    let mut world = World::journalled();
+    let token = world.held(1, "k");
+    for (lease, noted) in [
+        (10, &[][..]),
+        (5, &[]),
+        (20, &["+1 20"]),
+        (20, &[]),
+        (15, &[]),
+        (21, &["+1 21"]),
+    ] {
+        world.renew("k", token, lease).expect("it is held");
+        let changes = world.changes();
+        let changes = changes
+            .strip_prefix(&["+1 10".to_owned()])
+            .unwrap_or(&changes);
+        assert_eq!(changes, noted, "{lease}");
+    }
+}
+
+#[test]
+fn a_restored_holder_holds_for_its_whole_lease() {
+    let mut world = World::new();
+    assert!(world.restore("k", Kind::Lock, 1, 7));
+    assert_eq!(world.table.orphan_count(), 1);
+    let waiter = world.queued(1, "k");
+    world.advance(secs(9));
+    assert!(world.is_held("k", token(7)));
+    assert_eq!(world.collect(waiter), None);
+    world.advance(secs(1));
+    assert!(!world.is_held("k", token(7)));
+    world.collected(waiter);
+    assert_eq!(world.table.orphan_count(), 0);
+}
+
+#[test]
+fn the_end_of_a_restored_holder_is_noted_and_its_begin_is_not() {
+    let mut world = World::journalled();
+    assert!(world.restore("k", Kind::Lock, 1, 7));
+    assert_eq!(world.changes(), [""; 0]);
+    world.advance(secs(10));
+    world.expire();
+    assert_eq!(world.changes(), ["-7"]);
+}
+
+#[test]
+fn caps_do_not_keep_a_holder_from_being_restored() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 1,
+        ..NO_CAPS
+    });
+    let restored = (1..=3).map(|fence| {
+        let record = Record {
+            key: Key::from("k"),
+            kind: Kind::Semaphore,
+            limit: Limit::new(5).expect("above zero"),
+            token: token(fence),
+            lease: secs(10),
+        };
+        world.table.restore(&record, world.now)
+    });
+    assert!(restored
+        .collect::<Vec<_>>()
+        .iter()
+        .all(|is_restored| *is_restored));
+    assert!(world.table.has_holders());
+}
+
+#[test]
+fn a_holder_that_contradicts_others_is_not_restored() {
+    let mut world = World::new();
+    assert!(world.restore("lock", Kind::Lock, 1, 2));
+    assert!(!world.restore("lock", Kind::Lock, 1, 3));
+    assert!(!world.restore("lock", Kind::Semaphore, 2, 4));
+    assert!(world.restore("slots", Kind::Semaphore, 3, 5));
+    assert!(!world.restore("slots", Kind::Semaphore, 2, 6));
+    assert!(!world.restore("slots", Kind::Semaphore, 3, 5));
+    assert!(world.restore("slots", Kind::Semaphore, 3, 7));
+    assert_eq!(world.table.orphan_count(), 3);
+}
+
+#[test]
+fn an_orphan_is_adopted_once() {
+    let mut world = World::new();
+    assert!(world.restore("k", Kind::Lock, 1, 7));
+    world.table.adopt(Fence(7), ConnId(1), world.now);
+    world.check();
+    assert_eq!(world.table.orphan_count(), 0);
+    world.table.adopt(Fence(7), ConnId(2), world.now);
+    world.disconnect(2, Holdings::Release);
+    assert!(world.is_held("k", token(7)));
+    world.disconnect(1, Holdings::Release);
+    assert!(!world.is_held("k", token(7)));
+}
+
+#[test]
+fn an_unknown_holder_is_not_adopted() {
+    let mut world = World::new();
+    let token = world.held(1, "k");
+    world.table.adopt(Fence(99), ConnId(2), world.now);
+    world.table.adopt(token.fence, ConnId(2), world.now);
+    world.check();
+    world.disconnect(2, Holdings::Release);
+    assert!(world.is_held("k", token));
+}
+
+#[test]
+fn an_adopted_orphan_may_be_released_by_its_token() {
+    let mut world = World::journalled();
+    assert!(world.restore("k", Kind::Lock, 1, 7));
+    assert!(world.restore("l", Kind::Lock, 1, 8));
+    world.table.adopt(Fence(7), ConnId(1), world.now);
+    world.release("k", token(7)).expect("it is held");
+    world.release("l", token(8)).expect("it is held");
+    world.check();
+    assert!(!world.table.has_holders());
+}
+
+#[test]
+fn a_lease_begins_anew_unless_it_is_over_or_longer() {
+    let mut world = World::new();
+    let [late, over] = ["late", "over"].map(|key| world.held(1, key));
+    let long = world.held(1, "long");
+    world.renew("long", long, 60).expect("it is held");
+    world.renew("over", over, 1).expect("it is held");
+    world.advance(secs(5));
+    let fences = [late.fence, over.fence, long.fence, Fence(99)];
+    world.table.begin_anew(&fences, world.now);
+    world.check();
+    assert!(!world.is_held("over", over));
+    world.advance(secs(9));
+    assert!(world.is_held("late", late));
+    world.advance(secs(1));
+    assert!(!world.is_held("late", late));
+    world.advance(secs(44));
+    assert!(world.is_held("long", long));
+}
+
+#[test]
+fn the_changes_always_lead_to_the_holders() {
+    let mut random: u64 = 0x1234_5678_9abc_def1;
+    let mut below = |end: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 11) % end
+    };
+    let mut world = World::journalled();
+    let mut journal = BTreeSet::new();
+    let mut newest = 0;
+    for step in 0..20_000 {
+        let (conn, key) = (1 + below(6), ["a", "b", "c"][below(3) as usize]);
+        match below(8) {
+            0 | 1 => drop(world.slot(conn, key, 2)),
+            2 => drop(world.enqueue(conn, key)),
+            3 => drop(world.try_wait(conn, key)),
+            4 => {
+                let fence = newest.max(5) - below(5);
+                world.table.break_grant(key, Fence(fence), world.now);
+            }
+            5 => drop(world.renew(key, token(newest), 1 + below(30))),
+            6 => world.disconnect(conn, Holdings::Release),
+            _ => {
+                world.advance(secs(below(4)));
+                world.expire();
+            }
+        }
+        for change in std::mem::take(world.table.changes().expect("they are noted")) {
+            let fence = change.fence();
+            match change {
+                Change::Held(_) => journal.insert(fence),
+                Change::Ended(_) => journal.remove(&fence),
+            };
+            newest = newest.max(fence.0);
+        }
+        let holders: BTreeSet<Fence> = world.table.holders.keys().copied().collect();
+        assert_eq!(journal, holders, "{step}");
+    }
+    assert!(newest > 1000);
+}

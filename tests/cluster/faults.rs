@@ -1,0 +1,374 @@
+//! Single faults, at the worst moment. Each is also played to a server with a planted fault, to see
+//! that the test would find it.
+
+use std::time::{Duration, Instant};
+
+use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER};
+use crate::proxy::{Fate, Proxy};
+use crate::support::needs::needs;
+use crate::support::{eventually, Event, Signal};
+
+/// Longer than an answer takes, and shorter than the TTL.
+const A_WHILE: Duration = Duration::from_millis(1500);
+
+/// Faults are planted only in builds for tests.
+fn can_plant() -> bool {
+    cfg!(debug_assertions)
+}
+
+fn is_batch(request: &str) -> bool {
+    request.starts_with("POST /v3/kv/txn") && request.contains("request_put")
+}
+
+/// Has a batch arrive after its second copy, and returns what is left in the journal.
+fn ghosts(fault: Option<&str>) -> Vec<String> {
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let endpoints = format!("{},{}", proxy.endpoint(), etcd.endpoints());
+    let server = Server::start_at(free_port(), &endpoints, &[], fault);
+    server.wait_until_active(1);
+    let mut client = server.connect();
+    proxy.decide(|request| match is_batch(request) {
+        true => Fate::Hold,
+        false => Fate::Pass,
+    });
+    let grant = client.acquire_for("late", 0, 60);
+    assert_eq!(client.request("r", "late", &grant.token), "ok");
+    assert_eq!(proxy.held_count(), 1);
+    proxy.deliver();
+    etcd.holders("latchd")
+}
+
+#[test]
+fn a_batch_that_arrives_late_leaves_no_ghost() {
+    needs!("etcd", "etcdctl");
+    assert_eq!(ghosts(None), Vec::<String>::new());
+}
+
+#[test]
+fn the_missing_check_of_the_batch_number_is_found() {
+    needs!("etcd", "etcdctl");
+    if can_plant() {
+        assert_eq!(ghosts(Some("no-batch-number")).len(), 1);
+    }
+}
+
+/// Kills a server whose batches do not arrive. Returns whether it has answered a claim, and whether
+/// the successor grants the same key.
+fn answered_and_granted_again(fault: Option<&str>) -> (bool, bool) {
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::start_at(free_port(), &proxy.endpoint(), &[], fault);
+    server.wait_until_active(1);
+    proxy.decide(|request| match is_batch(request) {
+        true => Fate::Drop,
+        false => Fate::Pass,
+    });
+    let mut client = server.connect();
+    client.send("l\nk\n0 60\n");
+    let answer = client.try_line(A_WHILE);
+    assert_eq!(server.connect().request("ping", "_", "_"), "ok");
+    server.kill();
+    let successor = Server::active(&etcd.endpoints(), &[]);
+    let again = successor.connect().request("l", "k", "0");
+    (answer.is_some(), again.starts_with("ok "))
+}
+
+#[test]
+fn a_claim_is_not_answered_before_it_is_in_the_journal() {
+    needs!("etcd", "etcdctl");
+    assert_eq!(answered_and_granted_again(None), (false, true));
+}
+
+#[test]
+fn a_reply_before_the_journal_has_it_is_found() {
+    needs!("etcd", "etcdctl");
+    if can_plant() {
+        let fault = Some("reply-before-journal");
+        assert_eq!(answered_and_granted_again(fault), (true, true));
+    }
+}
+
+/// Stops an active server until another one is, and has as many batches written by that. Returns
+/// what the first one says to a holder afterwards.
+fn word_of_the_deposed(fault: Option<&str>) -> Event {
+    let etcd = Etcd::start(1);
+    let first = Server::start_at(free_port(), &etcd.endpoints(), &[], fault);
+    first.wait_until_active(1);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 120);
+    first.daemon.signal(Signal::STOP);
+    let second = Server::active(&etcd.endpoints(), &[]);
+    let mut client = second.connect();
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    holder.send(&format!("n\nk\n{} 120\n", grant.token));
+    first.daemon.signal(Signal::CONT);
+    holder.next_event(TAKE_OVER)
+}
+
+#[test]
+fn a_deposed_server_confirms_no_lock() {
+    needs!("etcd", "etcdctl");
+    let word = word_of_the_deposed(None);
+    assert!(matches!(word, Event::Eof | Event::Reset), "{word:?}");
+}
+
+#[test]
+fn the_missing_check_of_the_epoch_is_found() {
+    needs!("etcd", "etcdctl");
+    if can_plant() {
+        let word = word_of_the_deposed(Some("no-epoch"));
+        assert_eq!(word, Event::Line(b"ok 120".to_vec()));
+    }
+}
+
+#[test]
+fn lost_and_doubled_answers_cost_no_office() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    // From the first request on: leases and the election, too.
+    let mut count = 0;
+    proxy.decide(move |request| {
+        count += 1;
+        match count % 3 {
+            _ if request.starts_with("POST /v3/watch") => Fate::Pass,
+            0 => Fate::LoseAnswer,
+            1 => Fate::Pass,
+            _ => Fate::Double,
+        }
+    });
+    let server = Server::active(&proxy.endpoint(), &[]);
+    let mut client = server.connect();
+    for round in 0..30 {
+        let grant = client.acquire_for("k", 0, 60);
+        assert_eq!(renew(&mut client, "k", &grant), "ok 60");
+        let held = client.acquire_for(&format!("k{round}"), 0, 60);
+        assert_eq!(client.request("r", "k", &grant.token), "ok");
+        if round % 2 == 0 {
+            let key = format!("k{round}");
+            assert_eq!(client.request("r", &key, &held.token), "ok");
+        }
+    }
+    assert_eq!(etcd.holders("latchd").len(), 15);
+    assert!(
+        !server.daemon.log().contains("deposed"),
+        "{}",
+        server.daemon.log()
+    );
+}
+
+#[test]
+fn a_cut_longer_than_the_ttl_ends_the_connections() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let first = Server::active(&proxy.endpoint(), &[]);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 120);
+    proxy.decide(|_| Fate::Drop);
+    holder.send(&format!("n\nk\n{} 120\n", grant.token));
+    assert_eq!(first.connect().request("ping", "_", "_"), "ok");
+    let end = holder.next_event(TAKE_OVER);
+    assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    first.wait_for("deposed", 1);
+    proxy.decide(|_| Fate::Pass);
+    first.wait_until_active(2);
+    assert_eq!(renew(&mut first.connect(), "k", &grant), "ok 120");
+}
+
+#[test]
+fn a_cut_shorter_than_the_ttl_only_delays() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let held = client.acquire_for("held", 0, 60);
+    proxy.decide(|_| Fate::Drop);
+    client.send("l\nk\n0 1\n");
+    client.nothing_within(A_WHILE);
+    server.wait_for("etcd-unavailable member=127.0.0.1:", 1);
+    proxy.decide(|_| Fate::Pass);
+    let reply = client.line();
+    assert!(reply.starts_with("ok "), "{reply}");
+    assert_eq!(renew(&mut client, "held", &held), "ok 60");
+    assert!(!server.daemon.log().contains("deposed"));
+}
+
+#[test]
+fn the_loss_of_members_is_survived() {
+    needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(3);
+    let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let held = client.acquire_for("held", 0, 120);
+    // Each in turn: one of them leads.
+    for at in 0..3 {
+        etcd.members[at].kill();
+        client.acquire_for(&format!("k{at}"), 0, 120);
+        etcd.members[at].restart();
+        etcd.wait_until_healthy();
+    }
+    for at in 0..3 {
+        etcd.members[at].signal(Signal::STOP);
+        client.acquire_for(&format!("l{at}"), 0, 120);
+        etcd.members[at].signal(Signal::CONT);
+    }
+    // Without a majority, nothing is granted.
+    etcd.members[0].kill();
+    etcd.members[1].kill();
+    client.send("l\nlast\n0 120\n");
+    client.nothing_within(A_WHILE);
+    etcd.members[0].restart();
+    let granted = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&granted, Event::Line(line) if line.starts_with(b"ok ")),
+        "{granted:?}"
+    );
+    assert_eq!(renew(&mut client, "held", &held), "ok 120");
+    assert!(!server.daemon.log().contains("deposed"));
+    let is_complete = || etcd.holders("latchd").len() == 8;
+    eventually(TAKE_OVER, "the journal has all holders", is_complete);
+}
+
+#[test]
+fn a_user_who_may_write_the_prefix_is_enough() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission locks readwrite latchd/ latchd0",
+        "user add latchd:password",
+        "user grant-role latchd locks",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert!(etcd.ctl(&words).is_some(), "{command}");
+    }
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = |content: &str| {
+        let path = directory.path().join(content);
+        std::fs::write(&path, content).expect("there is room");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).expect("it is ours");
+        path.to_string_lossy().into_owned()
+    };
+    let (right, wrong) = (file("password"), file("wrong"));
+    let user = ["--etcd-user", "latchd", "--etcd-password-file"];
+    let refused = Server::start(&etcd.endpoints(), &[&user[..], &[&wrong]].concat());
+    refused.wait_for("etcd-auth-refused", 1);
+    let server = Server::active(&etcd.endpoints(), &[&user[..], &[&right]].concat());
+    let mut client = server.connect();
+    let grant = client.acquire_for("k", 0, 60);
+    server.kill();
+    let again = Server::start_at(
+        server.port,
+        &etcd.endpoints(),
+        &[&user[..], &[&right]].concat(),
+        None,
+    );
+    again.wait_until_active(1);
+    let mut client = again.connect();
+    assert_eq!(renew(&mut client, "k", &grant), "ok 60");
+    again.daemon.signal(Signal::TERM);
+    again.wait_for("draining", 1);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    again.wait_for("resigned", 1);
+}
+
+#[test]
+fn a_full_etcd_is_named_and_recovers() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1000000"]);
+    let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let grant = client.acquire_for("k", 0, 300);
+    let filler = "x".repeat(100_000);
+    let is_full = || etcd.ctl(&["put", "filler", &filler]).is_none();
+    eventually(TAKE_OVER, "etcd is full", is_full);
+    client.send("l\nother\n0 300\n");
+    server.wait_for("etcd-full", 1);
+    client.nothing_within(Duration::from_millis(200));
+    let listed = etcd
+        .ctl(&["get", "filler", "-w", "fields"])
+        .expect("etcd answers");
+    let revision = listed
+        .lines()
+        .find_map(|line| line.strip_prefix("\"Revision\" : "));
+    for command in [
+        &["compact", revision.expect("it has one")][..],
+        &["defrag"],
+        &["alarm", "disarm"],
+    ] {
+        assert!(etcd.ctl(command).is_some(), "{command:?}");
+    }
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
+}
+
+#[test]
+fn a_grant_that_is_told_late_has_its_whole_lease() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let mut other = server.connect();
+    assert_eq!(other.request("ping", "_", "_"), "ok");
+    proxy.decide(|_| Fate::Drop);
+    client.send("l\nk\n0 4\n");
+    client.nothing_within(Duration::from_secs(2));
+    proxy.decide(|_| Fate::Pass);
+    let reply = client.line();
+    let told = Instant::now();
+    assert!(reply.ends_with(" 4"), "{reply}");
+    other.acquire("k", 60);
+    // Without this, two seconds would be left.
+    let lasted = told.elapsed();
+    assert!(lasted > Duration::from_secs(3), "{lasted:?}");
+}
+
+#[test]
+fn no_lease_ends_before_its_holder_is_told() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    let mut client = server.connect();
+    let mut other = server.connect();
+    proxy.decide(|_| Fate::Drop);
+    client.send("l\nk\n0 3\n");
+    client.nothing_within(Duration::from_millis(100));
+    other.send("l\nk\n60 60\n");
+    other.nothing_within(Duration::from_secs(5));
+    proxy.decide(|_| Fate::Pass);
+    assert!(client.line().starts_with("ok "));
+    other.nothing_within(Duration::from_millis(1500));
+    assert!(other.line().starts_with("ok "));
+}
+
+#[test]
+fn a_server_waits_for_etcd_and_passes_over_the_dead() {
+    needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(1);
+    etcd.members[0].kill();
+    let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
+    let server = Server::start(&endpoints, &[]);
+    server.wait_for("etcd-unavailable", 1);
+    let mut client = server.connect();
+    client.send("l\nk\n0\n");
+    client.nothing_within(Duration::from_millis(200));
+    etcd.members[0].restart();
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+}

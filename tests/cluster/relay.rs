@@ -1,0 +1,380 @@
+//! What a standby passes on, and when it does not.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use latchd::client::{Address, Client as Guards, Loss};
+
+use crate::house::{free_port, Etcd, Server, TAKE_OVER, TTL};
+use crate::support::latch::{output, wait, Latch, PROGRAM};
+use crate::support::needs::needs;
+use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+
+/// One member of etcd, an active server and a standby.
+fn pair(arguments: &[&str]) -> (Etcd, Server, Server) {
+    let etcd = Etcd::start(1);
+    let active = Server::active(&etcd.endpoints(), arguments);
+    let standby = Server::start(&etcd.endpoints(), arguments);
+    standby.wait_for("standby active=", 1);
+    (etcd, active, standby)
+}
+
+fn address(server: &Server) -> String {
+    format!("127.0.0.1:{}", server.port)
+}
+
+/// The epoch of the active server, by its own word.
+fn epoch(active: &Server) -> String {
+    let role = active.connect().request("cluster", "_", "_");
+    let words: Vec<&str> = role.split(' ').collect();
+    assert_eq!(words[..2], ["ok", "active"], "{role}");
+    words[2].to_owned()
+}
+
+/// A command line of `latch` for a server.
+fn latch(server: &Server) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command
+        .env("LATCH_SERVER", address(server))
+        .env_remove("LATCH_AUTH_TOKEN_FILE")
+        .stdin(Stdio::null());
+    command
+}
+
+fn ends(client: &mut Client, within: Duration) -> bool {
+    matches!(client.next_event(within), Event::Eof | Event::Reset)
+}
+
+#[test]
+fn each_server_tells_its_role() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let epoch = epoch(&active);
+    let expected = [
+        (&active, format!("ok active {epoch} {}", address(&active))),
+        (&standby, format!("ok standby {epoch} {}", address(&active))),
+    ];
+    for (server, role) in &expected {
+        let mut client = server.connect();
+        // The key and the argument do not matter.
+        assert_eq!(client.request("cluster", "_", "_"), *role);
+        assert_eq!(client.request("cluster", "", "any thing"), *role);
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+        // From here on the client talks to the active server.
+        assert_eq!(client.request("cluster", "_", "_"), expected[0].1);
+    }
+    let mut telnet = standby.connect();
+    telnet.send("cluster\r\n\r\n\r\n");
+    telnet.expect(&expected[1].1);
+    let mut slow = standby.connect();
+    for piece in ["clus", "ter\n_", "\n_\ncluster\n_\n_\nping\n_\n_\n"] {
+        slow.send(piece);
+        thread::sleep(Duration::from_millis(100));
+    }
+    for line in [&expected[1].1, &expected[1].1, "ok"] {
+        slow.expect(line);
+    }
+    let alone = Server::start("127.0.0.1:9", &[]);
+    let role = alone.connect().request("cluster", "_", "_");
+    assert_eq!(role, "ok standby 0 -");
+}
+
+#[test]
+fn the_role_is_told_before_auth_and_is_no_word_of_others() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&["--auth-token", "secret"]);
+    for (server, role) in [(&active, "ok active "), (&standby, "ok standby ")] {
+        let told = server.connect().request("cluster", "_", "_");
+        assert!(told.starts_with(role), "{told}");
+        let mut client = server.connect();
+        assert_eq!(client.request("auth", "_", "secret"), "ok");
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+        let refused = server.connect().request("ping", "_", "_");
+        assert_eq!(refused, "error_auth");
+    }
+    let mut alone = Daemon::command();
+    let port = free_port().to_string();
+    alone.args(["--port", &port, "--print-port"]);
+    let alone = Daemon::from_command(alone);
+    let mut client = alone.connect();
+    for word in ["cluster", "relay"] {
+        assert_eq!(client.request(word, "1", "_"), "error");
+    }
+    let stats = alone.connect().request("stats", "_", "_");
+    assert!(stats.ends_with("\"idle_semaphores\":[]}"), "{stats}");
+}
+
+#[test]
+fn a_relay_must_know_the_epoch_and_come_first() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let epoch = epoch(&active);
+    let relayed = |server: &Server, epoch: &str| {
+        let mut client = server.connect();
+        client.send(&format!("relay\n{epoch}\n_\n"));
+        client
+    };
+    let mut client = relayed(&active, &epoch);
+    assert_eq!(client.request("ping", "_", "_"), "ok");
+    assert_eq!(client.request("relay", &epoch, "_"), "error");
+    // Another standby between them changes nothing, and words typed by hand still count.
+    let mut client = relayed(&active, &epoch);
+    client.send("help\n");
+    assert!(client.line().starts_with("ok commands"));
+    for wrong in ["0", "1", "", "x", &format!("{epoch}0")] {
+        assert!(ends(&mut relayed(&active, wrong), PATIENCE), "{wrong:?}");
+    }
+    // A standby is no active server.
+    assert!(ends(&mut relayed(&standby, &epoch), PATIENCE));
+}
+
+#[test]
+fn statistics_say_how_the_journal_fares() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let mut holder = standby.connect();
+    holder.acquire_for("k", 0, 600);
+    let stats = holder.stats();
+    let figures = &stats["cluster"];
+    assert_eq!(figures["role"], "active");
+    assert_eq!(figures["epoch"].to_string(), epoch(&active));
+    assert_eq!(figures["orphans"], 0);
+    assert!(figures["journal_ms"].as_f64().is_some_and(|ms| ms > 0.0));
+    active.kill();
+    standby.wait_until_active(1);
+    let stats = standby.connect().stats();
+    assert_eq!(stats["cluster"]["orphans"], 1);
+    assert_eq!(stats["locks"][0]["owner_conn_id"], 0);
+}
+
+#[test]
+fn everything_passes_through_in_both_directions() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, _active, standby) = pair(&[]);
+    let mut client = standby.connect();
+    let mut writer = client.writer();
+    const COUNT: usize = 100_000;
+    let writing = thread::spawn(move || {
+        let text = "ping\n_\n_\n".repeat(COUNT);
+        writer.write_all(text.as_bytes()).expect("a reader");
+    });
+    for _ in 0..COUNT {
+        client.expect("ok");
+    }
+    writing.join().expect("no panic");
+    // A half-close passes through, and the replies still come.
+    client.send("ping\n_\n_\nping\n_\n_\n");
+    client.half_close();
+    client.expect("ok");
+    client.expect("ok");
+    client.expect_eof();
+}
+
+#[test]
+fn a_client_that_leaves_frees_what_it_held_and_its_place() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let mut holder = standby.connect();
+    holder.acquire_for("k", 0, 600);
+    let mut waiter = standby.connect();
+    waiter.send("l\nk\n600\n");
+    let mut next = active.connect();
+    eventually(PATIENCE, "it waits", || {
+        next.stats()["locks"][0]["waiters"] == 1
+    });
+    waiter.reset();
+    eventually(PATIENCE, "its place is free", || {
+        next.stats()["locks"][0]["waiters"] == 0
+    });
+    drop(holder);
+    next.acquire("k", 10);
+}
+
+#[test]
+fn a_client_that_sends_nothing_is_turned_away_in_time() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, _active, standby) = pair(&["--read-timeout", "1"]);
+    for sent in ["", "clu", "cluster\n_\n"] {
+        let mut client = standby.connect();
+        client.send(sent);
+        let began = Instant::now();
+        let event = client.next_event(PATIENCE);
+        let took = began.elapsed();
+        let expected = match sent {
+            "cluster\n_\n" => Event::Eof,
+            _ => Event::Line(b"error".to_vec()),
+        };
+        assert!(event == expected || event == Event::Reset, "{event:?}");
+        let time = Duration::from_millis(900)..Duration::from_secs(5);
+        assert!(time.contains(&took), "{sent:?}: {took:?}");
+    }
+}
+
+#[test]
+fn connections_end_when_another_server_is_active() {
+    needs!("etcd", "etcdctl");
+    let (etcd, active, standby) = pair(&[]);
+    let other = Server::start(&etcd.endpoints(), &[]);
+    other.wait_for("standby active=", 1);
+    let mut clients = [standby.connect(), other.connect()];
+    for client in &mut clients {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+    // It keeps its sockets, and says nothing more.
+    active.daemon.signal(Signal::STOP);
+    eventually(TAKE_OVER, "one of the two is active", || {
+        [&standby, &other]
+            .iter()
+            .any(|server| server.daemon.log().contains("INFO active epoch="))
+    });
+    for client in &mut clients {
+        assert!(ends(client, PATIENCE));
+    }
+    active.daemon.signal(Signal::CONT);
+}
+
+#[test]
+fn connections_last_while_etcd_is_silent() {
+    needs!("etcd", "etcdctl");
+    let (etcd, _active, standby) = pair(&["--etcd-ttl", "15"]);
+    let mut client = standby.connect();
+    assert_eq!(client.request("ping", "_", "_"), "ok");
+    etcd.members[0].signal(Signal::STOP);
+    // A standby asks etcd at least every third of the TTL, and a request takes a second.
+    client.nothing_within(Duration::from_secs(8));
+    assert_eq!(client.request("ping", "_", "_"), "ok");
+    etcd.members[0].signal(Signal::CONT);
+    assert_eq!(client.request("ping", "_", "_"), "ok");
+}
+
+#[test]
+fn a_client_waits_for_an_active_server_but_not_for_ever() {
+    needs!("etcd", "etcdctl");
+    let dead = format!("127.0.0.1:{}", free_port());
+    let alone = Server::start(&dead, &[]);
+    let mut client = alone.connect();
+    client.send("ping\n_\n_\n");
+    let began = Instant::now();
+    assert!(ends(&mut client, TTL * 3 + PATIENCE));
+    assert!(began.elapsed() >= TTL * 3 - Duration::from_secs(1));
+
+    let etcd = Etcd::start(1);
+    etcd.members[0].signal(Signal::STOP);
+    let server = Server::start(&etcd.endpoints(), &[]);
+    let mut client = server.connect();
+    client.send("ping\n_\n_\n");
+    client.nothing_within(Duration::from_secs(1));
+    etcd.members[0].signal(Signal::CONT);
+    // It becomes active itself.
+    client.expect("ok");
+}
+
+#[test]
+fn two_standbys_make_no_loop() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    // The key of the office names a standby.
+    let port = free_port();
+    let lease = etcd.ctl(&["lease", "grant", "600"]).expect("etcd answers");
+    let lease = lease.split(' ').nth(1).expect("a number").to_owned();
+    let address = format!("127.0.0.1:{port}");
+    etcd.ctl(&["put", "latchd/leader", &address, "--lease", &lease])
+        .expect("etcd answers");
+    let one = Server::start(&etcd.endpoints(), &[]);
+    one.wait_for(&format!("standby active={address}"), 1);
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port is free");
+    // A server that is taken for the active one, and passes on to the standby in its turn.
+    let back = SocketAddr::from(([127, 0, 0, 1], one.port));
+    let passing = thread::spawn(move || {
+        let (mut asked, _) = listener.accept().expect("the standby");
+        let mut first = [0; 6];
+        asked.read_exact(&mut first).expect("a word");
+        assert_eq!(&first, b"relay\n");
+        let mut again = TcpStream::connect(back).expect("it listens");
+        again.write_all(&first).expect("a reader");
+        again.write_all(b"1\n_\nping\n_\n_\n").expect("a reader");
+        let mut said = Vec::new();
+        let _ = again.read_to_end(&mut said);
+        said
+    });
+    let mut client = one.connect();
+    client.send("ping\n_\n_\n");
+    assert_eq!(passing.join().expect("no panic"), b"");
+    assert!(ends(&mut client, PATIENCE));
+}
+
+#[test]
+fn a_guard_lives_on_when_its_server_dies() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    for door in [
+        format!("{}|{}", address(&active), address(&standby)),
+        address(&standby),
+    ] {
+        let server: Address = door.parse().expect("an address");
+        let client = Guards::new([server]);
+        let key = format!("key-{}", door.len());
+        let lock = client.lock(&key).lease(Duration::from_secs(60));
+        let guard = lock.tag("a tag").acquire().expect("free");
+        if !standby.daemon.log().contains("INFO active epoch=") {
+            active.kill();
+            standby.wait_until_active(1);
+        }
+        eventually(TAKE_OVER, "it is held again", || guard.is_held());
+        assert_eq!(guard.loss(), None);
+        let mut other = standby.connect();
+        assert_eq!(other.request("l", &key, "0"), "timeout");
+        let holders = other.request("stats", "holders", &key);
+        assert!(holders.contains("a tag"), "{holders}");
+        guard.release().expect("held");
+        assert!(other.request("l", &key, "0").starts_with("ok "));
+    }
+}
+
+#[test]
+fn latch_run_keeps_its_lock_over_a_failover() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let directory = tempfile::tempdir().expect("there is room");
+    let (began, end) = (directory.path().join("began"), directory.path().join("end"));
+    let script = "echo $LATCH_TOKEN >\"$1\"; until test -e \"$2\"; do sleep 0.1; done";
+    let mut command = latch(&standby);
+    command
+        .args(["run", "k", "--lease", "60", "--"])
+        .args(["sh", "-c", script, "sh"])
+        .args([&began, &end]);
+    let mut running = Latch::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    eventually(PATIENCE, "the command runs", || began.exists());
+    active.kill();
+    standby.wait_until_active(1);
+    let mut other = standby.connect();
+    assert_eq!(other.request("l", "k", "0"), "timeout");
+    std::fs::write(&end, "").expect("there is room");
+    assert_eq!(wait(&mut running), Some(0));
+    eventually(PATIENCE, "the lock is free", || {
+        other.request("l", "k", "0").starts_with("ok ")
+    });
+    assert!(output(latch(&standby).args(["stats", "--json"]))
+        .status
+        .success());
+}
+
+#[test]
+fn a_lock_whose_relay_dies_is_lost_and_free() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let server: Address = format!("{}|{}", address(&standby), address(&active))
+        .parse()
+        .expect("two addresses");
+    let guard = Guards::new([server]).lock("k").acquire().expect("free");
+    let (sender, losses) = std::sync::mpsc::channel();
+    guard.on_lost(move |loss| {
+        let _ = sender.send(loss);
+    });
+    standby.kill();
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
+    active.connect().acquire("k", 10);
+}

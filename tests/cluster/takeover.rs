@@ -1,0 +1,242 @@
+//! One server ends, another goes on.
+
+use std::time::{Duration, Instant};
+
+use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::support::needs::needs;
+use crate::support::{eventually, fence, Event, Signal};
+
+#[test]
+fn the_successor_of_a_killed_server_keeps_its_holders() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    let lock = holder.acquire_for("lock", 0, 60);
+    let slot = holder.request("sl", "slots", "0 2 60");
+    assert!(slot.starts_with("ok "), "{slot}");
+    let gone = holder.acquire_for("gone", 0, 60);
+    assert_eq!(holder.request("r", "gone", &gone.token), "ok");
+    first.kill();
+    second.wait_until_active(1);
+
+    let mut client = second.connect();
+    assert_eq!(client.request("l", "lock", "0"), "timeout");
+    assert_eq!(renew(&mut client, "lock", &lock), "ok 60");
+    assert_eq!(client.request("r", "gone", &gone.token), "error");
+    assert_eq!(client.request("sl", "slots", "0 3"), "error_limit_mismatch");
+    let mut other_slot = client.request("sl", "slots", "0 2");
+    assert!(other_slot.starts_with("ok "), "{other_slot}");
+    assert_eq!(client.request("sl", "slots", "0 2"), "timeout");
+    assert!(fence(&other_slot.split_off(3)) > fence(&gone.token));
+    let slot = slot.split(' ').nth(1).expect("a token");
+    assert_eq!(client.request("sr", "slots", slot), "ok");
+    assert_eq!(client.request("r", "lock", &lock.token), "ok");
+    let next = client.acquire("lock", 0);
+    assert!(fence(&next.token) > fence(&lock.token));
+}
+
+#[test]
+fn an_orphan_is_free_when_its_lease_is_over() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    holder.acquire_for("k", 0, 3);
+    first.kill();
+    let second = Server::active(&etcd.endpoints(), &[]);
+    let mut client = second.connect();
+    let began = Instant::now();
+    client.acquire_for("k", 60, 30);
+    // The take-over takes longer than the lease: it has begun anew.
+    let waited = began.elapsed();
+    assert!(waited > Duration::from_secs(1), "{waited:?}");
+    eventually(TAKE_OVER, "the journal forgets the orphan", || {
+        etcd.holders("latchd").len() == 1
+    });
+}
+
+#[test]
+fn a_renewal_makes_an_orphan_that_of_its_connection() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 120);
+    first.kill();
+    let second = Server::active(&etcd.endpoints(), &[]);
+    let mut adopter = second.connect();
+    let mut other = second.connect();
+    assert_eq!(renew(&mut other, "k", &grant), "ok 120");
+    assert_eq!(renew(&mut adopter, "k", &grant), "ok 120");
+    drop(adopter); // a renewal over a second connection does not move it again
+    assert_eq!(second.connect().request("l", "k", "1"), "timeout");
+    drop(other);
+    second.connect().acquire("k", 10);
+}
+
+#[test]
+fn a_longer_lease_survives_the_take_over() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    let mut grant = holder.acquire_for("k", 0, 1);
+    grant.lease = 120;
+    assert_eq!(renew(&mut holder, "k", &grant), "ok 120");
+    first.kill();
+    let second = Server::active(&etcd.endpoints(), &[]);
+    assert_eq!(second.connect().request("l", "k", "2"), "timeout");
+}
+
+#[test]
+fn waiters_of_a_killed_server_see_the_end_of_the_stream() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let server = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = server.connect();
+    holder.acquire("k", 0);
+    let mut waiter = server.connect();
+    waiter.send("l\nk\n60\n");
+    let mut two_phase = server.connect();
+    assert_eq!(two_phase.request("e", "k", ""), "queued");
+    two_phase.send("w\nk\n60\n");
+    waiter.nothing_within(Duration::from_millis(200));
+    server.kill();
+    for client in [&mut waiter, &mut two_phase] {
+        let end = client.next_event(TAKE_OVER);
+        assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    }
+}
+
+#[test]
+fn a_server_that_was_stopped_too_long_says_nothing_more() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    let mut newcomer = first.connect();
+    assert_eq!(newcomer.request("ping", "_", "_"), "ok");
+    first.daemon.signal(Signal::STOP);
+    second.wait_until_active(1);
+    // These have arrived when the server goes on.
+    holder.send(&format!("n\nk\n{} 60\n", grant.token));
+    newcomer.send("l\nother\n0\n");
+    first.daemon.signal(Signal::CONT);
+    for client in [&mut holder, &mut newcomer] {
+        let end = client.next_event(TAKE_OVER);
+        assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    }
+    first.wait_for("deposed", 1);
+    first.wait_for("standby active=", 1);
+    assert_eq!(renew(&mut second.connect(), "k", &grant), "ok 60");
+
+    // The first one takes its turn again.
+    second.kill();
+    first.wait_until_active(2);
+    assert_eq!(renew(&mut first.connect(), "k", &grant), "ok 60");
+}
+
+#[test]
+fn a_server_that_resigns_is_succeeded_at_once() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &["--shutdown-timeout", "1"]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    second.wait_for("standby active=", 1);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    first.daemon.signal(Signal::TERM);
+    first.wait_for("resigned", 1);
+    let resigned = Instant::now();
+    second.wait_until_active(1);
+    assert!(resigned.elapsed() < TTL, "{:?}", resigned.elapsed());
+    let status = first.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(status.code(), Some(0));
+    // The connection ended with the server, and so did the lock.
+    drop(grant);
+    second.connect().acquire("k", 10);
+}
+
+#[test]
+fn a_standby_leaves_without_disturbing_the_active_server() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    second.wait_for("standby active=", 1);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    second.daemon.signal(Signal::TERM);
+    let status = second.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(renew(&mut holder, "k", &grant), "ok 60");
+}
+
+#[test]
+fn a_server_that_restarts_need_not_wait_for_itself() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    first.kill();
+    let began = Instant::now();
+    let again = Server::start_at(first.port, &etcd.endpoints(), &[], None);
+    again.wait_until_active(1);
+    // It would take the whole TTL otherwise.
+    assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    assert_eq!(renew(&mut again.connect(), "k", &grant), "ok 60");
+}
+
+#[test]
+fn what_is_no_holder_in_the_journal_is_skipped() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    for (name, value) in [
+        ("latchd/fence", "1900000000000000000"),
+        ("latchd/h/0000000000000001", "l 1 60 00000000000000ff good"),
+        ("latchd/h/0000000000000002", "l 1 60 00000000000000ff good"),
+        ("latchd/h/0000000000000003", "nonsense"),
+        ("latchd/h/4", "l 1 60 00000000000000ff k"),
+    ] {
+        etcd.ctl(&["put", name, value]).expect("etcd answers");
+    }
+    let server = Server::active(&etcd.endpoints(), &[]);
+    server.wait_for("bad-record key=latchd/h/", 3);
+    let mut client = server.connect();
+    let token = "000000000000000100000000000000ff";
+    assert_eq!(client.request("n", "good", &format!("{token} 60")), "ok 60");
+    // Fences begin above those that have been used, even if those were ahead of the clock.
+    assert!(fence(&client.acquire("k", 0).token) > 1_900_000_000_000_000_000);
+}
+
+#[test]
+fn many_holders_are_restored() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let caps = ["--max-locks", "5000", "--max-per-connection", "5000"];
+    let first = Server::active(&etcd.endpoints(), &caps);
+    let mut holder = first.connect();
+    let mut tokens = Vec::new();
+    for some in 0..25 {
+        let ask = |at: u32| format!("l\nk{}\n0 120\n", some * 100 + at);
+        let asks: String = (0..100).map(ask).collect();
+        holder.send(&asks);
+        for _ in 0..100 {
+            let reply = holder.line();
+            tokens.push(reply.split(' ').nth(1).expect("a token").to_owned());
+        }
+    }
+    assert_eq!(etcd.holders("latchd").len(), 2500);
+    first.kill();
+    let second = Server::active(&etcd.endpoints(), &caps);
+    let mut client = second.connect();
+    for at in [0, 999, 1000, 1001, 2499] {
+        assert_eq!(client.request("l", &format!("k{at}"), "0"), "timeout");
+        assert_eq!(client.request("r", &format!("k{at}"), &tokens[at]), "ok");
+    }
+}

@@ -1,0 +1,467 @@
+//! Guards whose connection ends, against scripted servers and against a real one.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::silent::{free_addr, refusing_addr};
+use crate::support::{eventually, Daemon, PATIENCE};
+use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// The server's side of one connection.
+struct Peer(BufReader<TcpStream>);
+
+impl Peer {
+    fn accept(listener: &TcpListener) -> Peer {
+        let stream = accept(listener);
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("it is not zero");
+        Peer(BufReader::new(stream))
+    }
+
+    /// The next request, its lines joined by blanks.
+    fn request(&mut self) -> String {
+        let mut lines = [const { String::new() }; 3];
+        for line in &mut lines {
+            self.0.read_line(line).expect("a line in time");
+        }
+        lines.map(|line| line.trim_end().to_owned()).join(" ")
+    }
+
+    fn answer(&mut self, line: &str) {
+        let sent = self.0.get_mut().write_all(format!("{line}\n").as_bytes());
+        sent.expect("a reader");
+    }
+
+    /// Insists on a request, and answers it.
+    fn serve(&mut self, request: &str, line: &str) {
+        assert_eq!(self.request(), request);
+        self.answer(line);
+    }
+
+    /// Answers who holds `k`: the grant of a connection that has closed, or of one that is open.
+    fn show_holder(&mut self, peer: &str) {
+        assert_eq!(self.request(), "stats holders k");
+        self.answer(&holder(peer));
+    }
+
+    /// Grants the lock `k` for so many seconds.
+    fn grant(&mut self, lease: u64) {
+        let request = self.request();
+        assert!(request.starts_with("l k "), "{request}");
+        self.answer(&format!("ok {TOKEN} {lease}"));
+    }
+}
+
+/// Waits for a client, but not for ever.
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).expect("a setting");
+    let mut accepted = None;
+    eventually(PATIENCE, "a client comes", || {
+        accepted = listener.accept().ok();
+        accepted.is_some()
+    });
+    let (stream, _) = accepted.expect("a client");
+    stream.set_nonblocking(false).expect("a setting");
+    stream
+}
+
+/// The queue of `k`, where [`TOKEN`] is held by this peer, or is an orphan.
+fn holder(peer: &str) -> String {
+    let conn = if peer == "null" { 0 } else { 7 };
+    let holder = format!(
+        r#"{{"conn_id":{conn},"peer":{peer},"tag":null,"age_s":1.500,"fence":"81985529216486895""#
+    );
+    let holder = format!(r#"{holder},"lease_expires_in_s":1.500}}"#);
+    let key = r#"{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":0"#;
+    format!(r#"ok {{"keys":[{key},"holders":[{holder}],"waiters":[]}}]}}"#)
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = listener.local_addr().expect("its address");
+    (listener, addr)
+}
+
+fn guard_of(server: &str) -> Guard {
+    let server: Address = server.parse().expect("an address");
+    let guard = Client::new([server]).lock("k").acquire();
+    guard.expect("granted")
+}
+
+/// How the guard is lost, and when.
+fn losses(guard: &Guard) -> mpsc::Receiver<(Loss, Instant)> {
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| {
+        let _ = sender.send((loss, Instant::now()));
+    });
+    losses
+}
+
+#[test]
+fn a_guard_goes_on_over_a_new_connection() {
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let mut first = Peer::accept(&listener);
+            first.grant(9);
+            drop(first);
+            let mut second = Peer::accept(&listener);
+            second.show_holder("null");
+            assert_eq!(second.request(), format!("n k {TOKEN} 9"));
+            // The client has no answer yet.
+            thread::sleep(Duration::from_millis(300));
+            second.answer("ok 9");
+            second.serve(&format!("r k {TOKEN}"), "ok");
+        });
+        let guard = guard_of(&addr.to_string());
+        let losses = losses(&guard);
+        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        assert_eq!(guard.loss(), None);
+        eventually(PATIENCE, "it is held again", || guard.is_held());
+        assert!(losses.try_recv().is_err());
+        guard.release().expect("held");
+        server.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_lock_that_another_may_hold_is_lost_for_good() {
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            Peer::accept(&listener).grant(30);
+            let mut second = Peer::accept(&listener);
+            second.show_holder("null");
+            second.serve(&format!("n k {TOKEN} 30"), "error");
+        });
+        let guard = guard_of(&addr.to_string());
+        let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
+        assert_eq!((loss, guard.loss()), (Loss::Closed, Some(Loss::Closed)));
+        assert!(!guard.renew() && !guard.is_held());
+        // Beyond the time at which it would try again.
+        thread::sleep(Duration::from_secs(1));
+        let asked = listener.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
+        assert!(matches!(guard.release(), Err(Error::Closed { .. })));
+    });
+}
+
+#[test]
+fn a_server_that_does_not_tell_of_holders_has_lost_the_lock() {
+    let stats = r#"ok {"connections":1,"locks":[],"semaphores":[]}"#;
+    for answer in ["error", "ok", stats, r#"ok {"keys":[]}"#] {
+        let (listener, addr) = listener();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                Peer::accept(&listener).grant(30);
+                Peer::accept(&listener).serve("stats holders k", answer);
+            });
+            let guard = guard_of(&addr.to_string());
+            let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
+            assert_eq!(loss, Loss::Closed, "{answer}");
+        });
+    }
+}
+
+#[test]
+fn a_server_that_hangs_up_is_tried_until_the_deadline() {
+    let (listener, addr) = listener();
+    let began = Instant::now();
+    thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            Peer::accept(&listener).grant(4);
+            let until = Instant::now() + Duration::from_millis(2500);
+            listener.set_nonblocking(true).expect("a setting");
+            let mut count = 0;
+            while Instant::now() < until {
+                count += u32::from(listener.accept().is_ok());
+                thread::sleep(Duration::from_millis(1));
+            }
+            count
+        });
+        let guard = guard_of(&addr.to_string());
+        let losses = losses(&guard);
+        let (loss, at) = losses.recv_timeout(PATIENCE).expect("a loss");
+        assert_eq!(loss, Loss::Deadline);
+        // A lease of four seconds is given up a second before its end.
+        assert!(
+            at - began >= Duration::from_millis(2900),
+            "{:?}",
+            at - began
+        );
+        assert!(!guard.is_held());
+        // At once, and after pauses of 50, 100, 200, 400, 800 and 1000 milliseconds.
+        let count = server.join().expect("no panic");
+        assert!((2..=7).contains(&count), "{count} connections");
+    });
+}
+
+#[test]
+fn a_server_that_refuses_connections_is_soon_given_up() {
+    let (listener, addr) = listener();
+    let granted = thread::spawn(move || Peer::accept(&listener).grant(3600));
+    let guard = guard_of(&addr.to_string());
+    granted.join().expect("no panic");
+    let began = Instant::now();
+    let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
+    assert_eq!(loss, Loss::Closed);
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn the_auth_token_and_the_tag_go_with_the_renewal() {
+    let (listener, addr) = listener();
+    for accepted in [true, false] {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut first = Peer::accept(&listener);
+                first.serve("auth _ secret", "ok");
+                first.serve("tag _ the tag", "ok");
+                first.grant(30);
+                drop(first);
+                let mut second = Peer::accept(&listener);
+                // All of them are sent before any is answered.
+                let requests = [0; 3].map(|_| second.request());
+                let expected = ["auth _ secret", "tag _ the tag"].map(str::to_owned);
+                assert_eq!(requests[..2], expected);
+                assert_eq!(requests[2], "stats holders k");
+                // The client has no answer yet.
+                thread::sleep(Duration::from_millis(300));
+                if accepted {
+                    ["ok", "ok"].iter().for_each(|line| second.answer(line));
+                    second.answer(&holder("null"));
+                    second.serve(&format!("n k {TOKEN} 30"), "ok 30");
+                    second.serve(&format!("r k {TOKEN}"), "ok");
+                } else {
+                    second.answer("error_auth");
+                }
+            });
+            let mut settings = Settings::default();
+            settings.auth_token = Some(" secret\n".into());
+            let client = Client::with_settings([Address::Tcp(addr.to_string())], settings);
+            let guard = client.lock("k").tag("the tag").acquire().expect("granted");
+            let losses = losses(&guard);
+            eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+            if accepted {
+                eventually(PATIENCE, "it is held again", || guard.is_held());
+                guard.release().expect("held");
+            } else {
+                let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
+                assert_eq!(loss, Loss::Closed);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_silent_server_is_told_also_while_it_is_away() {
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        let (done, end) = mpsc::channel::<()>();
+        let listener = &listener;
+        scope.spawn(move || {
+            Peer::accept(listener).grant(8);
+            // It takes the question, and does not answer.
+            let _second = Peer::accept(listener);
+            let _ = end.recv_timeout(PATIENCE);
+        });
+        let began = Instant::now();
+        let guard = guard_of(&addr.to_string());
+        let (sender, told) = mpsc::channel();
+        let lead = Duration::from_secs(3);
+        assert!(guard.on_silence(lead, move || sender
+            .send(Instant::now())
+            .expect("a listener")));
+        let losses = losses(&guard);
+        // The deadline is two seconds before the end of the lease.
+        let told_after = told.recv_timeout(PATIENCE).expect("told") - began;
+        let expected = Duration::from_millis(2900)..Duration::from_millis(5500);
+        assert!(expected.contains(&told_after), "{told_after:?}");
+        let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
+        assert_eq!(loss, Loss::Deadline);
+        drop(done);
+    });
+}
+
+#[test]
+fn a_release_while_the_server_is_away_tries_once() {
+    let (listener, addr) = listener();
+    for is_there in [true, false] {
+        let granted = |listener: &TcpListener| {
+            let mut first = Peer::accept(listener);
+            first.grant(3600);
+            drop(first);
+            // Not a word to the renewal: the client tries again after a pause.
+            (0..3).for_each(|_| drop(accept(listener)));
+        };
+        thread::scope(|scope| {
+            let (hung_up, is_up) = mpsc::channel();
+            let listener = &listener;
+            let server = scope.spawn(move || {
+                granted(listener);
+                hung_up.send(()).expect("a listener");
+                if is_there {
+                    Peer::accept(listener).serve(&format!("r k {TOKEN}"), "ok");
+                } else {
+                    drop(accept(listener));
+                }
+            });
+            let guard = guard_of(&addr.to_string());
+            is_up.recv_timeout(PATIENCE).expect("three attempts");
+            // The next attempt is due in 200 milliseconds.
+            let released = guard.release();
+            match is_there {
+                true => assert!(released.is_ok(), "{released:?}"),
+                false => assert!(
+                    matches!(released, Err(Error::Closed { .. })),
+                    "{released:?}"
+                ),
+            }
+            server.join().expect("no panic");
+        });
+    }
+}
+
+#[test]
+fn another_server_of_the_cluster_renews_the_lock() {
+    let ((one, one_addr), (other, other_addr)) = (listener(), listener());
+    let server = format!("{one_addr}|{other_addr}");
+    thread::scope(|scope| {
+        let servers = scope.spawn(|| {
+            Peer::accept(&one).grant(30);
+            // The first that is asked again has no words for the client.
+            drop(accept(&one));
+            let mut second = Peer::accept(&other);
+            second.show_holder("null");
+            second.serve(&format!("n k {TOKEN} 30"), "ok 30");
+            second.serve(&format!("r k {TOKEN}"), "ok");
+        });
+        let guard = guard_of(&server);
+        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        eventually(PATIENCE, "it is held again", || guard.is_held());
+        guard.release().expect("held");
+        servers.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_cluster_that_refuses_is_tried_until_the_deadline() {
+    let ((listener, addr), (_port, dead)) = (listener(), refusing_addr());
+    let granted = thread::spawn(move || Peer::accept(&listener).grant(8));
+    let began = Instant::now();
+    let guard = guard_of(&format!("{dead}|{addr}"));
+    granted.join().expect("no panic");
+    let (loss, at) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
+    assert_eq!(loss, Loss::Deadline);
+    assert!(
+        at - began >= Duration::from_millis(5900),
+        "{:?}",
+        at - began
+    );
+}
+
+#[test]
+fn a_server_that_restarts_has_released_the_lock() {
+    let port = free_addr().port().to_string();
+    let start = || {
+        let mut command = Daemon::command();
+        command.args(["--port", &port, "--print-port"]);
+        Daemon::from_command(command)
+    };
+    let daemon = start();
+    let guard = guard_of(&daemon.addr().to_string());
+    let losses = losses(&guard);
+    drop(daemon);
+    let daemon = start();
+    let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
+    assert_eq!(loss, Loss::Closed);
+    assert!(!guard.is_held());
+    assert_eq!(daemon.stats()["locks"], serde_json::json!([]));
+}
+
+/// A way to the server that is open on both sides, or on one.
+struct Way {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Way {
+    fn open(listener: &TcpListener, server: SocketAddr) -> Way {
+        Way::between(accept(listener), server)
+    }
+
+    fn between(client: TcpStream, server: SocketAddr) -> Way {
+        let server = TcpStream::connect(server).expect("it listens");
+        let copy = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
+        for (mut from, mut to) in [
+            (copy(&client), copy(&server)),
+            (copy(&server), copy(&client)),
+        ] {
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+            });
+        }
+        Way { client, server }
+    }
+
+    /// Ends it for the client alone.
+    fn cut(&self) {
+        // The copying thread sees the end, too, and leaves the server's side as it is.
+        self.client.shutdown(Shutdown::Both).expect("it is open");
+    }
+}
+
+#[test]
+fn a_lock_of_a_connection_that_the_server_sees_is_not_held() {
+    let daemon = Daemon::start(&[]);
+    let (listener, addr) = listener();
+    let (server, (cut, is_cut)) = (daemon.addr(), mpsc::channel::<()>());
+    let (again, is_there_again) = mpsc::channel();
+    let network = thread::spawn(move || {
+        let first = Way::open(&listener, server);
+        is_cut.recv_timeout(PATIENCE).expect("a word");
+        first.cut();
+        // The client asks again and again over new connections, which all work.
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut ways = Vec::new();
+        listener.set_nonblocking(true).expect("a setting");
+        let mut first = Some(first);
+        while !matches!(is_cut.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
+            if let Ok((stream, _)) = listener.accept() {
+                stream.set_nonblocking(false).expect("a setting");
+                ways.push(Way::between(stream, server));
+                let _ = again.send(());
+            }
+            if Instant::now() >= until {
+                if let Some(first) = first.take() {
+                    first.server.shutdown(Shutdown::Both).expect("it is open");
+                }
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let guard = guard_of(&addr.to_string());
+    let losses = losses(&guard);
+    let began = Instant::now();
+    cut.send(()).expect("a listener");
+    is_there_again
+        .recv_timeout(PATIENCE)
+        .expect("another connection");
+    thread::sleep(Duration::from_millis(50));
+    while losses.try_recv().is_err() {
+        // The server would release it with the first connection at any moment.
+        assert!(!guard.is_held(), "{:?}", began.elapsed());
+        assert!(began.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(guard.loss(), Some(Loss::Closed));
+    assert!(began.elapsed() >= Duration::from_millis(1900));
+    drop(cut);
+    network.join().expect("no panic");
+}

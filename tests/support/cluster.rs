@@ -1,0 +1,348 @@
+//! Members of etcd, and servers that share one service on it.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{kill_process, Pid};
+use tempfile::TempDir;
+
+use super::{eventually, needs, Client, Daemon, Grant, Signal};
+
+/// How long a server may be silent in these tests, in seconds: the least that is allowed.
+pub const TTL: Duration = Duration::from_secs(5);
+
+/// How long a take-over may take: an expiry may be late, and the machine be busy.
+pub const TAKE_OVER: Duration = Duration::from_secs(40);
+
+/// Ports below those that the kernel gives to clients, so that no connection takes one meanwhile.
+/// Each is given once.
+pub fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let mut random = [0; 2];
+        getrandom::fill(&mut random).expect("the kernel has randomness");
+        let port = 10_240 + u16::from_ne_bytes(random) % 22_000;
+        // A port that is given must not be tried any more: its server may be about to bind it.
+        let is_new = GIVEN.lock().unwrap().insert(port);
+        if is_new && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// One member of etcd.
+pub struct Member {
+    arguments: Vec<String>,
+    process: Option<Child>,
+    pub client_port: u16,
+}
+
+impl Member {
+    fn start(&mut self) {
+        let child = Command::new("etcd")
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.process = Some(child.expect("the test needs etcd"));
+    }
+
+    /// Kills the member, so that nothing is flushed.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// Starts it again, with what it has on disk.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.start();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let process = self.process.as_ref().expect("it runs");
+        kill_process(Pid::from_child(process), signal).expect("it is a child of ours");
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// An etcd of one or more members on the loopback interface.
+pub struct Etcd {
+    pub members: Vec<Member>,
+    _directory: TempDir,
+}
+
+impl Etcd {
+    pub fn start(count: usize) -> Etcd {
+        Etcd::start_with(count, &[])
+    }
+
+    /// Starts members with further arguments.
+    pub fn start_with(count: usize, further: &[&str]) -> Etcd {
+        let directory = TempDir::new().expect("there is room");
+        let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let all: Vec<String> = (0..count)
+            .map(|at| format!("m{at}={}", url(ports[at].1)))
+            .collect();
+        let member = |at: usize| {
+            let (client, peer) = (url(ports[at].0), url(ports[at].1));
+            let data = directory.path().join(at.to_string());
+            let pairs = [
+                ("--name", format!("m{at}")),
+                ("--data-dir", data.to_string_lossy().into_owned()),
+                ("--listen-client-urls", client.clone()),
+                ("--advertise-client-urls", client),
+                ("--listen-peer-urls", peer.clone()),
+                ("--initial-advertise-peer-urls", peer),
+                ("--initial-cluster", all.join(",")),
+                ("--initial-cluster-token", format!("t{}", ports[0].0)),
+            ];
+            let flags = pairs.into_iter();
+            let further = further.iter().map(|argument| argument.to_string());
+            let mut member = Member {
+                arguments: flags
+                    .flat_map(|(flag, value)| [flag.into(), value])
+                    .chain(further)
+                    .collect(),
+                process: None,
+                client_port: ports[at].0,
+            };
+            member.start();
+            member
+        };
+        let etcd = Etcd {
+            members: (0..count).map(member).collect(),
+            _directory: directory,
+        };
+        etcd.wait_until_healthy();
+        etcd
+    }
+
+    pub fn wait_until_healthy(&self) {
+        eventually(Duration::from_secs(60), "etcd answers", || {
+            self.ctl(&["put", "health", "y"]).is_some()
+        });
+    }
+
+    /// The client addresses of all members.
+    pub fn endpoints(&self) -> String {
+        let members = self.members.iter();
+        let addresses: Vec<String> = members
+            .map(|member| format!("127.0.0.1:{}", member.client_port))
+            .collect();
+        addresses.join(",")
+    }
+
+    /// Runs etcdctl, and returns what it prints; `None` if it fails.
+    pub fn ctl(&self, arguments: &[&str]) -> Option<String> {
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.endpoints()])
+            .args(["--dial-timeout", "1s", "--command-timeout", "2s"])
+            .args(arguments)
+            .output()
+            .expect("the test needs etcdctl");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
+    }
+
+    /// The fences of the holders in the journal, with their keys, sorted.
+    pub fn holders(&self, prefix: &str) -> Vec<String> {
+        let listed = self.ctl(&["get", "--prefix", &format!("{prefix}/h/")]);
+        let listed = listed.expect("etcd answers");
+        let lines: Vec<&str> = listed.lines().collect();
+        let pairs = lines.chunks(2);
+        let described = |pair: &[&str]| {
+            let fence = pair[0].rsplit('/').next().unwrap_or_default();
+            let key = pair[1].splitn(5, ' ').last().unwrap_or_default();
+            format!("{fence} {key}")
+        };
+        pairs.map(described).collect()
+    }
+}
+
+/// A server that is one of several.
+pub struct Server {
+    pub daemon: Daemon,
+    pub port: u16,
+}
+
+impl Server {
+    /// Starts a server with the prefix `latchd`. It listens when this returns.
+    pub fn start(endpoints: &str, arguments: &[&str]) -> Server {
+        Server::start_at(free_port(), endpoints, arguments, None)
+    }
+
+    /// Starts a server at a port, perhaps with a fault.
+    pub fn start_at(port: u16, endpoints: &str, arguments: &[&str], fault: Option<&str>) -> Server {
+        let mut command = Daemon::command();
+        command
+            .args(["--port", &port.to_string(), "--etcd", endpoints])
+            .args(["--advertise", &format!("127.0.0.1:{port}")])
+            .args(arguments);
+        if !arguments.contains(&"--etcd-ttl") {
+            command.args(["--etcd-ttl", &TTL.as_secs().to_string()]);
+        }
+        if let Some(fault) = fault {
+            command.env("LATCHD_PLANTED_FAULT", fault);
+        }
+        let server = Server {
+            daemon: Daemon::from_command(command),
+            port,
+        };
+        server.daemon.wait_for_log("listening", TAKE_OVER);
+        server
+    }
+
+    /// Starts a server, and waits until it is active.
+    pub fn active(endpoints: &str, arguments: &[&str]) -> Server {
+        let server = Server::start(endpoints, arguments);
+        server.wait_until_active(1);
+        server
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::tcp(SocketAddr::from(([127, 0, 0, 1], self.port)))
+    }
+
+    /// Waits until the server has become active for the `times`-th time.
+    pub fn wait_until_active(&self, times: usize) {
+        self.wait_for("INFO active epoch=", times);
+    }
+
+    /// Waits until a text is in the log so many times.
+    pub fn wait_for(&self, text: &str, times: usize) {
+        let began = Instant::now();
+        while self.daemon.log().matches(text).count() < times {
+            let log = self.daemon.log();
+            assert!(
+                began.elapsed() < TAKE_OVER,
+                "no {text:?} in the log:\n{log}"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills the server with SIGKILL.
+    pub fn kill(&self) {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.wait_exit(TAKE_OVER).expect("it was killed");
+    }
+}
+
+/// Renews a lock by its token.
+pub fn renew(client: &mut Client, key: &str, grant: &Grant) -> String {
+    client.request("n", key, &format!("{} {}", grant.token, grant.lease))
+}
+
+/// Whether the daemons of this test target are each one of several servers.
+pub fn is_member() -> bool {
+    ["cluster", "standby"].contains(&env!("CARGO_CRATE_NAME"))
+}
+
+/// How much longer a reply may take that a journal has to be written for, with all the daemons of
+/// this test target on one disk.
+pub fn journal_time() -> Duration {
+    match is_member() {
+        true => Duration::from_secs(2),
+        false => Duration::ZERO,
+    }
+}
+
+/// Options that do not go with a journal.
+const ALONE: &[&str] = &["--fence-state-file", "--idle-exit", "--inetd", "--port"];
+
+/// Has a daemon that any test starts journal to an etcd that all of them share, in the test targets
+/// `cluster` and `standby`: returns the port that it will listen on. `None` in other targets.
+pub fn journal(command: &mut Command, arguments: &[&str]) -> Option<u16> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let is_alone = |argument: &&str| ALONE.iter().any(|alone| argument.starts_with(alone));
+    if !is_member() || arguments.iter().any(is_alone) {
+        return None;
+    }
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    join(command, &format!("shared-{number}"))
+}
+
+/// The command of a standby beside a daemon that journals, and its port, in the test target
+/// `standby`. `None` in other targets.
+pub fn standby(active: &Daemon, arguments: &[&str]) -> Option<(Command, u16)> {
+    if env!("CARGO_CRATE_NAME") != "standby" {
+        return None;
+    }
+    let active = std::fs::read_to_string(format!("/proc/{}/cmdline", active.pid()));
+    let active = active.expect("it runs");
+    let mut words = active
+        .split('\0')
+        .skip_while(|word| *word != "--etcd-prefix");
+    let prefix = words.nth(1).expect("it has a prefix");
+    let mut command = Daemon::command();
+    let port = join(&mut command, prefix)?;
+    command.args(arguments);
+    Some((command, port))
+}
+
+/// Makes a daemon one of those with this prefix on the shared etcd; returns its port.
+fn join(command: &mut Command, prefix: &str) -> Option<u16> {
+    let (endpoint, port) = (shared_etcd()?, free_port());
+    command
+        .args(["--port", &port.to_string(), "--etcd", endpoint])
+        .args(["--etcd-prefix", prefix])
+        .args(["--advertise", &format!("127.0.0.1:{port}")]);
+    Some(port)
+}
+
+/// The client address of an etcd that ends with this process; `None` if there is no etcd.
+fn shared_etcd() -> Option<&'static str> {
+    // The shell outlives this process by a moment, and cleans up after it.
+    const SCRIPT: &str = r#"
+        directory=$(mktemp -d) && cd "$directory" || exit
+        etcd --data-dir data --listen-client-urls "$1" --advertise-client-urls "$1" \
+            --listen-peer-urls "$2" --initial-advertise-peer-urls "$2" \
+            --initial-cluster "default=$2" >etcd.log 2>&1 &
+        cat >/dev/null
+        kill -9 $!
+        wait
+        rm -rf "$directory"
+    "#;
+    static SHARED: OnceLock<Option<(Child, String)>> = OnceLock::new();
+    let shared = SHARED.get_or_init(|| {
+        if needs::lacks(&["etcd", "etcdctl"]) {
+            return None;
+        }
+        let [client, peer] = [free_port(), free_port()];
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let shell = Command::new("sh")
+            .args(["-c", SCRIPT, "sh", &url(client), &url(peer)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("there is a shell");
+        let endpoint = format!("127.0.0.1:{client}");
+        eventually(Duration::from_secs(60), "etcd answers", || {
+            let health = ["--endpoints", &endpoint, "put", "health", "y"];
+            let answer = Command::new("etcdctl")
+                .env("ETCDCTL_API", "3")
+                .args(health)
+                .output();
+            answer.is_ok_and(|answer| answer.status.success())
+        });
+        Some((shell, endpoint))
+    });
+    shared.as_ref().map(|(_, endpoint)| endpoint.as_str())
+}
