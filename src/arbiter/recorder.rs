@@ -1,7 +1,7 @@
 //! What a journal and its sessions have to do with the arbiter.
 
 use super::Arbiter;
-use crate::table::{Change, Record, Scope};
+use crate::table::{Change, HolderRecord, Scope};
 use crate::token::Fence;
 
 /// How many holders are restored before other threads get their turn.
@@ -37,7 +37,7 @@ impl Arbiter {
 
     /// Brings back the holders that a journal knows, in order of their fences, each with its lease
     /// beginning now. Returns those that contradict others.
-    pub fn restore<'a>(&self, records: &'a [Record]) -> Vec<&'a Record> {
+    pub fn restore<'a>(&self, records: &'a [HolderRecord]) -> Vec<&'a HolderRecord> {
         let mut bad = Vec::new();
         for some in records.chunks(RESTORED_AT_ONCE) {
             self.visit(Scope::Nothing, |table, now| {

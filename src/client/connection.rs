@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::address::Address;
 use super::cancel::CancelHandle;
 use super::error::{Auth, Error};
+use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
@@ -32,44 +33,6 @@ pub enum Enqueued {
     Acquired(Grant),
     /// Others are first; [`Connection::wait`] waits.
     Queued,
-}
-
-/// How a connection is made.
-///
-/// ```
-/// use latchd::client::Settings;
-/// use std::time::Duration;
-///
-/// let mut settings = Settings::default();
-/// settings.connect_timeout = Duration::from_secs(1);
-/// assert_eq!(settings.reply_timeout, Duration::from_secs(10));
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settings {
-    /// How long connecting may take, the reply to the auth token included (5 seconds). All
-    /// addresses of a name share it. Looking up the name comes before, and is not limited.
-    pub connect_timeout: Duration,
-    /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
-    pub reply_timeout: Duration,
-    /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
-    /// space around it does not count.
-    pub auth_token: Option<String>,
-    /// How to speak TLS with servers that are reached over TCP (none).
-    #[cfg(feature = "tls")]
-    pub tls: Option<super::tls::Tls>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            connect_timeout: Duration::from_secs(5),
-            reply_timeout: Duration::from_secs(10),
-            auth_token: None,
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
-    }
 }
 
 /// A connection to a server, on which one request is under way at a time.
@@ -129,8 +92,8 @@ pub struct Connection {
 
 impl Connection {
     /// Connects, with a TLS handshake if the settings ask for it, and presents the auth token if
-    /// there is one. Blocks for at most the settings'
-    /// connect timeout, and for as long as looking up a name takes.
+    /// there is one. Blocks for at most the settings' connect timeout, and for as long as looking
+    /// up a name takes.
     ///
     /// # Errors
     ///

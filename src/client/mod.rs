@@ -45,6 +45,7 @@ mod error;
 mod granted;
 mod guard;
 mod outage;
+mod settings;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -56,10 +57,11 @@ use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives};
 pub use cancel::CancelHandle;
-pub use connection::{Connection, Enqueued, Settings};
+pub use connection::{Connection, Enqueued};
 pub use error::{Auth, Error};
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
+pub use settings::Settings;
 use slot::{check_key, checked_tag};
 pub use slot::{Slot, Wait};
 #[cfg(feature = "tls")]

@@ -277,13 +277,13 @@ impl FenceSource for EtcdFences {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{Key, Kind, Limit, Record};
+    use crate::table::{HolderRecord, Key, Kind, Limit};
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     fn held(fence: u64, seconds: u64) -> Change {
-        Change::Held(Record {
+        Change::Held(HolderRecord {
             key: Key::from("k"),
             kind: Kind::Lock,
             limit: Limit::ONE,

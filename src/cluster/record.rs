@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::table::{Key, Kind, Limit, Record};
+use crate::table::{HolderRecord, Key, Kind, Limit};
 use crate::token::{Fence, Salt, Token};
 
 /// The names of the keys in etcd.
@@ -40,7 +40,7 @@ impl Names {
     }
 
     /// The holder in a key of etcd; `None` if it is none.
-    pub fn decode(&self, name: &[u8], value: &[u8]) -> Option<Record> {
+    pub fn decode(&self, name: &[u8], value: &[u8]) -> Option<HolderRecord> {
         let (first, _) = self.holders();
         let fence = hex(std::str::from_utf8(name.strip_prefix(&first[..])?).ok()?)?;
         let mut words = std::str::from_utf8(value).ok()?.splitn(5, ' ');
@@ -54,7 +54,7 @@ impl Names {
         let salt = hex(words.next()?)?;
         let key = words.next()?;
         let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
-        (is_possible && !key.is_empty()).then(|| Record {
+        (is_possible && !key.is_empty()).then(|| HolderRecord {
             key: Key::from(key),
             kind,
             limit,
@@ -68,7 +68,7 @@ impl Names {
 }
 
 /// The value of a holder's key.
-pub fn encode(record: &Record) -> String {
+pub fn encode(record: &HolderRecord) -> String {
     let kind = match record.kind {
         Kind::Lock => 'l',
         Kind::Semaphore => 's',
@@ -102,8 +102,8 @@ fn hex(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn record(key: &str, kind: Kind, limit: u32) -> Record {
-        Record {
+    fn record(key: &str, kind: Kind, limit: u32) -> HolderRecord {
+        HolderRecord {
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("above zero"),

@@ -15,7 +15,7 @@ use super::{is_planted, Office, Role, Term};
 use crate::arbiter::Arbiter;
 use crate::fence::source::fence_of_clock;
 use crate::sys::moment::Moment;
-use crate::table::{Change, Record};
+use crate::table::{Change, HolderRecord};
 use crate::text::Escaped;
 use crate::token::Fence;
 
@@ -108,7 +108,7 @@ impl Writer {
     }
 
     /// The holders in etcd, in order of their fences. No other server writes them any more.
-    fn read_holders(&mut self) -> Vec<Record> {
+    fn read_holders(&mut self) -> Vec<HolderRecord> {
         let (mut next, end) = self.names.holders();
         let mut records = Vec::new();
         loop {

@@ -118,14 +118,7 @@ fn run(
     };
     let arbiter = start_arbiter(options, fences, salts)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
-    let max_connections = capacity::max_connections(options, secret_len);
-    let connections = Connections::new(max_connections, b"");
-    let connections = Arc::new(connections.with_max_per_source(options.max_connections_per_ip));
-    info!(
-        "starting version={} max_connections={max_connections} worst_case_mb={}",
-        env!("CARGO_PKG_VERSION"),
-        capacity::worst_case(options, max_connections, secret_len).div_ceil(1024 * 1024)
-    );
+    let connections = Arc::new(room_for_connections(options, secret_len));
     #[cfg(feature = "cluster")]
     let relays = office.as_ref().map(Relays::start);
     let session_rules = Arc::new(SessionRules {
@@ -165,6 +158,19 @@ fn run(
     listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
+}
+
+/// Room for as many connections as are wanted, or as the machine allows.
+fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
+    let max_connections = capacity::max_connections(options, secret_len);
+    let worst_case = capacity::worst_case(options, max_connections, secret_len);
+    info!(
+        "starting version={} max_connections={max_connections} worst_case_mb={}",
+        env!("CARGO_PKG_VERSION"),
+        worst_case.div_ceil(1024 * 1024)
+    );
+    let connections = Connections::new(max_connections, b"");
+    connections.with_max_per_source(options.max_connections_per_ip)
 }
 
 /// What the supervisor hears once clients can connect. One of several servers tells its role by

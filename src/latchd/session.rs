@@ -7,29 +7,25 @@
 
 #[cfg(feature = "cluster")]
 mod member;
+mod rules;
 mod waiter;
 
 use std::io;
-use std::net::{IpAddr, Shutdown};
-#[cfg(feature = "cluster")]
-use std::sync::Arc;
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use super::requests::{carry_out, certainty_of};
 use crate::arbiter::{Certainty, Outlet, Seat};
-#[cfg(feature = "cluster")]
-use crate::cluster::{relay::Relays, Office};
-use crate::log::{Log, SourceThrottle};
 use crate::net::hangup::HangupWatch;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
-use crate::protocol::request::{line_limit, parse, FirstWord, Frame, ProtocolError, Request, HELP};
+use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
 use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
-use crate::sys::secret;
 use crate::text::Escaped;
 use log::{debug, trace};
+pub use rules::SessionRules;
 use waiter::Waiter;
 
 /// How long the close waits for a peer that has not given the right token.
@@ -55,30 +51,6 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 
 /// The longest reply with a grant, in bytes: `ok`, a token and a lease.
 const MAX_GRANT_LEN: usize = 64;
-
-pub struct SessionRules {
-    /// The lease of a claim or a renewal that names none.
-    pub default_lease: Duration,
-    /// How long a line may take, and how long a connection may idle that holds, waits for and has
-    /// enqueued nothing.
-    pub read_timeout: Duration,
-    /// How long a reply may take, or each piece of a long one; `None` is for ever.
-    pub write_timeout: Option<Duration>,
-    /// The token that `auth` must give before any other request.
-    pub auth_token: Option<Box<[u8]>>,
-    /// The token that lets a client break grants over any connection.
-    pub admin_token: Option<Box<[u8]>>,
-    /// Keeps clients that guess tokens from flooding the log.
-    pub auth_refusals: SourceThrottle<Option<IpAddr>>,
-    /// The log, which counts the lines that it drops.
-    pub log: Log,
-    /// This server's part among several; `None` if it is alone.
-    #[cfg(feature = "cluster")]
-    pub office: Option<Arc<Office>>,
-    /// What it passes on while another server is active.
-    #[cfg(feature = "cluster")]
-    pub relays: Option<Arc<Relays>>,
-}
 
 #[derive(Debug)]
 pub(super) enum Ending {
@@ -584,38 +556,5 @@ impl From<ReadEnd> for Ending {
             ReadEnd::Telnet => Ending::LineTooLong,
             ReadEnd::Broken(error) => Ending::Broken(error),
         }
-    }
-}
-
-impl SessionRules {
-    /// Blocks until replies may leave that wait for this.
-    fn attest(&self, unattested: &mut Certainty) {
-        let certainty = std::mem::replace(unattested, Certainty::None);
-        #[cfg(feature = "cluster")]
-        if let Some(office) = &self.office {
-            office.attest(certainty);
-        }
-        #[cfg(not(feature = "cluster"))]
-        let _ = certainty;
-    }
-
-    fn is_admin_token(&self, given: Option<&str>) -> bool {
-        match (&self.admin_token, given) {
-            (Some(token), Some(given)) => secret::is_same(token, given.as_bytes()),
-            _ => false,
-        }
-    }
-
-    /// Whether the frame is `auth` with the right token. The comparison takes the same time
-    /// wherever a wrong token differs, and whatever else is wrong with the frame.
-    fn accepts(&self, frame: Frame<'_>) -> bool {
-        let [command, key, given] = frame;
-        let token = self.auth_token.as_deref().unwrap_or_default();
-        let (given, is_text) = match std::str::from_utf8(given) {
-            Ok(given) => (given.trim().as_bytes(), true),
-            Err(_) => (given, false),
-        };
-        let is_right = secret::is_same(token, given);
-        is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
     }
 }

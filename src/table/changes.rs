@@ -16,7 +16,7 @@ const ORPHANS: ConnId = ConnId(0);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A slot is granted, or its lease was renewed for a longer time than ever before.
-    Held(Record),
+    Held(HolderRecord),
     /// The slot with this fence is held no more.
     Ended(Fence),
 }
@@ -33,7 +33,7 @@ impl Change {
 
 /// A holder, as a journal knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct HolderRecord {
     /// What it holds.
     pub key: Key,
     /// Used as this.
@@ -67,8 +67,8 @@ impl LockTable {
 
     /// Brings back a holder that no connection has granted to it, with its lease beginning now; the
     /// caps do not apply. Call it with rising fences. `false` if it contradicts the other holders.
-    pub fn restore(&mut self, record: &Record, now: Instant) -> bool {
-        let Record { kind, limit, .. } = *record;
+    pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
+        let HolderRecord { kind, limit, .. } = *record;
         let fence = record.token.fence;
         let ask = Ask {
             key: record.key.as_str(),
@@ -162,7 +162,7 @@ impl LockTable {
             return;
         };
         let queue = &self.keys[place.key];
-        noted.changes.push(Change::Held(Record {
+        noted.changes.push(Change::Held(HolderRecord {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,

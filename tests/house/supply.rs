@@ -10,10 +10,11 @@ use crate::layering::root;
 const MAX_LINKED: usize = 28;
 
 /// The licences that a crate may be used under.
-const LICENCES: [&str; 4] = [
+const LICENCES: [&str; 5] = [
     "MIT",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
+    "BSD-3-Clause",
     "Unlicense",
 ];
 

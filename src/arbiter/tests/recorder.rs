@@ -1,7 +1,7 @@
 //! What a journal is told, and when.
 
 use super::*;
-use crate::table::{Change, Key, Record};
+use crate::table::{Change, HolderRecord, Key};
 use crate::token::{Fence, Salt, Token};
 
 /// Keeps the changes, in short: `+fence` and `-fence`.
@@ -90,7 +90,7 @@ fn a_renewal_of_a_restored_holder_adopts_it() {
         fence: Fence(0),
         salt: Salt(7),
     };
-    let record = Record {
+    let record = HolderRecord {
         key: Key::from("k"),
         kind: Kind::Lock,
         limit: Limit::ONE,

@@ -22,7 +22,7 @@ impl World {
     }
 
     fn restore(&mut self, key: &str, kind: Kind, limit: u32, fence: u64) -> bool {
-        let record = Record {
+        let record = HolderRecord {
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("a limit above zero"),
@@ -119,7 +119,7 @@ fn caps_do_not_keep_a_holder_from_being_restored() {
         ..NO_CAPS
     });
     let restored = (1..=3).map(|fence| {
-        let record = Record {
+        let record = HolderRecord {
             key: Key::from("k"),
             kind: Kind::Semaphore,
             limit: Limit::new(5).expect("above zero"),

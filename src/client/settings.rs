@@ -1,0 +1,41 @@
+//! How to connect.
+
+use std::time::Duration;
+
+/// How a connection is made.
+///
+/// ```
+/// use latchd::client::Settings;
+/// use std::time::Duration;
+///
+/// let mut settings = Settings::default();
+/// settings.connect_timeout = Duration::from_secs(1);
+/// assert_eq!(settings.reply_timeout, Duration::from_secs(10));
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// How long connecting may take, the reply to the auth token included (5 seconds). All
+    /// addresses of a name share it. Looking up the name comes before, and is not limited.
+    pub connect_timeout: Duration,
+    /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
+    pub reply_timeout: Duration,
+    /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
+    /// space around it does not count.
+    pub auth_token: Option<String>,
+    /// How to speak TLS with servers that are reached over TCP (none).
+    #[cfg(feature = "tls")]
+    pub tls: Option<super::tls::Tls>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            connect_timeout: Duration::from_secs(5),
+            reply_timeout: Duration::from_secs(10),
+            auth_token: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+}

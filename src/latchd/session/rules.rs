@@ -1,0 +1,70 @@
+//! What all sessions of a server have in common.
+
+use std::net::IpAddr;
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arbiter::Certainty;
+#[cfg(feature = "cluster")]
+use crate::cluster::{relay::Relays, Office};
+use crate::log::{Log, SourceThrottle};
+use crate::protocol::request::Frame;
+use crate::sys::secret;
+
+pub struct SessionRules {
+    /// The lease of a claim or a renewal that names none.
+    pub default_lease: Duration,
+    /// How long a line may take, and how long a connection may idle that holds, waits for and has
+    /// enqueued nothing.
+    pub read_timeout: Duration,
+    /// How long a reply may take, or each piece of a long one; `None` is for ever.
+    pub write_timeout: Option<Duration>,
+    /// The token that `auth` must give before any other request.
+    pub auth_token: Option<Box<[u8]>>,
+    /// The token that lets a client break grants over any connection.
+    pub admin_token: Option<Box<[u8]>>,
+    /// Keeps clients that guess tokens from flooding the log.
+    pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// The log, which counts the lines that it drops.
+    pub log: Log,
+    /// This server's part among several; `None` if it is alone.
+    #[cfg(feature = "cluster")]
+    pub office: Option<Arc<Office>>,
+    /// What it passes on while another server is active.
+    #[cfg(feature = "cluster")]
+    pub relays: Option<Arc<Relays>>,
+}
+
+impl SessionRules {
+    /// Blocks until replies may leave that wait for this.
+    pub(super) fn attest(&self, unattested: &mut Certainty) {
+        let certainty = std::mem::replace(unattested, Certainty::None);
+        #[cfg(feature = "cluster")]
+        if let Some(office) = &self.office {
+            office.attest(certainty);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = certainty;
+    }
+
+    pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {
+        match (&self.admin_token, given) {
+            (Some(token), Some(given)) => secret::is_same(token, given.as_bytes()),
+            _ => false,
+        }
+    }
+
+    /// Whether the frame is `auth` with the right token. The comparison takes the same time
+    /// wherever a wrong token differs, and whatever else is wrong with the frame.
+    pub(super) fn accepts(&self, frame: Frame<'_>) -> bool {
+        let [command, key, given] = frame;
+        let token = self.auth_token.as_deref().unwrap_or_default();
+        let (given, is_text) = match std::str::from_utf8(given) {
+            Ok(given) => (given.trim().as_bytes(), true),
+            Err(_) => (given, false),
+        };
+        let is_right = secret::is_same(token, given);
+        is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
+    }
+}
