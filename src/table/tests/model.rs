@@ -359,8 +359,13 @@ impl Model {
             .collect();
         self.tickets.retain(|ticket| ticket.conn != conn);
         self.entries.retain(|entry| entry.conn != conn);
-        let waiting = mine.iter().filter(|ticket| ticket.is_waiting());
-        let left: Vec<&String> = waiting.map(|ticket| &ticket.key).collect();
+        // Each once: the key of two places is idle, or passes on, with the first of them.
+        let mut left: Vec<&String> = Vec::new();
+        for ticket in mine.iter().filter(|ticket| ticket.is_waiting()) {
+            if !left.contains(&&ticket.key) {
+                left.push(&ticket.key);
+            }
+        }
         for key in &mut self.keys {
             key.waiters
                 .retain(|number| !mine.iter().any(|ticket| ticket.number == *number));
