@@ -48,7 +48,7 @@
 //! out, and compiles a handful of crates:
 //!
 //! ```toml
-//! latchd = { version = "0.1", default-features = false }
+//! latchd = { version = "1", default-features = false }
 //! ```
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
