@@ -27,6 +27,9 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
             fs::metadata(built(program)?)?.len()
         );
     }
+    if let Ok(all) = built("latch-all") {
+        println!("  {:<20} {:>9}", "latch-all", fs::metadata(all)?.len());
+    }
     println!("\nservers: memory of {connection_count} idle connections and waiters, {lock_count} held locks, and after {closed_count} connections have closed");
     println!(
         "  {:<20} {:>9} {:>9} {:>9} {:>11} {:>9} {:>10} {:>10}",
