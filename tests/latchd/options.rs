@@ -79,7 +79,11 @@ fn the_version_goes_to_stdout_and_is_no_failure() {
         let end = run(Daemon::command().arg(flag));
         assert_eq!(
             (end.code(), end.stdout.as_str(), end.stderr.as_str()),
-            (Some(0), concat!("latchd ", env!("CARGO_PKG_VERSION"), "\n"), "")
+            (
+                Some(0),
+                concat!("latchd ", env!("CARGO_PKG_VERSION"), "\n"),
+                ""
+            )
         );
     }
 }
