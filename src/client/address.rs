@@ -285,8 +285,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn many_silent_addresses_take_no_longer_than_one() {
+    /// A server whose backlog is full, so that a connection to it is never made, and its address.
+    fn silent_server() -> ((TcpListener, Vec<TcpStream>), SocketAddr) {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         rustix::net::listen(&silent, 0).expect("it listens already");
         let full = silent.local_addr().expect("its address");
@@ -295,6 +295,12 @@ mod tests {
             .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
             .collect();
         assert!(pending.len() < 100, "the backlog never fills");
+        ((silent, pending), full)
+    }
+
+    #[test]
+    fn many_silent_addresses_take_no_longer_than_one() {
+        let (_silent, full) = silent_server();
         let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut addrs = vec![full; 40];
         let (began, limit) = (Instant::now(), Duration::from_secs(1));
@@ -342,14 +348,7 @@ mod tests {
 
     #[test]
     fn a_silent_alternative_leaves_time_for_the_next() {
-        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-        rustix::net::listen(&silent, 0).expect("it listens already");
-        let full = silent.local_addr().expect("its address");
-        let attempt = Duration::from_millis(300);
-        let pending: Vec<TcpStream> = (0..100)
-            .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
-            .collect();
-        assert!(pending.len() < 100, "the backlog never fills");
+        let (_silent, full) = silent_server();
         let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
         let text = format!("{full}|{}", alive.local_addr().expect("its address"));
         let cluster: Address = text.parse().expect("two addresses");
