@@ -86,9 +86,7 @@ impl LockTable {
         if !is_next || queue.agree(kind, limit).is_err() || !queue.has_free_slot() {
             return false;
         }
-        if queue.is_idle() {
-            self.idle.remove(&mut self.keys, key);
-        }
+        self.take_into_use(key);
         let place = self.places.insert(Place {
             conn: ORPHANS,
             key,

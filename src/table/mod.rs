@@ -196,10 +196,7 @@ impl LockTable {
             None => self.add_key(ask, now)?,
         };
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
-        if self.keys[key].is_idle() {
-            self.idle.remove(&mut self.keys, key);
-            self.semaphore_count += usize::from(ask.kind == Kind::Semaphore);
-        }
+        self.take_into_use(key);
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
         self.tell(place);
         self.hold(place, fence, now);
@@ -402,6 +399,15 @@ impl LockTable {
         };
         let queue = self.keys.remove(id);
         self.names.remove(&queue.key).is_some()
+    }
+
+    /// Takes a key that is about to be held from the idle ones.
+    fn take_into_use(&mut self, key: KeyId) {
+        if self.keys[key].is_idle() {
+            self.idle.remove(&mut self.keys, key);
+            let kind = self.keys[key].kind;
+            self.semaphore_count += usize::from(kind == Kind::Semaphore);
+        }
     }
 
     fn find_holder(

@@ -448,14 +448,14 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
     let mut greedy = daemon.connect();
     let mut writer = greedy.writer();
     let asking = thread::spawn(move || {
-        let request = "sl\nk\n0 1048576\n".repeat(1000);
+        let request = "sl\nk\n0 1048576 3600\n".repeat(1000);
         for _ in 0..SLOTS / 1000 {
             writer
                 .write_all(request.as_bytes())
                 .expect("it is being read");
         }
     });
-    let reply_len = "ok 0123456789abcdef0123456789abcdef 33\n".len();
+    let reply_len = "ok 0123456789abcdef0123456789abcdef 3600\n".len();
     for _ in 0..SLOTS / 1000 {
         let replies = greedy.next_bytes(1000 * reply_len, PATIENCE);
         assert_eq!(replies.len(), 1000 * reply_len);
