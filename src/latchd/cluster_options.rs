@@ -81,11 +81,6 @@ fn refuse_rivals(
         ("--fence-state-file", options.fence_state_file.is_some()),
         ("--inetd", options.inetd),
         ("--idle-exit", options.idle_exit.is_some()),
-        // A standby that passes a connection on speaks first, and in clear.
-        #[cfg(feature = "tls")]
-        ("--tls-cert", options.tls_cert.is_some()),
-        #[cfg(feature = "tls")]
-        ("--tls-self-signed", options.tls_self_signed.is_some()),
     ];
     let rival = rivals.iter().find(|(_, is_given)| *is_given);
     if let Some((rival, _)) = rival {
@@ -93,6 +88,13 @@ fn refuse_rivals(
     }
     if inherits {
         return Err(exclusive(etcd, "LISTEN_FDS"));
+    }
+    if options.speaks_tls() && options.unix.is_some() {
+        let unix = origins.get("--unix").unwrap_or("--unix");
+        return Err(format!(
+            "{unix}: with --etcd and TLS there is no Unix socket: what its clients send in clear \
+             cannot be passed on"
+        ));
     }
     match options.port {
         Some(1..) => Ok(()),

@@ -1,15 +1,20 @@
-//! TLS with etcd.
+//! TLS with etcd, and with clients that several servers share.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::house::{renew, Etcd, Server, TAKE_OVER};
 use crate::support::needs::needs;
-use crate::support::Daemon;
+use crate::support::tls::{common, TlsClient};
+use crate::support::{Client, Daemon, Event, Scheme, PATIENCE};
 
 /// Makes a CA in `directory`, a certificate of it for etcd, and one for its clients. That of etcd
 /// is also one for clients: its gateway connects to etcd with it.
@@ -181,4 +186,145 @@ fn files_of_no_use_for_etcd_are_refused_by_name() {
         let line = daemon.log();
         assert!(line.starts_with(&format!("latchd: {expected}")), "{line}");
     }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Clients
+
+fn address(server: &Server) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], server.port))
+}
+
+fn encrypted(server: &Server) -> Client {
+    Client::open(Scheme::Tls, address(server))
+}
+
+/// An active server, and the options that let it and others speak TLS.
+fn active(etcd: &Etcd) -> (Server, Vec<String>) {
+    let mut options = common().options().to_vec();
+    options.push("--read-timeout=5".into());
+    let server = start(etcd, &options);
+    server.wait_until_active(1);
+    (server, options)
+}
+
+/// The epoch of the active server, by its own word.
+fn epoch(active: &Server) -> String {
+    let role = encrypted(active).request("cluster", "_", "_");
+    let words: Vec<&str> = role.split(' ').collect();
+    assert_eq!(words[..2], ["ok", "active"], "{role}");
+    words[2].to_owned()
+}
+
+#[test]
+fn tls_clients_go_through_a_standby_and_a_failover() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let (first, options) = active(&etcd);
+    let second = start(&etcd, &options);
+    second.wait_for("standby active=", 1);
+    let mut holder = encrypted(&second);
+    let grant = holder.acquire_for("k", 0, 60);
+    // Both doors lead to one table, and behind either the active server answers.
+    assert_eq!(encrypted(&first).request("l", "k", "0"), "timeout");
+    let role = holder.request("cluster", "_", "_");
+    assert_eq!(
+        role,
+        format!("ok active {} {}", epoch(&first), address(&first))
+    );
+
+    first.kill();
+    let end = holder.next_event(TAKE_OVER);
+    assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    second.wait_until_active(1);
+    let mut holder = encrypted(&second);
+    assert_eq!(renew(&mut holder, "k", &grant), "ok 60");
+
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let again = Server::start_at(first.port, &etcd.endpoints(), &options, None);
+    again.wait_for("standby active=", 1);
+    let mut other = encrypted(&again);
+    assert_eq!(other.request("l", "k", "0"), "timeout");
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    other.acquire("k", 0);
+}
+
+#[test]
+fn a_plain_client_of_a_tls_cluster_gets_no_byte() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let (active, options) = active(&etcd);
+    let standby = start(&etcd, &options);
+    standby.wait_for("standby active=", 1);
+    let greeting = format!("relay\n{}\n_\n", epoch(&active));
+    for server in [&active, &standby] {
+        for request in ["l\nk\n0\n", "cluster\n_\n_\n", "ping\n_\n_\n", "c", "\n"] {
+            let mut client = Client::tcp(address(server));
+            client.send(request);
+            client.half_close();
+            client.expect_eof();
+        }
+    }
+    // Nor does one that speaks as a standby does first.
+    for request in [
+        format!("{greeting}l\nk\n0\n"),
+        format!("{greeting}{greeting}"),
+        "relay\n1\n_\n".to_owned(),
+        "relay\n_\n".to_owned(),
+        "r".to_owned(),
+    ] {
+        let mut client = Client::tcp(address(&active));
+        client.send(&request);
+        client.half_close();
+        let end = client.next_event(PATIENCE);
+        assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
+    }
+    assert_eq!(
+        encrypted(&active).request("l", "k", "0").split(' ').next(),
+        Some("ok")
+    );
+}
+
+#[test]
+fn tls_begins_after_the_frame_of_a_standby() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let (active, _) = active(&etcd);
+    let greeting = format!("relay\n{}\n_\n", epoch(&active));
+    for cut in [1, 5, 6, greeting.len() - 1, greeting.len()] {
+        let mut socket = TcpStream::connect(address(&active)).expect("it listens");
+        socket.set_nodelay(true).expect("TCP knows TCP_NODELAY");
+        for piece in [&greeting[..cut], &greeting[cut..]] {
+            socket.write_all(piece.as_bytes()).expect("it is open");
+            thread::sleep(Duration::from_millis(30));
+        }
+        let mut client = TlsClient::over(socket).expect("a handshake");
+        client.write_all(b"ping\n_\n_\n").expect("it is open");
+        let mut reply = [0; 3];
+        client.read_exact(&mut reply).expect("a reply");
+        assert_eq!(&reply, b"ok\n", "cut at {cut}");
+    }
+    // A standby that knows of another epoch takes this server for another.
+    let mut socket = TcpStream::connect(address(&active)).expect("it listens");
+    socket.write_all(b"relay\n1\n_\n").expect("it is open");
+    let reply = TlsClient::over(socket).and_then(|mut client| {
+        client.write_all(b"ping\n_\n_\n")?;
+        client.read(&mut [0; 3])
+    });
+    assert!(!matches!(reply, Ok(1..)), "{reply:?}");
+}
+
+#[test]
+fn a_tls_cluster_has_no_unix_socket() {
+    let mut command = Daemon::command();
+    command
+        .args(common().options())
+        .args(["--port=1", "--advertise=127.0.0.1:1", "--etcd=127.0.0.1:1"])
+        .arg("--unix=socket");
+    let daemon = Daemon::from_command(command);
+    let ended = daemon.wait_exit(TAKE_OVER).expect("it is refused");
+    assert_eq!(ended.code(), Some(2));
+    let line = daemon.log();
+    let expected = "latchd: --unix: with --etcd and TLS there is no Unix socket: ";
+    assert!(line.starts_with(expected), "{line}");
 }
