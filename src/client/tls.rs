@@ -1,34 +1,19 @@
 //! TLS with a server: which certificates the client trusts.
 
-use std::env;
 use std::fmt;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
+use rustls::ClientConfig;
 
 use super::address::Address;
 use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
 use crate::net::tls::TlsStream;
-
-/// A file with the CAs that this host trusts, by the variable of OpenSSL.
-const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
-
-/// Where distributions keep the CAs that a host trusts.
-const SYSTEM_FILES: [&str; 5] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-];
+use crate::net::trust::{server_name, system_file, trusting};
 
 /// How to speak TLS with servers, by TLS 1.2 or 1.3: whose certificates the client trusts, and for
 /// which name they must be. Connections to Unix sockets stay as they are.
@@ -61,7 +46,8 @@ impl Tls {
     /// [`Error::CaFile`].
     pub fn with_ca_file(file: impl AsRef<Path>) -> Result<Tls, Error> {
         let file = file.as_ref();
-        let config = config(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
+        let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
+        let config = Arc::new(trusting.with_no_client_auth());
         Ok(Tls { config, name: None })
     }
 
@@ -72,11 +58,7 @@ impl Tls {
     ///
     /// [`Error::CaFile`].
     pub fn with_system_cas() -> Result<Tls, Error> {
-        let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
-        let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
-        let file = named.map(PathBuf::from);
-        let file = file.or_else(|| known.find(|file| file.exists()));
-        Tls::with_ca_file(file.unwrap_or_else(|| SYSTEM_FILES[0].into()))
+        Tls::with_ca_file(system_file())
     }
 
     /// Expects the certificate of every server to be for this name, or IP address, rather than for
@@ -131,29 +113,6 @@ impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls").field("name", &self.name).finish()
     }
-}
-
-fn config(file: &Path) -> io::Result<Arc<ClientConfig>> {
-    let mut roots = RootCertStore::empty();
-    let pem = fs::read(file)?;
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
-        // One of many that this build does not understand does not spoil the others.
-        let _ = roots.add(certificate);
-    }
-    if roots.is_empty() {
-        return Err(io::Error::other("there is no certificate of a CA in it"));
-    }
-    let config = ClientConfig::builder_with_provider(ring::default_provider().into())
-        .with_safe_default_protocol_versions()
-        .expect("ring has all cipher suites")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(Arc::new(config))
-}
-
-fn server_name(name: &str) -> Option<ServerName<'static>> {
-    ServerName::try_from(name.to_owned()).ok()
 }
 
 /// The host of an address with a port, without brackets.

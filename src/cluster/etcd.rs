@@ -7,11 +7,20 @@ mod base64;
 mod http;
 
 use std::fmt;
+use std::io;
+use std::net::TcpStream;
+#[cfg(feature = "tls")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "tls")]
+use rustls::ClientConfig;
 use serde_json::Value;
 
 use super::Member;
+use crate::net::stream::Stream;
+#[cfg(feature = "tls")]
+use crate::net::{tls::TlsStream, trust::server_name};
 use http::Connection;
 
 /// Refusals for which another member may do better: cancelled, unknown, deadline exceeded,
@@ -74,6 +83,8 @@ pub struct Gateway {
     user: Option<(String, String)>,
     token: Option<String>,
     timeout: Duration,
+    #[cfg(feature = "tls")]
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Gateway {
@@ -86,6 +97,17 @@ impl Gateway {
             user: user.cloned(),
             token: None,
             timeout,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// Speaks TLS with the members that do.
+    #[cfg(feature = "tls")]
+    pub fn with_tls(self, tls: Option<&Arc<ClientConfig>>) -> Gateway {
+        Gateway {
+            tls: tls.cloned(),
+            ..self
         }
     }
 
@@ -237,10 +259,30 @@ impl Gateway {
     /// The connection, and the token for it. An error is a reason.
     fn connected(&mut self) -> Result<(&mut Connection, Option<&str>), String> {
         if self.connection.is_none() {
-            self.connection = Some(Connection::open(&self.members[self.at], self.timeout)?);
+            let member = &self.members[self.at];
+            let secure = |socket, deadline| self.secure(member, socket, deadline);
+            self.connection = Some(Connection::open(member, self.timeout, secure)?);
         }
         let connection = self.connection.as_mut().expect("it was opened");
         Ok((connection, self.token.as_deref()))
+    }
+
+    /// Shakes hands with a member that speaks TLS, until `deadline`.
+    #[cfg(feature = "tls")]
+    fn secure(&self, member: &Member, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
+        if !member.speaks_tls {
+            return Ok(Stream::Tcp(socket));
+        }
+        let tls = self.tls.clone();
+        let tls = tls.ok_or_else(|| io::Error::other("no CA is trusted"))?;
+        let name = server_name(&member.host);
+        let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
+        TlsStream::client(socket, tls, name, deadline).map(Stream::Tls)
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn secure(&self, _: &Member, socket: TcpStream, _: Instant) -> io::Result<Stream> {
+        Ok(Stream::Tcp(socket))
     }
 
     /// Goes over to the next member. Its tokens are its own.

@@ -23,6 +23,8 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
+#[cfg(feature = "tls")]
+use rustls::ClientConfig;
 
 use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
@@ -50,6 +52,8 @@ pub struct Member {
     /// A name or an address, without brackets.
     pub host: String,
     pub port: u16,
+    /// Its address begins with `https://`.
+    pub speaks_tls: bool,
 }
 
 impl fmt::Display for Member {
@@ -74,6 +78,9 @@ pub struct ClusterSettings {
     pub ttl: Duration,
     /// The user and the password for etcd, if it asks for them.
     pub user: Option<(String, String)>,
+    /// How to speak TLS with the members that do.
+    #[cfg(feature = "tls")]
+    pub tls: Option<Arc<ClientConfig>>,
 }
 
 /// Who is active, as far as this server knows.
@@ -235,7 +242,10 @@ impl Office {
     fn gateway(&self) -> Gateway {
         let timeout = (self.settings.ttl / 3).min(MAX_REQUEST_TIME);
         let ClusterSettings { members, user, .. } = &self.settings;
-        Gateway::new(members, user.as_ref(), timeout)
+        let gateway = Gateway::new(members, user.as_ref(), timeout);
+        #[cfg(feature = "tls")]
+        let gateway = gateway.with_tls(self.settings.tls.as_ref());
+        gateway
     }
 
     /// Ends all connections and begins as a standby, with nothing of the old table. Safety does not

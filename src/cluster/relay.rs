@@ -27,8 +27,8 @@ pub const RELAY: &[u8] = b"relay";
 /// The first line of a request for the server's role.
 pub const CLUSTER: &[u8] = b"cluster";
 
-/// The most bytes of a request for the role: three lines.
-const MAX_ROLE_REQUEST_LEN: usize = 1024;
+/// The most bytes of a frame that is read here: three lines.
+const MAX_FRAME_LEN: usize = 1024;
 
 /// The pause before the active server is tried again, and before a first line that is not whole is
 /// looked at again.
@@ -128,7 +128,7 @@ impl Relays {
         loop {
             let deadline = Instant::now() + read_timeout;
             if matches!(self.office.role(), Role::Active { .. }) {
-                return Reception::Serve;
+                return self.take_in(client, deadline);
             }
             match first_bytes_within(client, deadline) {
                 Some(FirstBytes::Other) => break,
@@ -148,22 +148,32 @@ impl Relays {
         self.pass_on(client)
     }
 
+    /// Leaves a connection to this server. Where clients speak TLS, a standby says in clear which
+    /// term it knows of, and then its client begins: that is taken here.
+    fn take_in(&self, client: &Stream, deadline: Instant) -> Reception {
+        if !speaks_tls(client) {
+            return Reception::Serve;
+        }
+        match first_bytes_within(client, deadline) {
+            Some(FirstBytes::Relay) => {}
+            Some(FirstBytes::None) => return Reception::Over,
+            Some(_) => return Reception::Serve,
+            None => return Reception::TimedOut,
+        }
+        let frame = take_frame(client, deadline).unwrap_or_default();
+        let epoch = frame.split(|byte| *byte == b'\n').nth(1);
+        match epoch.is_some_and(|epoch| self.office.is_meant_by(epoch)) {
+            true => Reception::Serve,
+            false => {
+                debug!("turned-away peer={client} reason=relay-of-another-epoch");
+                Reception::Over
+            }
+        }
+    }
+
     /// Answers a request for the role; `None` if it does not come, or the client is gone.
     fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
-        let mut request = [0; MAX_ROLE_REQUEST_LEN];
-        loop {
-            let len = peek(client, &mut request).ok().flatten()?;
-            let mut ends = (0..len).filter(|at| request[*at] == b'\n');
-            if let Some(end) = ends.nth(2) {
-                let (taken, _) = recv(client, &mut request[..=end], RecvFlags::DONTWAIT).ok()?;
-                debug_assert_eq!(taken, end + 1);
-                break;
-            }
-            if len == request.len() || Instant::now() >= deadline {
-                return None;
-            }
-            thread::sleep(SHORT_PAUSE);
-        }
+        take_frame(client, deadline)?;
         let answer = format!("{}\n", self.office.role_line());
         (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
     }
@@ -279,6 +289,10 @@ fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> 
         let left = deadline.saturating_duration_since(Instant::now());
         match peek(client, &mut bytes) {
             Ok(Some(0)) | Err(_) => return Some(FirstBytes::None),
+            // The client asks for the role over TLS, and so the active server.
+            Ok(Some(_)) if speaks_tls(client) && bytes[0] != RELAY[0] => {
+                return Some(FirstBytes::Other)
+            }
             Ok(Some(len)) => match first_bytes(&bytes[..len]) {
                 FirstBytes::Unclear if left.is_zero() => return None,
                 FirstBytes::Unclear => thread::sleep(SHORT_PAUSE.min(left)),
@@ -317,6 +331,37 @@ fn peek(stream: &Stream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         Ok((len, _)) => Ok(Some(len)),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes the three lines of a frame, which are in clear, and nothing behind them; `None` if they do
+/// not come.
+fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
+    let mut frame = vec![0; MAX_FRAME_LEN];
+    loop {
+        let len = peek(client, &mut frame).ok().flatten()?;
+        let mut ends = (0..len).filter(|at| frame[*at] == b'\n');
+        if let Some(end) = ends.nth(2) {
+            frame.truncate(end + 1);
+            let (taken, _) = recv(client, &mut frame[..], RecvFlags::DONTWAIT).ok()?;
+            debug_assert_eq!(taken, frame.len());
+            return Some(frame);
+        }
+        if len == frame.len() || Instant::now() >= deadline {
+            return None;
+        }
+        thread::sleep(SHORT_PAUSE);
+    }
+}
+
+/// Whether a client must speak TLS.
+fn speaks_tls(client: &Stream) -> bool {
+    #[cfg(feature = "tls")]
+    return matches!(client, Stream::Tls(_));
+    #[cfg(not(feature = "tls"))]
+    {
+        let _ = client;
+        false
     }
 }
 

@@ -7,6 +7,8 @@ use crate::cli::arguments::Origins;
 use crate::cli::values::{digits, invalid};
 use crate::cluster::{ClusterSettings, Member};
 
+#[cfg(feature = "tls")]
+use super::etcd_tls::EtcdTls;
 use super::options::{exclusive, Options, CLUSTER};
 use super::read_secret_file;
 
@@ -16,6 +18,8 @@ pub(super) struct ClusterOptions {
     settings: ClusterSettings,
     /// The user, and the file with the password.
     user: Option<(String, PathBuf)>,
+    #[cfg(feature = "tls")]
+    tls: Option<EtcdTls>,
 }
 
 impl ClusterOptions {
@@ -32,21 +36,25 @@ impl ClusterOptions {
         };
         let etcd = origins.get("--etcd").unwrap_or("--etcd");
         refuse_rivals(options, origins, inherits, etcd)?;
-        refuse_tls(origins)?;
+        check_tls(origins)?;
         let members = members(list, etcd)?;
         Ok(Some(ClusterOptions {
             user: user(options, origins)?,
+            #[cfg(feature = "tls")]
+            tls: EtcdTls::resolve(options, origins, &members)?,
             settings: ClusterSettings {
                 members,
                 advertise: advertise(options, origins)?,
                 prefix: options.etcd_prefix.clone(),
                 ttl: options.etcd_ttl,
                 user: None,
+                #[cfg(feature = "tls")]
+                tls: None,
             },
         }))
     }
 
-    /// Reads the password.
+    /// Reads the password and the certificates.
     pub(super) fn settings(self) -> Result<ClusterSettings, String> {
         let user = self.user.map(|(name, file)| {
             let password = read_secret_file("etcd password", &file)?;
@@ -54,6 +62,8 @@ impl ClusterOptions {
         });
         Ok(ClusterSettings {
             user: user.transpose()?,
+            #[cfg(feature = "tls")]
+            tls: self.tls.map(EtcdTls::config).transpose()?,
             ..self.settings
         })
     }
@@ -71,11 +81,6 @@ fn refuse_rivals(
         ("--fence-state-file", options.fence_state_file.is_some()),
         ("--inetd", options.inetd),
         ("--idle-exit", options.idle_exit.is_some()),
-        // A standby that passes a connection on speaks first, and in clear.
-        #[cfg(feature = "tls")]
-        ("--tls-cert", options.tls_cert.is_some()),
-        #[cfg(feature = "tls")]
-        ("--tls-self-signed", options.tls_self_signed.is_some()),
     ];
     let rival = rivals.iter().find(|(_, is_given)| *is_given);
     if let Some((rival, _)) = rival {
@@ -83,6 +88,13 @@ fn refuse_rivals(
     }
     if inherits {
         return Err(exclusive(etcd, "LISTEN_FDS"));
+    }
+    if options.speaks_tls() && options.unix.is_some() {
+        let unix = origins.get("--unix").unwrap_or("--unix");
+        return Err(format!(
+            "{unix}: with --etcd and TLS there is no Unix socket: what its clients send in clear \
+             cannot be passed on"
+        ));
     }
     match options.port {
         Some(1..) => Ok(()),
@@ -95,8 +107,9 @@ fn refuse_rivals(
     }
 }
 
-/// Refuses TLS to etcd, which no build can do.
-fn refuse_tls(origins: &Origins) -> Result<(), String> {
+/// Refuses TLS to etcd that this build does not have. One option without the other is wrong in any
+/// build, and is refused as that.
+fn check_tls(origins: &Origins) -> Result<(), String> {
     let tls = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
     let [cert, key] = [tls[1], tls[2]].map(|option| origins.get(option));
     match (tls.iter().find_map(|option| origins.get(option)), cert, key) {
@@ -104,29 +117,32 @@ fn refuse_tls(origins: &Origins) -> Result<(), String> {
         (_, Some(one), None) | (_, None, Some(one)) => Err(format!(
             "{one}: both --etcd-cert and --etcd-key must be provided"
         )),
-        (Some(origin), ..) => Err(needs_tls(origin)),
+        (Some(origin), ..) => need_tls(origin),
     }
 }
 
-fn needs_tls(what: &str) -> String {
+fn need_tls(what: &str) -> Result<(), String> {
     match cfg!(feature = "tls") {
-        true => format!("{what}: latchd does not speak TLS with etcd yet; use a tunnel"),
-        false => format!("{what}: needs a build with --features tls"),
+        true => Ok(()),
+        false => Err(format!("{what}: needs a build with --features tls")),
     }
 }
 
 /// The members of etcd in a list with commas.
 fn members(list: &str, origin: &str) -> Result<Vec<Member>, String> {
     let member = |text: &str| {
-        if text.starts_with("https://") {
-            return Err(needs_tls(&format!("{origin}: {text}")));
+        let secured = text.strip_prefix("https://");
+        if secured.is_some() {
+            need_tls(&format!("{origin}: {text}"))?;
         }
         let wrong = || invalid(text, origin, "expected HOST:PORT or https://HOST:PORT");
-        let (host, port) = host_and_port(text).ok_or_else(wrong)?;
+        let place = host_and_port(secured.unwrap_or(text));
+        let (host, port) = place.ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Ok(Member {
             host: host.to_owned(),
             port,
+            speaks_tls: secured.is_some(),
         })
     };
     list.split(',').map(|text| member(text.trim())).collect()

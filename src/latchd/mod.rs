@@ -3,6 +3,8 @@
 mod capacity;
 #[cfg(feature = "cluster")]
 mod cluster_options;
+#[cfg(all(feature = "cluster", feature = "tls"))]
+mod etcd_tls;
 mod options;
 mod requests;
 #[cfg(feature = "tls")]

@@ -178,18 +178,24 @@ arguments::options! {
         #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"],
         // These need TLS, as the two at the end.
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        etcd_cacert: Option<String> = ["ETCD_CACERT"],
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        etcd_cert: Option<String> = ["ETCD_CERT"],
-        /// refused
-        #[argh(option, hidden_help)]
-        #[allow(dead_code)]
-        etcd_key: Option<String> = ["ETCD_KEY"],
+        /// a file with the CAs of the etcd members that speak TLS
+        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
+        etcd_cacert: Option<PathBuf> = ["ETCD_CACERT"],
+        /// a file with the certificate to show to etcd
+        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
+        etcd_cert: Option<PathBuf> = ["ETCD_CERT"],
+        /// a file with the key of that certificate
+        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
+        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
+        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
+        #[argh(from_str_fn(values::path))]
+        etcd_key: Option<PathBuf> = ["ETCD_KEY"],
         // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
         #[cfg_attr(not(feature = "tls"), allow(dead_code))]

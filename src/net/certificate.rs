@@ -47,9 +47,24 @@ impl Certificate {
 }
 
 fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, String> {
-    let unusable = |what: &str, file: &Path, why: String| {
-        format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
-    };
+    let (chain, key) = chain_and_key(chain_file, key_file)?;
+    let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("ring has all cipher suites")
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(|error| mismatch(chain_file, &error))?;
+    // Each is a message more after the handshake.
+    config.send_tls13_tickets = 1;
+    Ok(Arc::new(config))
+}
+
+/// Reads a chain of certificates and the key of its first one, both in PEM. The error names the
+/// file.
+pub fn chain_and_key(
+    chain_file: &Path,
+    key_file: &Path,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {
     let pem = read(chain_file).map_err(|why| unusable("certificate", chain_file, reason(&why)))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let chain = match chain {
@@ -68,16 +83,17 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
         };
         unusable("key", key_file, why.into())
     })?;
-    let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
-        .with_safe_default_protocol_versions()
-        .expect("ring has all cipher suites")
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        // The library may quote the file; the kind of error says enough.
-        .map_err(|error| unusable("certificate and key", chain_file, error.to_string()))?;
-    // Each is a message more after the handshake.
-    config.send_tls13_tickets = 1;
-    Ok(Arc::new(config))
+    Ok((chain, key))
+}
+
+/// Says that a certificate and its key do not go together, or are of no use.
+pub fn mismatch(chain_file: &Path, error: &rustls::Error) -> String {
+    // The library may quote the file; the kind of error says enough.
+    unusable("certificate and key", chain_file, error.to_string())
+}
+
+fn unusable(what: &str, file: &Path, why: String) -> String {
+    format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

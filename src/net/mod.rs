@@ -19,6 +19,8 @@ pub mod stream;
 mod telnet;
 #[cfg(feature = "tls")]
 pub mod tls;
+#[cfg(feature = "tls")]
+pub mod trust;
 #[cfg(feature = "programs")]
 pub mod unix_path;
 #[cfg(feature = "programs")]

@@ -14,6 +14,8 @@ mod history;
 mod proxy;
 mod relay;
 mod takeover;
+#[cfg(feature = "tls")]
+mod tls;
 
 // What a server promises alone, with its journal in etcd.
 #[path = "../latchd/auth.rs"]

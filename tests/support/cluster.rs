@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -82,6 +83,10 @@ impl Drop for Member {
 /// An etcd of one or more members on the loopback interface.
 pub struct Etcd {
     pub members: Vec<Member>,
+    /// What clients speak: `http` or `https`.
+    scheme: &'static str,
+    /// Further arguments of etcdctl.
+    access: Vec<String>,
     _directory: TempDir,
 }
 
@@ -92,6 +97,27 @@ impl Etcd {
 
     /// Starts members with further arguments.
     pub fn start_with(count: usize, further: &[&str]) -> Etcd {
+        Etcd::start_speaking("http", count, further, &[])
+    }
+
+    /// Starts a member that speaks TLS with clients and asks for their certificates. The directory
+    /// has `ca.pem`, `etcd.pem` and `etcd.key`.
+    pub fn start_secured(directory: &Path) -> Etcd {
+        let path = |name: &str| directory.join(name).to_string_lossy().into_owned();
+        let [ca, certificate, key] = ["ca.pem", "etcd.pem", "etcd.key"].map(path);
+        let (cert_flag, key_flag) = ("--cert-file", "--key-file");
+        let further = [cert_flag, &certificate, key_flag, &key];
+        let clients = ["--client-cert-auth", "--trusted-ca-file", &ca];
+        let access = ["--cacert", &ca, "--cert", &certificate, "--key", &key];
+        Etcd::start_speaking("https", 1, &[&further[..], &clients].concat(), &access)
+    }
+
+    fn start_speaking(
+        scheme: &'static str,
+        count: usize,
+        further: &[&str],
+        access: &[&str],
+    ) -> Etcd {
         let directory = TempDir::new().expect("there is room");
         let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
         let url = |port: u16| format!("http://127.0.0.1:{port}");
@@ -99,7 +125,8 @@ impl Etcd {
             .map(|at| format!("m{at}={}", url(ports[at].1)))
             .collect();
         let member = |at: usize| {
-            let (client, peer) = (url(ports[at].0), url(ports[at].1));
+            let client = format!("{scheme}://127.0.0.1:{}", ports[at].0);
+            let peer = url(ports[at].1);
             let data = directory.path().join(at.to_string());
             let pairs = [
                 ("--name", format!("m{at}")),
@@ -126,6 +153,8 @@ impl Etcd {
         };
         let etcd = Etcd {
             members: (0..count).map(member).collect(),
+            scheme,
+            access: access.iter().map(|it| it.to_string()).collect(),
             _directory: directory,
         };
         etcd.wait_until_healthy();
@@ -141,8 +170,12 @@ impl Etcd {
     /// The client addresses of all members.
     pub fn endpoints(&self) -> String {
         let members = self.members.iter();
+        let scheme = match self.scheme {
+            "http" => String::new(),
+            other => format!("{other}://"),
+        };
         let addresses: Vec<String> = members
-            .map(|member| format!("127.0.0.1:{}", member.client_port))
+            .map(|member| format!("{scheme}127.0.0.1:{}", member.client_port))
             .collect();
         addresses.join(",")
     }
@@ -152,6 +185,7 @@ impl Etcd {
         let output = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &self.endpoints()])
+            .args(&self.access)
             .args(["--dial-timeout", "1s", "--command-timeout", "2s"])
             .args(arguments)
             .output()

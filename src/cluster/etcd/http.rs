@@ -1,10 +1,11 @@
 //! As much of HTTP/1.1 as etcd's gateway speaks.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use crate::cluster::Member;
+use crate::net::stream::Stream;
 use crate::text::reason;
 
 /// The longest line of a head, in bytes.
@@ -16,19 +17,25 @@ const MAX_LINES: usize = 100;
 
 /// A connection to a member. Of no further use after an error.
 pub(super) struct Connection {
-    reader: Reader<TcpStream>,
+    reader: Reader<Stream>,
     host: String,
 }
 
 impl Connection {
-    /// Connects. An error is a reason.
-    pub(super) fn open(member: &Member, timeout: Duration) -> Result<Connection, String> {
+    /// Connects, and has `secure` make of the socket what the member speaks over. An error is a
+    /// reason.
+    pub(super) fn open(
+        member: &Member,
+        timeout: Duration,
+        secure: impl Fn(TcpStream, Instant) -> io::Result<Stream>,
+    ) -> Result<Connection, String> {
         let deadline = Instant::now() + timeout;
         let place = (member.host.as_str(), member.port);
         let addresses = place.to_socket_addrs().map_err(|error| reason(&error))?;
         let mut why = "the name has no address".to_owned();
         for address in addresses {
-            match connect(&address, deadline) {
+            let socket = connect(&address, deadline);
+            match socket.and_then(|socket| secure(socket, deadline)) {
                 Ok(stream) => {
                     return Ok(Connection {
                         reader: Reader::new(stream),
@@ -98,9 +105,9 @@ impl Connection {
         }
         request += "\r\n";
         request += body;
-        let stream = &mut self.reader.source;
-        stream.set_write_timeout(Some(left(deadline)?))?;
-        stream.write_all(request.as_bytes())
+        let left = left(deadline)?;
+        let stream = &self.reader.source;
+        stream.write_within(request.as_bytes(), Some(left))
     }
 }
 
@@ -124,9 +131,9 @@ pub(super) trait Source: Read {
     fn set_limit(&mut self, limit: Duration) -> io::Result<()>;
 }
 
-impl Source for TcpStream {
+impl Source for Stream {
     fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(limit))
+        self.set_read_timeout(limit)
     }
 }
 

@@ -18,11 +18,15 @@ fn member(answers: Vec<String>) -> (Member, thread::JoinHandle<Vec<String>>) {
         }
         requests
     };
-    let member = Member {
+    (at(port), thread::spawn(serve))
+}
+
+fn at(port: u16) -> Member {
+    Member {
         host: "127.0.0.1".into(),
         port,
-    };
-    (member, thread::spawn(serve))
+        speaks_tls: false,
+    }
 }
 
 fn request(stream: &mut impl Read) -> String {
@@ -99,10 +103,7 @@ fn the_next_request_goes_to_the_next_member() {
     let dead = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = dead.local_addr().expect("an address").port();
     drop(dead);
-    let dead = Member {
-        host: "127.0.0.1".into(),
-        port,
-    };
+    let dead = at(port);
     let (silent, _requests) = member(vec![refused(503, 14)]);
     let (good, _requests) = member(vec![ok(r#"{"ID":"1"}"#)]);
     let mut gateway = gateway(&[dead.clone(), silent.clone(), good]);
@@ -151,10 +152,7 @@ fn a_watch_ends_with_the_first_event() {
 fn a_watch_without_events_ends_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let silent = Member {
-        host: "127.0.0.1".into(),
-        port,
-    };
+    let silent = at(port);
     let time = Duration::from_millis(100);
     let began = Instant::now();
     assert_eq!(gateway(&[silent]).watch(b"k", 1, time), Ok(()));

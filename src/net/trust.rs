@@ -1,0 +1,60 @@
+//! Which servers the client's side of TLS trusts.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustls::client::WantsClientCert;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
+
+/// A file with the CAs that this host trusts, by the variable of OpenSSL.
+const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
+
+/// Where distributions keep the CAs that a host trusts.
+const SYSTEM_FILES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+];
+
+/// The file with the CAs that this host trusts: the one that `SSL_CERT_FILE` names, or where the
+/// distribution keeps it.
+pub fn system_file() -> PathBuf {
+    let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
+    let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
+    let file = named.map(PathBuf::from);
+    let file = file.or_else(|| known.find(|file| file.exists()));
+    file.unwrap_or_else(|| SYSTEM_FILES[0].into())
+}
+
+/// The settings of a client that trusts the certificates in a PEM file, and those that they have
+/// signed: by TLS 1.2 or 1.3. What the client shows of itself is still to be said.
+pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
+    let mut roots = RootCertStore::empty();
+    let pem = fs::read(file)?;
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
+        // One of many that this build does not understand does not spoil the others.
+        let _ = roots.add(certificate);
+    }
+    if roots.is_empty() {
+        return Err(io::Error::other("there is no certificate of a CA in it"));
+    }
+    Ok(
+        ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("ring has all cipher suites")
+            .with_root_certificates(roots),
+    )
+}
+
+/// The name that a server's certificate must be for; `None` if it cannot be in a certificate.
+pub fn server_name(host: &str) -> Option<ServerName<'static>> {
+    ServerName::try_from(host.to_owned()).ok()
+}
