@@ -3,7 +3,6 @@
 //! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
 //! or empty is left out. A refusal is chunked, with trailers.
 
-mod base64;
 mod http;
 
 use std::fmt;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::Member;
+use crate::base64;
 use http::Connection;
 
 /// Refusals for which another member may do better: cancelled, unknown, deadline exceeded,

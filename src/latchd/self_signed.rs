@@ -17,6 +17,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
 use rustls::SupportedCipherSuite;
 
+use crate::base64;
 use crate::sys::directory::lock_within;
 use crate::text::{reason, Escaped};
 
@@ -148,48 +149,9 @@ fn fingerprint(der: &[u8]) -> String {
 }
 
 fn pem(label: &str, der: &[u8]) -> String {
-    let base64 = base64(der);
+    let base64 = base64::encode(der);
     let lines = base64.as_bytes().chunks(PEM_COLUMNS);
     let lines = lines.map(|line| String::from_utf8_lossy(line) + "\n");
     let body: String = lines.collect();
     format!("-----BEGIN {label}-----\n{body}-----END {label}-----\n")
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let mut three = [0; 4];
-        three[1..=chunk.len()].copy_from_slice(chunk);
-        let bits = u32::from_be_bytes(three);
-        for at in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * at)) as usize & 63];
-            text.push(if at <= chunk.len() {
-                char::from(digit)
-            } else {
-                '='
-            });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_standard() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 }
