@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +20,9 @@ use rustls::SupportedCipherSuite;
 use crate::base64;
 use crate::sys::directory::lock_within;
 use crate::text::{reason, Escaped};
+
+/// A name of this host on every host.
+const LOCALHOST: &str = "localhost";
 
 /// What clients are given to trust, the server's certificate, and its key.
 const CA: &str = "ca.pem";
@@ -109,19 +112,16 @@ fn make(host: IpAddr) -> Result<Made, rcgen::Error> {
 /// Under which names clients on this host and on others may know the server.
 fn names(host: IpAddr) -> Vec<SanType> {
     let uname = rustix::system::uname();
-    let names = ["localhost", uname.nodename().to_str().unwrap_or_default()];
-    let names = names
-        .iter()
-        .filter_map(|name| name.to_string().try_into().ok());
-    let loopback = ["127.0.0.1", "::1"].map(|ip| ip.parse().expect("an address"));
-    let addresses = loopback.into_iter().chain([host]);
-    let addresses = addresses.filter(|address| !address.is_unspecified());
-    let mut names: Vec<SanType> = names
-        .map(SanType::DnsName)
-        .chain(addresses.map(SanType::IpAddress))
-        .collect();
-    names.dedup();
-    names
+    let nodename = uname.nodename().to_str().ok();
+    let nodename = nodename.filter(|name| *name != LOCALHOST);
+    let names = [LOCALHOST].into_iter().chain(nodename);
+    let names = names.filter_map(|name| name.to_string().try_into().ok());
+    let mut addresses: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    if !host.is_unspecified() && !addresses.contains(&host) {
+        addresses.push(host);
+    }
+    let addresses = addresses.into_iter().map(SanType::IpAddress);
+    names.map(SanType::DnsName).chain(addresses).collect()
 }
 
 /// Writes a file that appears under its name when it is complete. The directory is locked.

@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::ServerConfig;
 
+use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
 /// The longest file in bytes: more than any chain of certificates.
@@ -80,9 +83,19 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
     Ok(Arc::new(config))
 }
 
+/// Does not block, as the open of a FIFO without a writer would: the thread that reads the files
+/// again also answers the other signals.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits() as i32)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(not_a_file());
+    }
     let mut content = Vec::new();
-    let mut limited = File::open(path)?.take(MAX_FILE_LEN + 1);
+    let mut limited = file.take(MAX_FILE_LEN + 1);
     if limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
         return Err(io::Error::other("it is too long"));
     }

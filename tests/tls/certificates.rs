@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::{mknodat, FileType, Mode, CWD};
+
 use latchd::client::{Address, Client, Error, Settings, Tls};
 
 use crate::support::needs::needs;
@@ -102,6 +104,26 @@ fn a_broken_new_certificate_leaves_the_old_one() {
     assert_eq!(ping(&daemon, &set.ca()).0, Some(0));
 }
 
+/// A server that waits for a writer would answer no other signal.
+#[test]
+fn a_fifo_in_place_of_the_certificate_does_not_block() {
+    let set = Set::new();
+    let daemon = with(&set);
+    fs::remove_file(set.certificate()).expect("it is there");
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, set.certificate(), FileType::Fifo, mode, 0).expect("there is room");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("cert.pem: it is not a regular file", PATIENCE);
+    assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+    let [cert, key] = set.options();
+    let (status, line) = refusal(&[&cert, &key]);
+    assert_eq!(status, Some(1), "{line}");
+    assert!(
+        line.contains("cert.pem: it is not a regular file"),
+        "{line}"
+    );
+}
+
 #[test]
 fn the_server_does_not_start_without_a_usable_certificate() {
     let (set, other) = (Set::new(), Set::new());
@@ -181,6 +203,12 @@ fn a_self_signed_certificate_is_made_once() {
         keys.push(fs::read(key).expect("it is ours"));
     }
     assert_eq!(keys[0], keys[1]);
+    let mut openssl = Command::new("openssl");
+    openssl.args(["x509", "-noout", "-ext", "subjectAltName", "-in"]);
+    let output = openssl.arg(directory.join("cert.pem")).output();
+    let names = output.expect("it is installed").stdout;
+    let names = String::from_utf8_lossy(&names).into_owned();
+    assert_eq!(names.matches("127.0.0.1").count(), 1, "{names}");
     let mut names: Vec<_> = fs::read_dir(&directory)
         .expect("it is there")
         .map(|entry| entry.expect("it stays").file_name())
