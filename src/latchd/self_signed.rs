@@ -35,7 +35,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// The columns of base64 in a line of PEM.
 const PEM_COLUMNS: usize = 64;
 
-/// The files of the certificate and its key in `directory`. Makes them if there is no key: then
+/// The files of the certificate and its key in `directory`. Makes them if none is there: then
 /// the certificate is for this host, `localhost` and the address `host`. Logs the fingerprint of
 /// the CA.
 pub(super) fn files(directory: &Path, host: IpAddr) -> Result<(PathBuf, PathBuf), String> {
@@ -57,21 +57,28 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
     if !lock_within(&lock, LOCK_PATIENCE)? {
         return Err(io::Error::other("it is locked by another process"));
     }
-    if !directory.join(KEY).try_exists()? {
-        let made = make(host).map_err(io::Error::other)?;
-        // The key comes last: with it, the set is complete.
-        for (name, mode, text) in [
-            (CA, 0o644, &made.ca),
-            (CERTIFICATE, 0o644, &made.certificate),
-            (KEY, 0o600, &made.key),
-        ] {
-            write(&directory.join(name), mode, text)?;
+    if !is_there(directory, KEY)? {
+        for name in [CA, CERTIFICATE] {
+            if is_there(directory, name)? {
+                let why = format!("{name} is there, and {KEY} is not");
+                return Err(io::Error::other(why));
+            }
         }
+        write_all(directory, &make(host).map_err(io::Error::other)?)?;
     }
-    let ca = fs::read(directory.join(CA))?;
+    let unusable = |why: &str| io::Error::other(format!("{CA}: {why}"));
+    let ca = fs::read(directory.join(CA)).map_err(|error| unusable(&reason(&error)))?;
     let ca = CertificateDer::from_pem_slice(&ca);
-    let ca = ca.map_err(|_| io::Error::other("ca.pem is not a certificate in PEM"))?;
+    let ca = ca.map_err(|_| unusable("it is not a certificate in PEM"))?;
     Ok(fingerprint(&ca))
+}
+
+fn is_there(directory: &Path, name: &str) -> io::Result<bool> {
+    match fs::symlink_metadata(directory.join(name)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// In PEM.
@@ -124,18 +131,32 @@ fn names(host: IpAddr) -> Vec<SanType> {
     names.map(SanType::DnsName).chain(addresses).collect()
 }
 
-/// Writes a file that appears under its name when it is complete. The directory is locked.
-fn write(path: &Path, mode: u32, text: &str) -> io::Result<()> {
-    let staged = path.with_extension("new");
-    let _ = fs::remove_file(&staged);
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&staged)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&staged, path)
+/// Writes the files. They appear one right after the other, when all are complete. The directory is
+/// locked.
+fn write_all(directory: &Path, made: &Made) -> io::Result<()> {
+    for (name, mode, text) in [
+        (CA, 0o644, &made.ca),
+        (CERTIFICATE, 0o644, &made.certificate),
+        (KEY, 0o600, &made.key),
+    ] {
+        let staged = staged(directory, name);
+        let _ = fs::remove_file(&staged);
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&staged)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+    }
+    for name in [CA, CERTIFICATE, KEY] {
+        fs::rename(staged(directory, name), directory.join(name))?;
+    }
+    Ok(())
+}
+
+fn staged(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name).with_extension("new")
 }
 
 /// SHA-256 in hexadecimal digits.

@@ -216,3 +216,29 @@ fn a_self_signed_certificate_is_made_once() {
     names.sort();
     assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
 }
+
+#[test]
+fn a_certificate_without_its_key_is_not_replaced() {
+    let set = Set::new();
+    fs::remove_file(set.key()).expect("it is there");
+    let directory = set.key().with_file_name("");
+    let option = format!("--tls-self-signed={}", directory.display());
+    let refused = |name: &str| {
+        let before = fs::read(set.path(name)).expect("it is there");
+        let (status, line) = refusal(&[&option]);
+        assert_eq!(status, Some(1), "{line}");
+        let why = format!(": {name} is there, and key.pem is not\n");
+        assert!(line.ends_with(&why), "{line}");
+        assert_eq!(fs::read(set.path(name)).ok(), Some(before));
+    };
+    refused("ca.pem");
+    fs::remove_file(set.ca()).expect("it is there");
+    refused("cert.pem");
+    fs::rename(set.certificate(), set.key()).expect("there is room");
+    let (status, line) = refusal(&[&option]);
+    assert_eq!(status, Some(1), "{line}");
+    assert!(
+        line.ends_with(": ca.pem: no such file or directory\n"),
+        "{line}"
+    );
+}
