@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::ServerConfig;
+use rustls::{Error, ServerConfig};
 
 use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
@@ -66,6 +66,7 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
     let pem = read(key_file).map_err(|why| unusable("key", key_file, reason(&why)))?;
     let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
         let why = match error {
+            _ if has_password(&pem) => "it has a password",
             pem::Error::NoItemsFound => "there is no key in it",
             _ => "it is not PEM",
         };
@@ -76,11 +77,25 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
         .expect("ring has all cipher suites")
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        // The library may quote the file; the kind of error says enough.
-        .map_err(|error| unusable("certificate and key", chain_file, error.to_string()))?;
+        .map_err(|error| match error {
+            Error::InvalidCertificate(_) => {
+                unusable("certificate", chain_file, "it is not a certificate".into())
+            }
+            Error::InconsistentKeys(_) => {
+                let why = "it is not the key of the certificate";
+                unusable("key", key_file, why.into())
+            }
+            _ => unusable("key", key_file, "it is not a key that TLS can use".into()),
+        })?;
     // Each is a message more after the handshake.
     config.send_tls13_tickets = 1;
     Ok(Arc::new(config))
+}
+
+/// Whether a key in PEM is encrypted: a word in its label or its header.
+fn has_password(pem: &[u8]) -> bool {
+    let word = b"ENCRYPTED";
+    pem.windows(word.len()).any(|part| part == word)
 }
 
 /// Does not block, as the open of a FIFO without a writer would: the thread that reads the files

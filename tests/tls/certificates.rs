@@ -130,6 +130,24 @@ fn the_server_does_not_start_without_a_usable_certificate() {
     let cert = |file: &Path| format!("--tls-cert={}", file.display());
     let key = |file: &Path| format!("--tls-key={}", file.display());
     fs::write(set.path("garbage"), "-----BEGIN CERTIFICATE-----\n?").expect("there is room");
+    for (name, text) in [
+        (
+            "no DER",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n\
+             -----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+        ),
+        (
+            "PKCS 8",
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+        ),
+        (
+            "PKCS 1",
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
+             DEK-Info: AES-128-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n",
+        ),
+    ] {
+        fs::write(set.path(name), text).expect("there is room");
+    }
     for (cert_file, key_file, why) in [
         (set.path("none"), set.key(), "no such file or directory"),
         (
@@ -144,12 +162,25 @@ fn the_server_does_not_start_without_a_usable_certificate() {
             "there is no key in it",
         ),
         (set.path("garbage"), set.key(), "it is not PEM"),
-        (set.certificate(), other.key(), "KeyMismatch"),
+        (set.path("no DER"), set.key(), "it is not a certificate"),
+        (
+            set.certificate(),
+            set.path("no DER"),
+            "it is not a key that TLS can use",
+        ),
+        (set.certificate(), set.path("PKCS 8"), "it has a password"),
+        (set.certificate(), set.path("PKCS 1"), "it has a password"),
+        (
+            set.certificate(),
+            other.key(),
+            "it is not the key of the certificate",
+        ),
     ] {
         let (status, line) = refusal(&[&cert(&cert_file), &key(&key_file)]);
         assert_eq!(status, Some(1), "{line}");
         assert!(line.starts_with("latchd: cannot use the TLS "), "{line}");
-        assert!(line.contains(why) && line.lines().count() == 1, "{line}");
+        let end = format!(": {why}\n");
+        assert!(line.ends_with(&end) && line.lines().count() == 1, "{line}");
     }
 }
 
