@@ -125,6 +125,20 @@ fn a_fifo_in_place_of_the_certificate_does_not_block() {
 }
 
 #[test]
+fn a_path_with_a_blank_leaves_a_log_line_readable() {
+    let set = Set::new();
+    let blank = set.path("a b.pem");
+    fs::rename(set.certificate(), &blank).expect("there is room");
+    let [_, key] = set.options();
+    let daemon = Daemon::start(&[&format!("--tls-cert={}", blank.display()), &key]);
+    fs::remove_file(&blank).expect("it is there");
+    daemon.signal(Signal::HUP);
+    let path = format!("\\\"{}\\\"", blank.display());
+    let why = format!("cannot use the TLS certificate {path}: no such file or directory");
+    daemon.wait_for_log(&format!("certificate-kept error=\"{why}\"\n"), PATIENCE);
+}
+
+#[test]
 fn the_server_does_not_start_without_a_usable_certificate() {
     let (set, other) = (Set::new(), Set::new());
     let cert = |file: &Path| format!("--tls-cert={}", file.display());
