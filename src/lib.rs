@@ -69,7 +69,7 @@
 //!   services    arbiter/ fence/                   client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
-//!   ground      net/   sys/   text   log
+//!   ground      net/   sys/   text   base64   log
 //! ```
 //!
 //! A module uses those below it, never one above; `tests/house/layering.rs` keeps it so.
@@ -102,6 +102,8 @@
 
 #[cfg(feature = "programs")]
 mod arbiter;
+#[cfg(any(feature = "cluster", feature = "tls"))]
+mod base64;
 #[cfg(feature = "programs")]
 mod cli;
 pub mod client;

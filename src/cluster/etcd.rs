@@ -3,7 +3,6 @@
 //! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
 //! or empty is left out. A refusal is chunked, with trailers.
 
-mod base64;
 mod http;
 
 use std::fmt;
@@ -18,6 +17,7 @@ use rustls::ClientConfig;
 use serde_json::Value;
 
 use super::Member;
+use crate::base64;
 use crate::net::stream::Stream;
 #[cfg(feature = "tls")]
 use crate::net::{tls::TlsStream, trust::server_name};

@@ -183,7 +183,7 @@ fn exposition(answers: &[Answer]) -> String {
     let help = "How long the claims that were queued waited for their grants.";
     text.begin(WAIT, "histogram", help);
     for (server, answer) in answers {
-        // A histogram without all of its parts is none.
+        // A histogram without all of its parts, or one that falls, is none.
         let waits = answer.as_ref().and_then(|json| json.get("grant_waits"));
         let _ = waits.and_then(|waits| write_waits(server, waits, &mut text));
     }
@@ -193,12 +193,12 @@ fn exposition(answers: &[Answer]) -> String {
 impl Metric {
     fn write(&self, server: &str, value: &Value, text: &mut Exposition) {
         let server = ("server", server);
-        match value {
-            Value::Number(number) => text.sample(self.name, &[server], number),
-            Value::Object(members) => {
-                for (member, value) in members {
+        match (value, self.label) {
+            (Value::Number(number), "") => text.sample(self.name, &[server], number),
+            (Value::Object(members), label) if !label.is_empty() => {
+                for (member, value) in members.iter().filter(|(name, _)| is_word(name)) {
                     if let Value::Number(number) = value {
-                        text.sample(self.name, &[server, (self.label, member)], number);
+                        text.sample(self.name, &[server, (label, member)], number);
                     }
                 }
             }
@@ -207,12 +207,27 @@ impl Metric {
     }
 }
 
+/// Whether this is a name as servers give it.
+fn is_word(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    !name.is_empty() && name.bytes().all(is_part)
+}
+
 fn write_waits(server: &str, waits: &Value, text: &mut Exposition) -> Option<()> {
     let number = |of: &Value, name: &str| of.get(name).filter(|it| it.is_number()).cloned();
     let (count, sum) = (number(waits, "count")?, number(waits, "sum_s")?);
     let buckets = waits.get("buckets")?.as_array()?.iter();
     let buckets = buckets.map(|bucket| Some((number(bucket, "le_s")?, number(bucket, "count")?)));
     let buckets: Vec<(Value, Value)> = buckets.collect::<Option<_>>()?;
+    let rises = buckets.is_sorted_by(|(bound, count), (next_bound, next_count)| {
+        bound.as_f64() < next_bound.as_f64() && count.as_f64() <= next_count.as_f64()
+    });
+    let is_whole = buckets
+        .last()
+        .is_none_or(|last| last.1.as_f64() <= count.as_f64());
+    if !rises || !is_whole {
+        return None;
+    }
     let server = ("server", server);
     let name = format!("{WAIT}_bucket");
     for (bound, count) in buckets {
@@ -300,5 +315,24 @@ latchd_grant_wait_seconds_sum{server="a:1"} 1.5
 latchd_grant_wait_seconds_count{server="a:1"} 3
 "#;
         assert_eq!(exposition(&answers), expected);
+    }
+
+    /// A series that the format does not know spoils the text of all servers.
+    #[test]
+    fn a_strange_answer_spoils_no_text() {
+        let strange = [
+            r#"{"counters":{"grants":{"a":1},"refusals":7},"gauges":{"keys":3}}"#,
+            r#"{"counters":{"refusals":{"":1,"\u001b[2J":1,"a b":1}}}"#,
+            r#"{"grant_waits":{"count":2,"sum_s":1,
+                "buckets":[{"le_s":1,"count":1},{"le_s":1.0,"count":1}]}}"#,
+            r#"{"grant_waits":{"count":2,"sum_s":1,
+                "buckets":[{"le_s":1,"count":2},{"le_s":3,"count":1}]}}"#,
+            r#"{"grant_waits":{"count":2,"sum_s":1,"buckets":[{"le_s":1,"count":3}]}}"#,
+        ];
+        for answer in strange {
+            let text = exposition(&[("a:1".into(), counters(answer))]);
+            let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+            assert_eq!(series, [r#"latchd_up{server="a:1"} 1"#], "{answer}");
+        }
     }
 }

@@ -54,7 +54,7 @@ impl EtcdTls {
             Some((chain_file, key_file)) => {
                 let (chain, key) = chain_and_key(&chain_file, &key_file)?;
                 let config = trusting.with_client_auth_cert(chain, key);
-                config.map_err(|error| mismatch(&chain_file, &error))?
+                config.map_err(|error| mismatch(&chain_file, &key_file, &error))?
             }
         };
         Ok(Arc::new(config))

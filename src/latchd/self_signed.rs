@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,8 +17,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
 use rustls::SupportedCipherSuite;
 
+use crate::base64;
 use crate::sys::directory::lock_within;
 use crate::text::{reason, Escaped};
+
+/// A name of this host on every host.
+const LOCALHOST: &str = "localhost";
 
 /// What clients are given to trust, the server's certificate, and its key.
 const CA: &str = "ca.pem";
@@ -31,7 +35,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// The columns of base64 in a line of PEM.
 const PEM_COLUMNS: usize = 64;
 
-/// The files of the certificate and its key in `directory`. Makes them if there is no key: then
+/// The files of the certificate and its key in `directory`. Makes them if none is there: then
 /// the certificate is for this host, `localhost` and the address `host`. Logs the fingerprint of
 /// the CA.
 pub(super) fn files(directory: &Path, host: IpAddr) -> Result<(PathBuf, PathBuf), String> {
@@ -53,21 +57,28 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
     if !lock_within(&lock, LOCK_PATIENCE)? {
         return Err(io::Error::other("it is locked by another process"));
     }
-    if !directory.join(KEY).try_exists()? {
-        let made = make(host).map_err(io::Error::other)?;
-        // The key comes last: with it, the set is complete.
-        for (name, mode, text) in [
-            (CA, 0o644, &made.ca),
-            (CERTIFICATE, 0o644, &made.certificate),
-            (KEY, 0o600, &made.key),
-        ] {
-            write(&directory.join(name), mode, text)?;
+    if !is_there(directory, KEY)? {
+        for name in [CA, CERTIFICATE] {
+            if is_there(directory, name)? {
+                let why = format!("{name} is there, and {KEY} is not");
+                return Err(io::Error::other(why));
+            }
         }
+        write_all(directory, &make(host).map_err(io::Error::other)?)?;
     }
-    let ca = fs::read(directory.join(CA))?;
+    let unusable = |why: &str| io::Error::other(format!("{CA}: {why}"));
+    let ca = fs::read(directory.join(CA)).map_err(|error| unusable(&reason(&error)))?;
     let ca = CertificateDer::from_pem_slice(&ca);
-    let ca = ca.map_err(|_| io::Error::other("ca.pem is not a certificate in PEM"))?;
+    let ca = ca.map_err(|_| unusable("it is not a certificate in PEM"))?;
     Ok(fingerprint(&ca))
+}
+
+fn is_there(directory: &Path, name: &str) -> io::Result<bool> {
+    match fs::symlink_metadata(directory.join(name)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// In PEM.
@@ -108,33 +119,44 @@ fn make(host: IpAddr) -> Result<Made, rcgen::Error> {
 /// Under which names clients on this host and on others may know the server.
 fn names(host: IpAddr) -> Vec<SanType> {
     let uname = rustix::system::uname();
-    let names = ["localhost", uname.nodename().to_str().unwrap_or_default()];
-    let names = names
-        .iter()
-        .filter_map(|name| name.to_string().try_into().ok());
-    let loopback = ["127.0.0.1", "::1"].map(|ip| ip.parse().expect("an address"));
-    let addresses = loopback.into_iter().chain([host]);
-    let addresses = addresses.filter(|address| !address.is_unspecified());
-    let mut names: Vec<SanType> = names
-        .map(SanType::DnsName)
-        .chain(addresses.map(SanType::IpAddress))
-        .collect();
-    names.dedup();
-    names
+    let nodename = uname.nodename().to_str().ok();
+    let nodename = nodename.filter(|name| *name != LOCALHOST);
+    let names = [LOCALHOST].into_iter().chain(nodename);
+    let names = names.filter_map(|name| name.to_string().try_into().ok());
+    let mut addresses: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    if !host.is_unspecified() && !addresses.contains(&host) {
+        addresses.push(host);
+    }
+    let addresses = addresses.into_iter().map(SanType::IpAddress);
+    names.map(SanType::DnsName).chain(addresses).collect()
 }
 
-/// Writes a file that appears under its name when it is complete. The directory is locked.
-fn write(path: &Path, mode: u32, text: &str) -> io::Result<()> {
-    let staged = path.with_extension("new");
-    let _ = fs::remove_file(&staged);
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&staged)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&staged, path)
+/// Writes the files. They appear one right after the other, when all are complete. The directory is
+/// locked.
+fn write_all(directory: &Path, made: &Made) -> io::Result<()> {
+    for (name, mode, text) in [
+        (CA, 0o644, &made.ca),
+        (CERTIFICATE, 0o644, &made.certificate),
+        (KEY, 0o600, &made.key),
+    ] {
+        let staged = staged(directory, name);
+        let _ = fs::remove_file(&staged);
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&staged)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+    }
+    for name in [CA, CERTIFICATE, KEY] {
+        fs::rename(staged(directory, name), directory.join(name))?;
+    }
+    Ok(())
+}
+
+fn staged(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name).with_extension("new")
 }
 
 /// SHA-256 in hexadecimal digits.
@@ -148,48 +170,9 @@ fn fingerprint(der: &[u8]) -> String {
 }
 
 fn pem(label: &str, der: &[u8]) -> String {
-    let base64 = base64(der);
+    let base64 = base64::encode(der);
     let lines = base64.as_bytes().chunks(PEM_COLUMNS);
     let lines = lines.map(|line| String::from_utf8_lossy(line) + "\n");
     let body: String = lines.collect();
     format!("-----BEGIN {label}-----\n{body}-----END {label}-----\n")
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let mut three = [0; 4];
-        three[1..=chunk.len()].copy_from_slice(chunk);
-        let bits = u32::from_be_bytes(three);
-        for at in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * at)) as usize & 63];
-            text.push(if at <= chunk.len() {
-                char::from(digit)
-            } else {
-                '='
-            });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_standard() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 }

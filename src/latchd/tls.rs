@@ -6,6 +6,7 @@ use log::{info, warn};
 
 use crate::net::certificate::Certificate;
 use crate::net::listener::Listener;
+use crate::text::Escaped;
 
 use super::options::Options;
 use super::self_signed;
@@ -34,7 +35,7 @@ pub(super) fn reader_of(certificate: Option<Arc<Certificate>>) -> impl Fn() + Se
         };
         match certificate.read_again() {
             Ok(()) => info!("certificate-read"),
-            Err(why) => warn!("certificate-kept error=\"{why}\""),
+            Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
         }
     }
 }

@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::ServerConfig;
+use rustls::{Error, ServerConfig};
 
+use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
 /// The longest file in bytes: more than any chain of certificates.
@@ -53,7 +56,7 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
         .expect("ring has all cipher suites")
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .map_err(|error| mismatch(chain_file, &error))?;
+        .map_err(|error| mismatch(chain_file, key_file, &error))?;
     // Each is a message more after the handshake.
     config.send_tls13_tickets = 1;
     Ok(Arc::new(config))
@@ -78,6 +81,7 @@ pub fn chain_and_key(
     let pem = read(key_file).map_err(|why| unusable("key", key_file, reason(&why)))?;
     let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
         let why = match error {
+            _ if has_password(&pem) => "it has a password",
             pem::Error::NoItemsFound => "there is no key in it",
             _ => "it is not PEM",
         };
@@ -86,19 +90,44 @@ pub fn chain_and_key(
     Ok((chain, key))
 }
 
-/// Says that a certificate and its key do not go together, or are of no use.
-pub fn mismatch(chain_file: &Path, error: &rustls::Error) -> String {
-    // The library may quote the file; the kind of error says enough.
-    unusable("certificate and key", chain_file, error.to_string())
+/// Says which of the two files is of no use, or that they do not go together.
+pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
+    // The library's words may quote the file.
+    match error {
+        Error::InvalidCertificate(_) => {
+            unusable("certificate", chain_file, "it is not a certificate".into())
+        }
+        Error::InconsistentKeys(_) => {
+            let why = "it is not the key of the certificate";
+            unusable("key", key_file, why.into())
+        }
+        _ => unusable("key", key_file, "it is not a key that TLS can use".into()),
+    }
 }
 
 fn unusable(what: &str, file: &Path, why: String) -> String {
     format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
 }
 
+/// Whether a key in PEM is encrypted: a word in its label or its header.
+fn has_password(pem: &[u8]) -> bool {
+    let word = b"ENCRYPTED";
+    pem.windows(word.len()).any(|part| part == word)
+}
+
+/// Does not block, as the open of a FIFO without a writer would: the thread that reads the files
+/// again also answers the other signals.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits() as i32)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(not_a_file());
+    }
     let mut content = Vec::new();
-    let mut limited = File::open(path)?.take(MAX_FILE_LEN + 1);
+    let mut limited = file.take(MAX_FILE_LEN + 1);
     if limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
         return Err(io::Error::other("it is too long"));
     }

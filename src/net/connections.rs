@@ -47,7 +47,7 @@ pub struct Admission {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     InAll,
-    ForItsSource,
+    ForItsSource(IpAddr),
 }
 
 impl Connections {
@@ -115,15 +115,12 @@ impl Connections {
     }
 
     fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<Full> {
-        let place = source.and_then(|source| open.place_of(source).ok());
-        let of_source = place.map_or(0, |at| open.per_source[at].1);
         if open.streams.len() >= self.max_connections {
-            Some(Full::InAll)
-        } else if self.max_per_source.is_some_and(|max| of_source >= max) {
-            Some(Full::ForItsSource)
-        } else {
-            None
+            return Some(Full::InAll);
         }
+        let (source, max) = source.zip(self.max_per_source)?;
+        let of_source = open.place_of(source).map_or(0, |at| open.per_source[at].1);
+        (of_source >= max).then_some(Full::ForItsSource(source))
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.

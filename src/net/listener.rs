@@ -163,8 +163,10 @@ impl Listener {
                 Ok(Err(Full::InAll)) => {
                     refusals.warn(format_args!("turned-away reason=max-connections"));
                 }
-                Ok(Err(Full::ForItsSource)) => {
-                    refusals.warn(format_args!("turned-away reason=max-connections-per-ip"));
+                Ok(Err(Full::ForItsSource(source))) => {
+                    refusals.warn(format_args!(
+                        "turned-away reason=max-connections-per-ip source={source}"
+                    ));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {

@@ -326,18 +326,21 @@ impl Read for Incoming<'_> {
 
 /// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    if left == Some(Duration::ZERO) {
-        // A peer that sends empty records, one after the other, gains no time.
-        return Err(Errno::AGAIN.into());
-    }
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-    match poll(&mut polled, timeout.as_ref()) {
-        Ok(0) => Err(Errno::AGAIN.into()),
-        // The caller may be interrupted, and looks at the clock again.
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            // A peer that sends empty records, one after the other, gains no time.
+            return Err(Errno::AGAIN.into());
+        }
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(0) => return Err(Errno::AGAIN.into()),
+            Ok(_) => return Ok(()),
+            // A signal of the program that this is a part of.
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

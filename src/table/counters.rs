@@ -30,7 +30,7 @@ const WAIT_BOUNDS: [Duration; 14] = [
 /// abandonments` and the number of holders.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// Slots given to newcomers and waiters.
+    /// Slots given to newcomers and waiters, and holders that were brought back.
     pub grants: u64,
     /// Slots given back by clients with their tokens.
     pub releases: u64,

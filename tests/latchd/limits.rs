@@ -193,7 +193,8 @@ fn one_address_gets_no_more_than_its_connections() {
     for _ in 0..10 {
         daemon.connect().expect_eof();
     }
-    daemon.wait_for_log("turned-away reason=max-connections-per-ip", PATIENCE);
+    let line = "turned-away reason=max-connections-per-ip source=127.0.0.1 ";
+    daemon.wait_for_log(line, PATIENCE);
     // Another address, and a Unix socket, are not concerned.
     let mut others = [(); 3].map(|()| Client::unix(&socket));
     assert!(others.iter_mut().all(is_served));

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::{mknodat, FileType, Mode, CWD};
+
 use latchd::client::{Address, Client, Error, Settings, Tls};
 
 use crate::support::needs::needs;
@@ -102,12 +104,64 @@ fn a_broken_new_certificate_leaves_the_old_one() {
     assert_eq!(ping(&daemon, &set.ca()).0, Some(0));
 }
 
+/// A server that waits for a writer would answer no other signal.
+#[test]
+fn a_fifo_in_place_of_the_certificate_does_not_block() {
+    let set = Set::new();
+    let daemon = with(&set);
+    fs::remove_file(set.certificate()).expect("it is there");
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, set.certificate(), FileType::Fifo, mode, 0).expect("there is room");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("cert.pem: it is not a regular file", PATIENCE);
+    assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+    let [cert, key] = set.options();
+    let (status, line) = refusal(&[&cert, &key]);
+    assert_eq!(status, Some(1), "{line}");
+    assert!(
+        line.contains("cert.pem: it is not a regular file"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_path_with_a_blank_leaves_a_log_line_readable() {
+    let set = Set::new();
+    let blank = set.path("a b.pem");
+    fs::rename(set.certificate(), &blank).expect("there is room");
+    let [_, key] = set.options();
+    let daemon = Daemon::start(&[&format!("--tls-cert={}", blank.display()), &key]);
+    fs::remove_file(&blank).expect("it is there");
+    daemon.signal(Signal::HUP);
+    let path = format!("\\\"{}\\\"", blank.display());
+    let why = format!("cannot use the TLS certificate {path}: no such file or directory");
+    daemon.wait_for_log(&format!("certificate-kept error=\"{why}\"\n"), PATIENCE);
+}
+
 #[test]
 fn the_server_does_not_start_without_a_usable_certificate() {
     let (set, other) = (Set::new(), Set::new());
     let cert = |file: &Path| format!("--tls-cert={}", file.display());
     let key = |file: &Path| format!("--tls-key={}", file.display());
     fs::write(set.path("garbage"), "-----BEGIN CERTIFICATE-----\n?").expect("there is room");
+    for (name, text) in [
+        (
+            "no DER",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n\
+             -----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+        ),
+        (
+            "PKCS 8",
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+        ),
+        (
+            "PKCS 1",
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
+             DEK-Info: AES-128-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n",
+        ),
+    ] {
+        fs::write(set.path(name), text).expect("there is room");
+    }
     for (cert_file, key_file, why) in [
         (set.path("none"), set.key(), "no such file or directory"),
         (
@@ -122,12 +176,25 @@ fn the_server_does_not_start_without_a_usable_certificate() {
             "there is no key in it",
         ),
         (set.path("garbage"), set.key(), "it is not PEM"),
-        (set.certificate(), other.key(), "KeyMismatch"),
+        (set.path("no DER"), set.key(), "it is not a certificate"),
+        (
+            set.certificate(),
+            set.path("no DER"),
+            "it is not a key that TLS can use",
+        ),
+        (set.certificate(), set.path("PKCS 8"), "it has a password"),
+        (set.certificate(), set.path("PKCS 1"), "it has a password"),
+        (
+            set.certificate(),
+            other.key(),
+            "it is not the key of the certificate",
+        ),
     ] {
         let (status, line) = refusal(&[&cert(&cert_file), &key(&key_file)]);
         assert_eq!(status, Some(1), "{line}");
         assert!(line.starts_with("latchd: cannot use the TLS "), "{line}");
-        assert!(line.contains(why) && line.lines().count() == 1, "{line}");
+        let end = format!(": {why}\n");
+        assert!(line.ends_with(&end) && line.lines().count() == 1, "{line}");
     }
 }
 
@@ -181,10 +248,42 @@ fn a_self_signed_certificate_is_made_once() {
         keys.push(fs::read(key).expect("it is ours"));
     }
     assert_eq!(keys[0], keys[1]);
+    let mut openssl = Command::new("openssl");
+    openssl.args(["x509", "-noout", "-ext", "subjectAltName", "-in"]);
+    let output = openssl.arg(directory.join("cert.pem")).output();
+    let names = output.expect("it is installed").stdout;
+    let names = String::from_utf8_lossy(&names).into_owned();
+    assert_eq!(names.matches("127.0.0.1").count(), 1, "{names}");
     let mut names: Vec<_> = fs::read_dir(&directory)
         .expect("it is there")
         .map(|entry| entry.expect("it stays").file_name())
         .collect();
     names.sort();
     assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
+}
+
+#[test]
+fn a_certificate_without_its_key_is_not_replaced() {
+    let set = Set::new();
+    fs::remove_file(set.key()).expect("it is there");
+    let directory = set.key().with_file_name("");
+    let option = format!("--tls-self-signed={}", directory.display());
+    let refused = |name: &str| {
+        let before = fs::read(set.path(name)).expect("it is there");
+        let (status, line) = refusal(&[&option]);
+        assert_eq!(status, Some(1), "{line}");
+        let why = format!(": {name} is there, and key.pem is not\n");
+        assert!(line.ends_with(&why), "{line}");
+        assert_eq!(fs::read(set.path(name)).ok(), Some(before));
+    };
+    refused("ca.pem");
+    fs::remove_file(set.ca()).expect("it is there");
+    refused("cert.pem");
+    fs::rename(set.certificate(), set.key()).expect("there is room");
+    let (status, line) = refusal(&[&option]);
+    assert_eq!(status, Some(1), "{line}");
+    assert!(
+        line.ends_with(": ca.pem: no such file or directory\n"),
+        "{line}"
+    );
 }

@@ -4,16 +4,20 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Output};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use latchd::client::{Address, CancelHandle, Client, Connection, Error, Settings, Slot, Tls, Wait};
 
+use rustix::process::kill_process;
+use rustix::thread::gettid;
 use rustls::ServerConnection;
+use signal_hook::consts::SIGUSR1;
 
 use crate::support::tls::{common, serving, Set};
-use crate::support::{Daemon, Scheme, PATIENCE};
+use crate::support::{Daemon, Scheme, Signal, PATIENCE};
 
 fn daemon() -> Daemon {
     Daemon::start_over(Scheme::Tls, &[])
@@ -197,6 +201,36 @@ fn a_guard_outlives_a_change_of_keys() {
     assert!(guard.is_held());
     guard.release().expect("it is held");
     server.join().expect("it does not panic");
+}
+
+/// A program that handles signals may get one while the server computes its part.
+#[test]
+fn a_signal_does_not_end_a_handshake() {
+    let caught = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGUSR1, Arc::clone(&caught)).expect("it can be handled");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let address: Address = format!("localhost:{port}").parse().expect("an address");
+    let (sender, started) = mpsc::channel();
+    let client = thread::spawn(move || {
+        sender.send(gettid()).expect("the test waits");
+        Connection::open(&address, &trusting(common())).map(drop)
+    });
+    let thread_id = started.recv().expect("the client starts");
+    let (mut socket, _) = listener.accept().expect("a client comes");
+    // The client has sent its part, and waits.
+    socket.peek(&mut [0]).expect("a part of a handshake");
+    for _ in 0..20 {
+        // The kernel prefers the thread with this number.
+        kill_process(thread_id, Signal::USR1).expect("it waits");
+        thread::sleep(Duration::from_millis(10));
+        assert!(!client.is_finished(), "{:?}", client.join());
+    }
+    assert!(caught.load(Ordering::Relaxed));
+    let mut session = ServerConnection::new(serving(common())).expect("it is valid");
+    let shaken = session.complete_io(&mut socket);
+    let opened = client.join().expect("it does not panic");
+    assert!(opened.is_ok(), "{opened:?}, {shaken:?}");
 }
 
 /// What TLS sends after the handshake makes the socket readable, and is no reply.

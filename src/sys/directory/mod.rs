@@ -265,7 +265,8 @@ pub fn open_exclusive(
     }
 }
 
-fn not_a_file() -> io::Error {
+/// The error for a file that is of another kind.
+pub fn not_a_file() -> io::Error {
     io::Error::other("it is not a regular file")
 }
 

@@ -1,8 +1,8 @@
-//! Base64 with padding, as etcd's gateway has keys and values. Pure.
+//! Base64 with padding: what etcd's gateway has keys and values in, and PEM certificates. Pure.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-pub(super) fn encode(bytes: &[u8]) -> String {
+pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {
         let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
@@ -18,7 +18,8 @@ pub(super) fn encode(bytes: &[u8]) -> String {
 }
 
 /// The bytes of a text; `None` if it is not in base64.
-pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+#[cfg(feature = "cluster")]
+pub fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
     if text.len() % 4 != 0 {
         return None;
@@ -44,6 +45,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+#[cfg(feature = "cluster")]
 fn value(digit: u8) -> Option<u32> {
     Some(u32::from(match digit {
         b'A'..=b'Z' => digit - b'A',
@@ -59,17 +61,26 @@ fn value(digit: u8) -> Option<u32> {
 mod tests {
     use super::*;
 
+    const FOOBAR: [&str; 7] = [
+        "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
+    ];
+
     #[test]
-    fn the_vectors_of_rfc_4648_hold() {
-        let texts = [
-            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
-        ];
-        for (len, text) in texts.iter().enumerate() {
+    fn bytes_become_the_vectors_of_rfc_4648() {
+        for (len, text) in FOOBAR.iter().enumerate() {
             assert_eq!(encode(&b"foobar"[..len]), *text);
+        }
+    }
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn the_vectors_of_rfc_4648_become_bytes() {
+        for (len, text) in FOOBAR.iter().enumerate() {
             assert_eq!(decode(text).as_deref(), Some(&b"foobar"[..len]));
         }
     }
 
+    #[cfg(feature = "cluster")]
     #[test]
     fn all_bytes_survive() {
         let bytes: Vec<u8> = (0..=255).rev().chain(0..=255).collect();
@@ -81,6 +92,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "cluster")]
     #[test]
     fn what_is_not_base64_has_no_bytes() {
         for text in [
