@@ -201,12 +201,16 @@ fn what_is_no_holder_in_the_journal_is_skipped() {
         ("latchd/h/0000000000000001", "l 1 60 00000000000000ff good"),
         ("latchd/h/0000000000000002", "l 1 60 00000000000000ff good"),
         ("latchd/h/0000000000000003", "nonsense"),
+        (
+            "latchd/h/0000000000000005",
+            "l 1 18446744073709551615 00000000000000ff k",
+        ),
         ("latchd/h/4", "l 1 60 00000000000000ff k"),
     ] {
         etcd.ctl(&["put", name, value]).expect("etcd answers");
     }
     let server = Server::active(&etcd.endpoints(), &[]);
-    server.wait_for("bad-record key=latchd/h/", 3);
+    server.wait_for("bad-record key=latchd/h/", 4);
     let mut client = server.connect();
     let token = "000000000000000100000000000000ff";
     assert_eq!(client.request("n", "good", &format!("{token} 60")), "ok 60");
