@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::support::needs::needs;
 use crate::support::{eventually, fence, Event, Signal};
 
@@ -159,6 +159,18 @@ fn a_server_that_resigns_is_succeeded_at_once() {
     // The connection ended with the server, and so did the lock.
     drop(grant);
     second.connect().acquire("k", 10);
+}
+
+#[test]
+fn a_server_resigns_though_the_first_member_is_dead() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
+    let server = Server::active(&endpoints, &[]);
+    server.daemon.signal(Signal::TERM);
+    server.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(etcd.ctl(&["get", "latchd/leader"]).as_deref(), Some(""));
+    server.wait_for("resigned", 1);
 }
 
 #[test]
