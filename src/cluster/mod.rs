@@ -28,6 +28,7 @@ use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
 use crate::sys::moment::Moment;
 use crate::sys::thread::spawn;
+use crate::text::Escaped;
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
@@ -210,7 +211,10 @@ impl Office {
         };
         match self.revoke(lease) {
             Ok(()) => info!("resigned"),
-            Err(failure) => warn!("cannot-resign error=\"{failure}\""),
+            Err(failure) => {
+                let failure = failure.to_string();
+                warn!("cannot-resign error={}", Escaped(failure.as_bytes()));
+            }
         }
     }
 

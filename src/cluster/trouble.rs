@@ -28,7 +28,7 @@ impl Trouble {
         match failure {
             EtcdFailure::NoAnswer { member, reason } => {
                 let reason = Escaped(reason.as_bytes());
-                warn!("etcd-unavailable member={member} error=\"{reason}\" held_back={held_back}");
+                warn!("etcd-unavailable member={member} error={reason} held_back={held_back}");
             }
             EtcdFailure::Refused { code, message } => {
                 let message = Escaped(message.as_bytes());
@@ -38,9 +38,9 @@ impl Trouble {
                     }
                     // Code 3 is a wrong name or password.
                     3 | PERMISSION_DENIED | UNAUTHENTICATED => {
-                        error!("etcd-auth-refused error=\"{message}\"");
+                        error!("etcd-auth-refused error={message}");
                     }
-                    _ => warn!("etcd-refused code={code} error=\"{message}\""),
+                    _ => warn!("etcd-refused code={code} error={message}"),
                 }
             }
         }

@@ -387,6 +387,7 @@ fn a_server_waits_for_etcd_and_passes_over_the_dead() {
     let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
     let server = Server::start(&endpoints, &[]);
     server.wait_for("etcd-unavailable", 1);
+    server.wait_for(" error=\"connection refused\" held_back=0", 1);
     let mut client = server.connect();
     client.send("l\nk\n0\n");
     client.nothing_within(Duration::from_millis(200));
