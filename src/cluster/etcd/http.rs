@@ -268,7 +268,14 @@ impl<S: Source> Reader<S> {
             self.source.set_limit(left(deadline)?)?;
         }
         let mut some = [0; 4096];
-        let len = self.source.read(&mut some)?;
+        let len = self
+            .source
+            .read(&mut some)
+            .map_err(|error| match error.kind() {
+                // The system's word for a time limit that is over.
+                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+                _ => error,
+            })?;
         if len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

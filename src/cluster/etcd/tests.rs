@@ -197,3 +197,17 @@ fn a_lease_without_a_number_is_none() {
         "{granted:?}"
     );
 }
+
+#[test]
+fn a_member_that_is_silent_has_timed_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let silent = Member {
+        host: "127.0.0.1".into(),
+        port,
+    };
+    let mut gateway = Gateway::new(&[silent.clone()], None, Duration::from_millis(100));
+    let failure = gateway.grant_lease(10).expect_err("silence");
+    let (member, reason) = (silent.to_string(), "timed out".to_owned());
+    assert_eq!(failure, EtcdFailure::NoAnswer { member, reason });
+}
