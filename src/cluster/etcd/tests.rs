@@ -206,7 +206,11 @@ fn a_member_that_is_silent_has_timed_out() {
         host: "127.0.0.1".into(),
         port,
     };
-    let mut gateway = Gateway::new(&[silent.clone()], None, Duration::from_millis(100));
+    let mut gateway = Gateway::new(
+        std::slice::from_ref(&silent),
+        None,
+        Duration::from_millis(100),
+    );
     let failure = gateway.grant_lease(10).expect_err("silence");
     let (member, reason) = (silent.to_string(), "timed out".to_owned());
     assert_eq!(failure, EtcdFailure::NoAnswer { member, reason });
