@@ -69,7 +69,10 @@ impl Candidate {
             return Ok(Some(self.elected(epoch, version, lease, kept)));
         }
         let Some(leader) = answer.found.first() else {
-            return Ok(None);
+            return Err(EtcdFailure::Refused {
+                code: 0,
+                message: "the office is neither vacant nor taken".to_owned(),
+            });
         };
         // The answer to an earlier attempt was lost.
         if leader.lease == lease {

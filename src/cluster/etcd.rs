@@ -159,7 +159,11 @@ impl Gateway {
     /// Makes a lease of so many seconds, and returns its number.
     pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
         let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
-        Ok(number(&answer["ID"]))
+        match number(&answer["ID"]) {
+            // What hangs on lease 0 hangs on none, and would never end.
+            0 => Err(self.pass_over("a lease without a number".to_owned())),
+            lease => Ok(lease),
+        }
     }
 
     /// Starts a lease anew; `false` if there is none of that number.
@@ -175,7 +179,7 @@ impl Gateway {
     }
 
     /// Blocks until a key may have changed since `revision`, or until `at_most` is over. Says
-    /// nothing but that it is time to look.
+    /// nothing but that it is time to look. A watch that ends before is a failure.
     pub fn watch(
         &mut self,
         key: &[u8],
@@ -187,17 +191,20 @@ impl Gateway {
         let body =
             format!(r#"{{"create_request":{{"key":"{key}","start_revision":"{revision}"}}}}"#);
         // The answer never ends, so the connection is of no further use.
+        let mut has_changed = false;
         let watched = self.connected().and_then(|(connection, token)| {
             connection.watch(&body, token, deadline, |line| {
                 let answer: Value = serde_json::from_slice(line).unwrap_or_default();
                 let result = &answer["result"];
-                !result["events"].is_null() || result["canceled"] == true || result.is_null()
+                has_changed = !result["events"].is_null();
+                has_changed || result["canceled"] == true || result.is_null()
             })
         });
         self.connection = None;
         match watched {
-            Ok(()) => Ok(()),
-            Err(_) if Instant::now() >= deadline => Ok(()),
+            Ok(()) if has_changed => Ok(()),
+            _ if Instant::now() >= deadline => Ok(()),
+            Ok(()) => Err(self.pass_over("the watch has ended".to_owned())),
             Err(reason) => Err(self.pass_over(reason)),
         }
     }

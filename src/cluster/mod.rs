@@ -30,9 +30,10 @@ use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
 use crate::sys::moment::Moment;
 use crate::sys::thread::spawn;
+use crate::text::Escaped;
 use crate::token::FenceSource;
 use election::Candidate;
-use etcd::Gateway;
+use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use journal::{EtcdFences, Journal};
 use writer::Writer;
 
@@ -42,6 +43,9 @@ const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 /// How long the last log lines may take to leave, and the last changes.
 const LAST_LINES: Duration = Duration::from_millis(300);
 const LAST_CHANGES: Duration = Duration::from_secs(1);
+
+/// For how long requests to give up the office begin.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
 /// Set for a server that has started over.
 const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
@@ -202,7 +206,7 @@ impl Office {
         self.state.lock().is_leaving = true;
     }
 
-    /// Gives the office up, so that another server takes over at once. Blocks for two seconds at
+    /// Gives the office up, so that another server takes over at once. Blocks for four seconds at
     /// the most.
     pub fn resign(&self) {
         self.leave();
@@ -212,9 +216,30 @@ impl Office {
         let Some(lease) = self.state.lock().lease else {
             return;
         };
-        match self.gateway().revoke_lease(lease) {
+        match self.revoke(lease) {
             Ok(()) => info!("resigned"),
-            Err(failure) => warn!("cannot-resign error=\"{failure}\""),
+            Err(failure) => {
+                let failure = failure.to_string();
+                warn!("cannot-resign error={}", Escaped(failure.as_bytes()));
+            }
+        }
+    }
+
+    /// Ends the lease of the office. Asks each member once while there is time.
+    fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
+        let (mut gateway, began) = (self.gateway(), Moment::now());
+        let mut others = self.settings.members.len() - 1;
+        loop {
+            match gateway.revoke_lease(lease) {
+                Err(EtcdFailure::NoAnswer { .. })
+                    if others > 0 && began.elapsed() < LAST_REQUESTS =>
+                {
+                    others -= 1;
+                }
+                // It has ended by itself, or by a request whose answer was lost.
+                Err(EtcdFailure::Refused { code, .. }) if code == NOT_FOUND => return Ok(()),
+                revoked => return revoked,
+            }
         }
     }
 

@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::table::{HolderRecord, Key, Kind, Limit};
 use crate::token::{Fence, Salt, Token};
 
+/// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
+const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
+
 /// The names of the keys in etcd.
 #[derive(Clone, Debug)]
 pub struct Names {
@@ -50,7 +53,7 @@ impl Names {
             _ => return None,
         };
         let limit = Limit::new(decimal(words.next()?)?.try_into().ok()?)?;
-        let lease = Duration::from_secs(decimal(words.next()?)?);
+        let seconds = decimal(words.next()?).filter(|seconds| *seconds <= MAX_SECONDS)?;
         let salt = hex(words.next()?)?;
         let key = words.next()?;
         let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
@@ -62,7 +65,7 @@ impl Names {
                 fence: Fence(fence),
                 salt: Salt(salt),
             },
-            lease,
+            lease: Duration::from_secs(seconds),
         })
     }
 }
@@ -148,6 +151,8 @@ mod tests {
             "l 1 33 ff k",
             "l 1 33 +0000000000000ff k",
             "l 1 -3 00000000000000ff k",
+            "l 1 9223372037 00000000000000ff k",
+            "l 1 18446744073709551615 00000000000000ff k",
             "l  1 33 00000000000000ff k",
         ] {
             assert_eq!(names.decode(&name, value.as_bytes()), None, "{value}");

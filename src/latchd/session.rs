@@ -340,7 +340,7 @@ impl Session<'_> {
             &mut self.out,
         );
         self.out.push(b'\n');
-        flush_if_full(&mut self.out, self.stream, self.rules)
+        self.flush_if_full()
     }
 
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {

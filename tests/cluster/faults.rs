@@ -314,6 +314,31 @@ fn a_full_etcd_is_named_and_recovers() {
 }
 
 #[test]
+fn long_replies_take_no_uncertain_grant_along() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
+    for long in [
+        "stats\n_\n_\n",
+        "stats\nqueues\n_\n",
+        "stats\ncounters\n_\n",
+    ] {
+        let mut client = server.connect();
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+        proxy.decide(|_| Fate::Drop);
+        // More than the server collects before it writes.
+        client.send(&format!("l\nk\n0 60\n{}", long.repeat(100)));
+        client.nothing_within(Duration::from_millis(500));
+        proxy.decide(|_| Fate::Pass);
+        let reply = client.line();
+        assert!(reply.starts_with("ok "), "{reply}");
+        let token = reply.split(' ').nth(1).expect("a token").to_owned();
+        assert_eq!(server.connect().request("r", "k", &token), "ok");
+    }
+}
+
+#[test]
 fn a_grant_that_is_told_late_has_its_whole_lease() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
@@ -362,6 +387,7 @@ fn a_server_waits_for_etcd_and_passes_over_the_dead() {
     let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
     let server = Server::start(&endpoints, &[]);
     server.wait_for("etcd-unavailable", 1);
+    server.wait_for(" error=\"connection refused\" held_back=0", 1);
     let mut client = server.connect();
     client.send("l\nk\n0\n");
     client.nothing_within(Duration::from_millis(200));

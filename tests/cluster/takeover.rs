@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::support::needs::needs;
 use crate::support::{eventually, fence, Event, Signal};
 
@@ -164,6 +164,18 @@ fn a_server_that_resigns_is_succeeded_at_once() {
 }
 
 #[test]
+fn a_server_resigns_though_the_first_member_is_dead() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
+    let server = Server::active(&endpoints, &[]);
+    server.daemon.signal(Signal::TERM);
+    server.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(etcd.ctl(&["get", "latchd/leader"]).as_deref(), Some(""));
+    server.wait_for("resigned", 1);
+}
+
+#[test]
 fn a_standby_leaves_without_disturbing_the_active_server() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
@@ -203,12 +215,16 @@ fn what_is_no_holder_in_the_journal_is_skipped() {
         ("latchd/h/0000000000000001", "l 1 60 00000000000000ff good"),
         ("latchd/h/0000000000000002", "l 1 60 00000000000000ff good"),
         ("latchd/h/0000000000000003", "nonsense"),
+        (
+            "latchd/h/0000000000000005",
+            "l 1 18446744073709551615 00000000000000ff k",
+        ),
         ("latchd/h/4", "l 1 60 00000000000000ff k"),
     ] {
         etcd.ctl(&["put", name, value]).expect("etcd answers");
     }
     let server = Server::active(&etcd.endpoints(), &[]);
-    server.wait_for("bad-record key=latchd/h/", 3);
+    server.wait_for("bad-record key=latchd/h/", 4);
     let mut client = server.connect();
     let token = "000000000000000100000000000000ff";
     assert_eq!(client.request("n", "good", &format!("{token} 60")), "ok 60");

@@ -62,7 +62,7 @@ impl Connection {
         self.reader.answer().map_err(told)
     }
 
-    /// Begins a watch, and hands each line to `is_enough` until that is so.
+    /// Begins a watch, and hands each line to `is_enough` until that is so, or the watch ends.
     pub(super) fn watch(
         &mut self,
         body: &str,
@@ -80,12 +80,16 @@ impl Connection {
         }
         let mut lines = Vec::new();
         while self.reader.chunk(&mut lines).map_err(told)? {
-            while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = lines.drain(..=end).collect();
-                if is_enough(&line) {
+            let mut whole = lines.split_inclusive(|byte| *byte == b'\n');
+            let mut taken = 0;
+            while let Some(line) = whole.next().filter(|line| line.ends_with(b"\n")) {
+                if is_enough(line) {
                     return Ok(());
                 }
+                left(deadline).map_err(told)?;
+                taken += line.len();
             }
+            lines.drain(..taken);
         }
         Ok(())
     }
@@ -271,7 +275,14 @@ impl<S: Source> Reader<S> {
             self.source.set_limit(left(deadline)?)?;
         }
         let mut some = [0; 4096];
-        let len = self.source.read(&mut some)?;
+        let len = self
+            .source
+            .read(&mut some)
+            .map_err(|error| match error.kind() {
+                // The system's word for a time limit that is over.
+                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+                _ => error,
+            })?;
         if len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

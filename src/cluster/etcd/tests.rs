@@ -158,3 +158,58 @@ fn a_watch_without_events_ends_in_time() {
     assert_eq!(gateway(&[silent]).watch(b"k", 1, time), Ok(()));
     assert!(began.elapsed() >= time);
 }
+
+#[test]
+fn a_watch_that_ends_without_an_event_is_a_failure() {
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let canceled = chunk("{\"result\":{\"canceled\":true}}\n");
+    for answer in [canceled, chunk("{}\n"), chunk("")] {
+        let (member, _requests) = member(vec![format!("{head}{answer}\r\n")]);
+        let watched = gateway(&[member]).watch(b"k", 1, Duration::from_secs(60));
+        assert!(
+            matches!(watched, Err(EtcdFailure::NoAnswer { .. })),
+            "{watched:?}"
+        );
+    }
+}
+
+#[test]
+fn a_watch_that_says_nothing_new_at_length_ends_in_time() {
+    let lines = "{\"result\":{}}\n".repeat(4_000_000);
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let answer = format!("{head}{:x}\r\n{lines}\r\n", lines.len());
+    let (member, _requests) = member(vec![answer]);
+    let began = Instant::now();
+    let time = Duration::from_secs(3);
+    assert_eq!(gateway(&[member]).watch(b"k", 1, time), Ok(()));
+    assert!(began.elapsed() < 10 * time);
+}
+
+#[test]
+fn a_lease_without_a_number_is_none() {
+    let (member, _requests) = member(vec![ok("{}")]);
+    let granted = gateway(&[member]).grant_lease(10);
+    assert!(
+        matches!(granted, Err(EtcdFailure::NoAnswer { .. })),
+        "{granted:?}"
+    );
+}
+
+#[test]
+fn a_member_that_is_silent_has_timed_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let silent = Member {
+        host: "127.0.0.1".into(),
+        port,
+    };
+    let mut gateway = Gateway::new(
+        std::slice::from_ref(&silent),
+        None,
+        Duration::from_millis(100),
+    );
+    let failure = gateway.grant_lease(10).expect_err("silence");
+    let (member, reason) = (silent.to_string(), "timed out".to_owned());
+    assert_eq!(failure, EtcdFailure::NoAnswer { member, reason });
+}
