@@ -203,6 +203,7 @@ fn a_member_that_is_silent_has_timed_out() {
     let silent = Member {
         host: "127.0.0.1".into(),
         port,
+        speaks_tls: false,
     };
     let mut gateway = Gateway::new(
         std::slice::from_ref(&silent),
