@@ -134,7 +134,8 @@ fn a_log_file_that_cannot_be_written_holds_up_no_command() {
         client.acquire("written", 0);
         eventually(PATIENCE, "the log goes on", || logs("key=written"));
         assert!(logs("WARN log-lines-lost dropped="), "{error}");
-        assert!(!logs("lost-100"), "{error}: the fault was never there");
+        // The writer may lag behind the requests, and write the last lines after the recovery.
+        assert!(!logs("key=lost-0 "), "{error}: the fault was never there");
         assert!(is_served(&mut client), "{error}");
     }
 }
