@@ -170,7 +170,7 @@ fn files_of_no_use_for_etcd_are_refused_by_name() {
             secured,
             [Some(&ca), Some(&cert), Some(&other)],
             1,
-            format!("cannot use the TLS certificate and key {cert}: "),
+            format!("cannot use the TLS key {other}: it is not the key of the certificate"),
         ),
     ] {
         let mut command = Daemon::command();
