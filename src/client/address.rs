@@ -82,7 +82,7 @@ impl Alternatives {
     }
 
     /// Each may take an equal share of the time that is left.
-    fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant)> {
+    fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
         let Shared { servers, first } = &*self.0;
         let (start, count) = (first.load(Ordering::Relaxed), servers.len());
         let deadline = Instant::now() + timeout;
@@ -92,9 +92,9 @@ impl Alternatives {
             let left = deadline.saturating_duration_since(Instant::now());
             let share = left / u32::try_from(count - tried).unwrap_or(u32::MAX);
             match servers[number].connect(share) {
-                Ok((stream, _)) => {
+                Ok((stream, _, server)) => {
                     first.store(number, Ordering::Relaxed);
-                    return Ok((stream, deadline));
+                    return Ok((stream, deadline, server));
                 }
                 Err(error) => last = error,
             }
@@ -104,22 +104,23 @@ impl Alternatives {
 }
 
 impl Address {
-    /// Connects within `timeout`, and also returns the instant at which that is over. Looking up a
-    /// name comes before, and is not limited.
-    pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant)> {
+    /// Connects within `timeout`, and also returns the instant at which that is over, and the
+    /// address of the one server that was reached. Looking up a name comes before, and is not
+    /// limited.
+    pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
         let timeout = timeout.min(LONGEST_ATTEMPT);
         match self {
             Address::Unix(path) => {
                 let deadline = Instant::now() + timeout;
                 let stream = connect_unix(path, deadline)?;
-                Ok((Stream::Unix(stream), deadline))
+                Ok((Stream::Unix(stream), deadline, self))
             }
             Address::Tcp(host) => {
                 let addrs: Vec<SocketAddr> = host.to_socket_addrs()?.collect();
                 let deadline = Instant::now() + timeout;
                 let stream = connect_tcp(&addrs, deadline)?;
                 notice_vanished_server(&stream)?;
-                Ok((Stream::Tcp(stream), deadline))
+                Ok((Stream::Tcp(stream), deadline, self))
             }
             Address::Cluster(alternatives) => alternatives.connect(timeout),
         }
@@ -333,7 +334,7 @@ mod tests {
         let text = format!("/nowhere/socket|{}|{}", addr(&one), addr(&other));
         let cluster: Address = text.parse().expect("three addresses");
         let peer = |address: &Address| match address.connect(Duration::from_secs(5)) {
-            Ok((Stream::Tcp(stream), _)) => stream.peer_addr().expect("connected"),
+            Ok((Stream::Tcp(stream), ..)) => stream.peer_addr().expect("connected"),
             other => panic!("{other:?}"),
         };
         assert_eq!(peer(&cluster), addr(&one));

@@ -101,14 +101,7 @@ impl Connection {
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
-        let (stream, deadline) = server
-            .connect(settings.connect_timeout)
-            .map_err(|error| Error::unreachable(server, error))?;
-        #[cfg(feature = "tls")]
-        let stream = match &settings.tls {
-            Some(tls) => tls.speak(stream, server, deadline)?,
-            None => stream,
-        };
+        let (stream, deadline) = settings.connect(server, settings.connect_timeout)?;
         let mut connection = Connection {
             server: server.clone(),
             stream: Some(stream),

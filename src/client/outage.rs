@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use super::error::Error;
 use crate::sys::moment::Moment;
 
 /// The pause after the first attempt, and the longest. Each is twice as long as the one before.
@@ -50,9 +51,13 @@ impl Outage {
     }
 
     /// No server has; tells whether a server that is alone is gone.
-    pub(super) fn refused(&mut self, error: &io::Error) -> bool {
-        if error.kind() == io::ErrorKind::TimedOut {
-            return false;
+    pub(super) fn refused(&mut self, error: &Error) -> bool {
+        match error {
+            Error::NoReply { .. } => return false,
+            Error::Unreachable { error, .. } if error.kind() == io::ErrorKind::TimedOut => {
+                return false;
+            }
+            _ => {}
         }
         let now = Moment::now();
         let since = *self.refused_since.get_or_insert(now);
@@ -86,11 +91,13 @@ mod tests {
 
     #[test]
     fn only_a_refusal_tells_that_a_server_is_gone() {
-        let (now, refused) = (Moment::now(), io::ErrorKind::ConnectionRefused.into());
+        let server = "alone".parse().expect("an address");
+        let error = |kind: io::ErrorKind| Error::unreachable(&server, kind.into());
+        let (now, refused) = (Moment::now(), error(io::ErrorKind::ConnectionRefused));
         let mut outage = Outage::new(now);
         assert!(!outage.refused(&refused));
         outage.refused_since = Some(now - REFUSED_FOR);
-        assert!(!outage.refused(&io::ErrorKind::TimedOut.into()));
+        assert!(!outage.refused(&error(io::ErrorKind::TimedOut)));
         assert!(outage.refused(&refused));
         outage.connected();
         assert!(!outage.refused(&refused));

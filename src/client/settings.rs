@@ -1,6 +1,10 @@
 //! How to connect.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::address::Address;
+use super::error::Error;
+use crate::net::stream::Stream;
 
 /// How a connection is made.
 ///
@@ -37,5 +41,27 @@ impl Default for Settings {
             #[cfg(feature = "tls")]
             tls: None,
         }
+    }
+}
+
+impl Settings {
+    /// Connects within `within`, with a TLS handshake if that is wanted. Also returns the instant
+    /// at which the time is over.
+    pub(super) fn connect(
+        &self,
+        server: &Address,
+        within: Duration,
+    ) -> Result<(Stream, Instant), Error> {
+        let (stream, deadline, reached) = server
+            .connect(within)
+            .map_err(|error| Error::unreachable(server, error))?;
+        #[cfg(feature = "tls")]
+        let stream = match &self.tls {
+            Some(tls) => tls.speak(stream, reached, deadline)?,
+            None => stream,
+        };
+        #[cfg(not(feature = "tls"))]
+        let _ = reached;
+        Ok((stream, deadline))
     }
 }

@@ -84,11 +84,14 @@ impl Tls {
         server: &Address,
         deadline: Instant,
     ) -> Result<Stream, Error> {
-        let (socket, address) = match (stream, server) {
-            (Stream::Tcp(socket), Address::Tcp(address)) => (socket, address),
-            (stream, _) => return Ok(stream),
+        let Stream::Tcp(socket) = stream else {
+            return Ok(stream);
         };
-        let name = self.name.clone().or_else(|| server_name(host_of(address)));
+        let host = match server {
+            Address::Tcp(address) => server_name(host_of(address)),
+            Address::Unix(_) | Address::Cluster(_) => None,
+        };
+        let name = self.name.clone().or(host);
         let name = name.ok_or(Error::InvalidArgument(
             "the host cannot be in a certificate",
         ))?;

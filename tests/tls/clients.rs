@@ -203,6 +203,41 @@ fn a_guard_outlives_a_change_of_keys() {
     server.join().expect("it does not panic");
 }
 
+/// Otherwise the auth token would go over the network in clear.
+#[test]
+fn a_guard_speaks_tls_over_its_next_connection_too() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let server = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().expect("a client comes");
+        let mut session = ServerConnection::new(serving(common())).expect("it is valid");
+        let mut tls = rustls::Stream::new(&mut session, &mut socket);
+        assert!(tls.read(&mut [0; 256]).expect("a request") > 0);
+        let grant = format!("ok {} 600\n", "0123456789abcdef".repeat(2));
+        tls.write_all(grant.as_bytes()).expect("a reader");
+        drop(socket);
+        let (mut socket, _) = listener.accept().expect("the guard comes again");
+        let mut first = [0];
+        socket.read_exact(&mut first).expect("it speaks");
+        first[0]
+    });
+    let address = format!("127.0.0.1:{port}").parse::<Address>();
+    let client = Client::with_settings([address.expect("an address")], trusting(common()));
+    let _guard = client.lock("k").acquire().expect("it is free");
+    let handshake = 22;
+    assert_eq!(server.join().expect("it does not panic"), handshake);
+}
+
+#[test]
+fn the_servers_of_a_cluster_are_asked_over_tls() {
+    let daemon = daemon();
+    let port = daemon.port();
+    let cluster = format!("127.0.0.1:1|localhost:{port}").parse::<Address>();
+    let client = Client::with_settings([cluster.expect("two addresses")], trusting(common()));
+    let guard = client.lock("k").acquire().expect("it is free");
+    guard.release().expect("it is held");
+}
+
 /// A program that handles signals may get one while the server computes its part.
 #[test]
 fn a_signal_does_not_end_a_handshake() {

@@ -1,6 +1,5 @@
 //! A connection that a client makes in the place of one that has ended.
 
-use std::io;
 use std::time::Duration;
 
 use super::{Connection, Error, Reply, Request};
@@ -20,9 +19,9 @@ pub(in crate::client) enum Held {
 impl Connection {
     /// Connects to the same server again, or to another one of its cluster, for at most `within`.
     /// The auth token and the tag go with the next request.
-    pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), io::Error> {
+    pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
         let within = within.min(self.settings.connect_timeout);
-        let (stream, _) = self.server.connect(within)?;
+        let (stream, _) = self.settings.connect(&self.server, within)?;
         self.close();
         self.stream = Some(stream);
         let token = self.settings.auth_token.as_deref().map(str::trim);
