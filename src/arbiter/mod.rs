@@ -28,6 +28,8 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{bounded, Receiver, Sender};
+
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{
@@ -35,7 +37,6 @@ use crate::table::{
 };
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
-use crossbeam_channel::{bounded, Receiver, Sender};
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitStage};

@@ -28,7 +28,7 @@ pub enum Certainty {
 
 impl Arbiter {
     /// Records every change from now on. Grants are then sent by the threads of their own sessions,
-    /// which must ask a [`Witness`] before.
+    /// which must wait for the [`Certainty`] that they need.
     pub fn record_with(&self, recorder: Box<dyn Recorder>) {
         let mut state = self.state.lock();
         state.table.note_changes();

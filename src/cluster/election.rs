@@ -65,8 +65,12 @@ impl Candidate {
             &etcd::look_up(&self.leader),
         )?;
         if answer.succeeded {
-            let (epoch, version) = (answer.revision, 1);
-            return Ok(Some(self.elected(epoch, version, lease, kept)));
+            return Ok(Some(Term {
+                epoch: answer.revision,
+                version: 1,
+                lease,
+                kept,
+            }));
         }
         let Some(leader) = answer.found.first() else {
             return Err(EtcdFailure::Refused {
@@ -76,8 +80,12 @@ impl Candidate {
         };
         // The answer to an earlier attempt was lost.
         if leader.lease == lease {
-            let (epoch, version) = (leader.create_revision, leader.version);
-            return Ok(Some(self.elected(epoch, version, lease, kept)));
+            return Ok(Some(Term {
+                epoch: leader.create_revision,
+                version: leader.version,
+                lease,
+                kept,
+            }));
         }
         if std::mem::take(&mut self.is_first_look) && leader.value == address.as_bytes() {
             let is_still = etcd::is_created(&self.leader, leader.create_revision);
@@ -105,15 +113,6 @@ impl Candidate {
         self.lease = Some(lease);
         self.office.has_lease(lease);
         Ok(lease)
-    }
-
-    fn elected(&mut self, epoch: u64, version: u64, lease: u64, kept: Moment) -> Term {
-        Term {
-            epoch,
-            version,
-            lease,
-            kept,
-        }
     }
 
     /// Takes note of who is active.

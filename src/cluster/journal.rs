@@ -204,9 +204,7 @@ impl Journal {
         self.state.lock().wants_fences = true;
         self.work.notify_one();
     }
-}
 
-impl Journal {
     /// Blocks until the answers are certain that this thread has had from the arbiter.
     pub fn attest(&self, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {

@@ -196,11 +196,6 @@ impl Office {
         state.role.clone()
     }
 
-    /// The time that a batch of the journal takes, smoothed, in milliseconds.
-    pub fn journal_ms(&self) -> f32 {
-        self.journal.milliseconds()
-    }
-
     /// Does not run for the office from now on. Call it when the server is told to stop.
     pub fn leave(&self) {
         self.state.lock().is_leaving = true;

@@ -253,7 +253,7 @@ impl Office {
 
     /// The time that a batch of the journal takes, smoothed.
     pub fn journal_time(&self) -> Duration {
-        Duration::try_from_secs_f32(self.journal_ms() / 1000.0).unwrap_or_default()
+        Duration::try_from_secs_f32(self.journal.milliseconds() / 1000.0).unwrap_or_default()
     }
 
     /// Whether a frame that begins a connection is from a standby that knows of this term.

@@ -102,13 +102,25 @@ macro_rules! command {
     };
 }
 
-/// Declares a sub-command that waits for a lock and keeps it: its own options, and those that say
-/// how it waits.
+/// Declares a sub-command that waits for a lock and keeps it: what it asks for, its own options,
+/// and those that say how it waits.
 macro_rules! keeping_command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
         command! {
             $(#[$meta])*
             $name {
+                /// the key to hold
+                #[argh(positional)]
+                pub(super) key: String,
+                /// how long to wait for the lock; 0 tries once (for ever)
+                #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+                pub(super) timeout: Option<u64>,
+                /// length of the lease (the server's default)
+                #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+                pub(super) lease: Option<u64>,
+                /// take one of this many slots of a semaphore
+                #[argh(option, arg_name = "count")]
+                pub(super) limit: Option<u32>,
                 $($fields)*
                 /// while it waits, try again if the server restarts or is not there yet, for at
                 /// most this long (as long as --timeout allows)
@@ -161,18 +173,6 @@ keeping_command! {
     /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
     Run {
-        /// the key to hold
-        #[argh(positional)]
-        pub(super) key: String,
-        /// how long to wait for the lock; 0 tries once (for ever)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
-        pub(super) timeout: Option<u64>,
-        /// length of the lease (the server's default)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
-        pub(super) lease: Option<u64>,
-        /// take one of this many slots of a semaphore
-        #[argh(option, arg_name = "count")]
-        pub(super) limit: Option<u32>,
         /// what the server shows operators of this holder (COMMAND@HOST pid N)
         #[argh(option, arg_name = "text")]
         pub(super) tag: Option<String>,
@@ -197,18 +197,6 @@ keeping_command! {
     /// Hold a lock until standard input is closed, and print its token and fence
     #[argh(subcommand, name = "hold")]
     Hold {
-        /// the key to hold
-        #[argh(positional)]
-        pub(super) key: String,
-        /// how long to wait for the lock; 0 tries once (for ever)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
-        pub(super) timeout: Option<u64>,
-        /// length of the lease (the server's default)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
-        pub(super) lease: Option<u64>,
-        /// take one of this many slots of a semaphore
-        #[argh(option, arg_name = "count")]
-        pub(super) limit: Option<u32>,
         /// what the server shows operators of this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         pub(super) tag: Option<String>,

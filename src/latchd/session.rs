@@ -14,6 +14,8 @@ use std::io;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
+use log::{debug, trace};
+
 use super::requests::{carry_out, certainty_of};
 use crate::arbiter::{Certainty, Outlet, Seat};
 use crate::net::hangup::HangupWatch;
@@ -24,7 +26,6 @@ use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Requ
 use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::text::Escaped;
-use log::{debug, trace};
 pub use rules::SessionRules;
 use waiter::Waiter;
 

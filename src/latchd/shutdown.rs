@@ -95,15 +95,7 @@ impl End<'_> {
     #[cfg(feature = "cluster")]
     fn finish_relaying(&self) -> Receiver<()> {
         self.connections.close();
-        let (sender, finished) = bounded(0);
-        let connections = Arc::clone(self.connections);
-        let waiting = spawn("relays", move || {
-            connections.wait_until_none(LONGEST);
-            drop(sender);
-        });
-        // Without a thread, the sender is dropped: nothing is waited for.
-        drop(waiting);
-        finished
+        none_left(self.connections, LONGEST)
     }
 }
 
@@ -112,19 +104,23 @@ impl End<'_> {
 fn say_farewell(signals: &Receiver<i32>, connections: &Arc<Connections>) -> ExitCode {
     connections.close();
     connections.shut_down_all(Shutdown::Read);
-    let (sender, farewell) = bounded::<()>(0);
-    let closing = Arc::clone(connections);
-    let waiting = spawn("farewell", move || {
-        closing.wait_until_none(FAREWELL);
+    let farewell = none_left(connections, FAREWELL);
+    select! {
+        recv(signals) -> _ => ExitCode::from(1),
+        recv(farewell) -> _ => ExitCode::SUCCESS,
+    }
+}
+
+/// A channel that closes when no connection is open any more, or after `at_most`.
+fn none_left(connections: &Arc<Connections>, at_most: Duration) -> Receiver<()> {
+    let (sender, none_left) = bounded(0);
+    let connections = Arc::clone(connections);
+    // Without a thread, the sender is dropped: nothing is waited for.
+    let _ = spawn("farewell", move || {
+        connections.wait_until_none(at_most);
         drop(sender);
     });
-    if waiting.is_ok() {
-        select! {
-            recv(signals) -> _ => return ExitCode::from(1),
-            recv(farewell) -> _ => {}
-        }
-    }
-    ExitCode::SUCCESS
+    none_left
 }
 
 /// Blocks until a signal comes, or until no client has been connected and no slot held for
