@@ -15,8 +15,7 @@ mod writer;
 
 use std::env;
 use std::fmt;
-use std::os::unix::process::CommandExt;
-use std::process::{self, Command};
+use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +27,7 @@ use rustls::ClientConfig;
 
 use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
+use crate::sys::exec::exec;
 use crate::sys::moment::Moment;
 use crate::sys::thread::spawn;
 use crate::text::Escaped;
@@ -293,16 +293,12 @@ pub fn has_started_over() -> bool {
 
 /// Replaces the process with a new one of the same program. Returns if that fails.
 fn exec_again() {
-    let mut arguments = env::args_os();
-    let name = arguments.next().unwrap_or_default();
-    let arguments: Vec<_> = arguments.collect();
     // An upgrade may have replaced the file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
-        let mut again = Command::new(program);
-        again.arg0(&name).args(&arguments).env(STARTED_OVER, "1");
-        let error = again.exec();
-        error!("cannot-start-over error=\"{error}\"");
+        if let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]) {
+            error!("cannot-start-over error=\"{error}\"");
+        }
     }
 }
 

@@ -4,15 +4,14 @@
 use std::env;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 
 use log::warn;
 use rustix::process::{getrlimit, Resource};
 use rustix::system::sysinfo;
 
 use crate::server::raise_descriptor_limit;
+use crate::sys::exec::exec;
 use crate::sys::thread::STACK_LEN;
 
 use super::options::Options;
@@ -165,19 +164,15 @@ pub(super) fn reexec_with_malloc_settings() {
     if name.starts_with(b"ld-") || name.starts_with(b"ld.") {
         return;
     }
-    let mut arguments = env::args_os();
-    let name = arguments.next().unwrap_or_else(|| super::PROGRAM.into());
-    let mut again = Command::new(program);
-    again.arg0(name).args(arguments);
-    again.env(THRESHOLD, "65536").env(DONE, "set");
+    let mut settings = vec![(THRESHOLD, "65536"), (DONE, "set")];
     if env::var_os(TUNABLES).is_none() {
         // Small blocks are joined with their neighbours at once, so that whole pages get free.
-        again.env(TUNABLES, "glibc.malloc.mxfast=0");
+        settings.push((TUNABLES, "glibc.malloc.mxfast=0"));
     }
     if getrlimit(Resource::As).current.is_some() {
-        again.env("MALLOC_ARENA_MAX", "1");
+        settings.push(("MALLOC_ARENA_MAX", "1"));
     }
-    let _ = again.exec();
+    let _ = exec(&program, env::args_os(), &settings);
 }
 
 /// The least memory limit in bytes of the cgroups of a process and of those above them.

@@ -3,6 +3,8 @@
 
 pub mod directory;
 pub mod event;
+#[cfg(feature = "programs")]
+pub mod exec;
 #[cfg(any(feature = "programs", feature = "tls"))]
 pub mod memory;
 pub mod moment;

@@ -1,0 +1,41 @@
+//! Replacing this process with a program, which `std::process::Command` does with the whole
+//! machinery of child processes.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{CString, NulError, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use nix::sys::signal::SigSet;
+use nix::unistd::execve;
+
+/// Replaces this process with `program`. `arguments` begin with its name; `variables` are set
+/// beside those of this process. No signal is blocked in the program. Returns only if it fails.
+pub fn exec(
+    program: &Path,
+    arguments: impl Iterator<Item = OsString>,
+    variables: &[(&str, &str)],
+) -> io::Result<Infallible> {
+    let is_kept = |name: &OsStr| variables.iter().all(|(set, _)| name != *set);
+    let kept = env::vars_os().filter(|(name, _)| is_kept(name));
+    let set = variables
+        .iter()
+        .map(|(name, value)| (name.into(), value.into()));
+    let environment = kept
+        .chain(set)
+        .map(|(mut variable, value): (OsString, OsString)| {
+            variable.push("=");
+            variable.push(value);
+            variable
+        });
+    let program = CString::new(program.as_os_str().as_bytes())?;
+    let (arguments, environment) = (strings(arguments)?, strings(environment)?);
+    let _ = SigSet::empty().thread_set_mask();
+    Ok(execve(&program, &arguments, &environment)?)
+}
+
+fn strings(texts: impl Iterator<Item = OsString>) -> Result<Vec<CString>, NulError> {
+    texts.map(|text| CString::new(text.into_vec())).collect()
+}
