@@ -1,7 +1,6 @@
 //! What the command lines of all programs have in common, and argh does not know: `--name=value`,
 //! `-h`, `-V`, boolean options with an optional value, exit status 2, and options from variables.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 
 use argh::FromArgs;
@@ -112,20 +111,21 @@ impl Variables<'_> {
 
 /// Where the options that are set come from: the option itself, or the name of a variable.
 #[derive(Debug, Default)]
-pub struct Origins(HashMap<String, String>);
+pub struct Origins(Vec<(String, String)>);
 
 impl Origins {
     /// Where `option` comes from, if it is set.
     pub fn get(&self, option: &str) -> Option<&str> {
-        self.0.get(option).map(String::as_str)
+        let mut all = self.0.iter();
+        all.find_map(|(set, origin)| (set == option).then_some(origin.as_str()))
     }
 
     fn overrule(&self, option: &str, rivals: &[[&str; 2]]) -> bool {
-        self.0.contains_key(option)
+        self.get(option).is_some()
             || rivals
                 .iter()
                 .filter(|pair| pair.contains(&option))
-                .any(|pair| pair.iter().any(|rival| self.0.contains_key(*rival)))
+                .any(|pair| pair.iter().any(|rival| self.get(rival).is_some()))
     }
 }
 
@@ -146,11 +146,11 @@ impl Argument {
 pub fn parse<T: FromArgs>(
     program: &str,
     booleans: &[&str],
-    arguments: impl Iterator<Item = OsString>,
+    mut arguments: impl Iterator<Item = OsString>,
 ) -> Parsed<T> {
-    match read(program, booleans, arguments, Dashes::Two) {
+    match read(program, booleans, &mut arguments, Dashes::Two) {
         Ok(arguments) => finish(program, &arguments, &Origins::default()),
-        Err(end) => end,
+        Err(instead) => instead.parsed(program, booleans),
     }
 }
 
@@ -158,30 +158,37 @@ pub fn parse<T: FromArgs>(
 pub fn parse_rows<T: Rows>(
     program: &str,
     dashes: Dashes,
-    arguments: impl Iterator<Item = OsString>,
+    mut arguments: impl Iterator<Item = OsString>,
     variables: &Variables<'_>,
 ) -> (Parsed<T>, Origins) {
     let booleans = T::ROWS.iter().filter(|row| row.value_type == "bool");
     let booleans: Vec<String> = booleans.map(Row::option).collect();
     let booleans: Vec<&str> = booleans.iter().map(String::as_str).collect();
-    let mut arguments = match read(program, &booleans, arguments, dashes) {
-        Ok(arguments) => arguments,
-        Err(end) => return (end, Origins::default()),
-    };
-    let names = arguments.iter().map(|argument| argument.name.clone());
-    let mut origins = Origins(names.map(|name| (name.clone(), name)).collect());
-    for prefix in variables.prefixes {
-        let found = variables.find(prefix, T::ROWS, &origins);
-        for (argument, variable) in found {
-            origins.0.insert(argument.name.clone(), variable);
-            // In front: behind, it would be taken for the value of a last option without one.
-            arguments.insert(0, argument);
+    match read(program, &booleans, &mut arguments, dashes) {
+        Ok(mut arguments) => {
+            let origins = variables.add_to(&mut arguments, T::ROWS);
+            (finish(program, &arguments, &origins), origins)
         }
+        Err(instead) => (instead.parsed(program, &booleans), Origins::default()),
     }
-    (finish(program, &arguments, &origins), origins)
 }
 
 impl Variables<'_> {
+    /// Adds the options that variables set, and says where all come from.
+    fn add_to(&self, arguments: &mut Vec<Argument>, rows: &[Row]) -> Origins {
+        let names = arguments.iter().map(|argument| argument.name.clone());
+        let mut origins = Origins(names.map(|name| (name.clone(), name)).collect());
+        for prefix in self.prefixes {
+            let found = self.find(prefix, rows, &origins);
+            for (argument, variable) in found {
+                origins.0.push((argument.name.clone(), variable));
+                // In front: behind, it would be taken for the value of a last option without one.
+                arguments.insert(0, argument);
+            }
+        }
+        origins
+    }
+
     /// The options that variables with this prefix set, each with its variable.
     fn find(&self, prefix: &str, rows: &[Row], origins: &Origins) -> Vec<(Argument, String)> {
         let wanted = rows
@@ -202,34 +209,58 @@ impl Variables<'_> {
     }
 }
 
-/// Splits the command line into options and words, or says what to do instead of running.
-fn read<T: FromArgs>(
+/// What to do instead of running.
+enum Instead {
+    /// To print the help of this command, or that of the program.
+    Help(Option<String>),
+    Print(String),
+    Usage(String),
+}
+
+impl Instead {
+    fn parsed<T: FromArgs>(self, program: &str, booleans: &[&str]) -> Parsed<T> {
+        match self {
+            Instead::Help(command) => {
+                let arguments: Vec<&str> = command.iter().map(String::as_str).collect();
+                let exit = T::from_args(&[program], &[&arguments[..], &["--help"]].concat()).err();
+                let text = exit.map(|exit| exit.output).unwrap_or_default();
+                Parsed::Print(our_help(text, booleans))
+            }
+            Instead::Print(text) => Parsed::Print(text),
+            Instead::Usage(reason) => Parsed::Usage(reason),
+        }
+    }
+}
+
+/// Splits the command line into options and words.
+fn read(
     program: &str,
     booleans: &[&str],
-    arguments: impl Iterator<Item = OsString>,
+    arguments: &mut dyn Iterator<Item = OsString>,
     dashes: Dashes,
-) -> Result<Vec<Argument>, Parsed<T>> {
+) -> Result<Vec<Argument>, Instead> {
     let mut read: Vec<Argument> = Vec::new();
     let mut arguments = arguments.map(OsString::into_string);
     while let Some(argument) = arguments.next() {
         let Ok(mut argument) = argument else {
-            return Err(Parsed::Usage("an argument is not UTF-8".into()));
+            return Err(Instead::Usage("an argument is not UTF-8".into()));
         };
         if dashes == Dashes::OneOrTwo && is_long_with_one_dash(&argument) {
             argument.insert(0, '-');
         }
         match argument.as_str() {
             "-h" | "--help" => {
-                let first = read.first().map(|argument| argument.name.as_str());
-                return Err(help::<T>(program, booleans, first));
+                // A word without dashes is a command, which has its own help.
+                let first = read.into_iter().next().map(|argument| argument.name);
+                return Err(Instead::Help(first.filter(|word| !word.starts_with('-'))));
             }
             "-V" | "--version" => {
                 let version = format!("{program} {}\n", env!("CARGO_PKG_VERSION"));
-                return Err(Parsed::Print(version));
+                return Err(Instead::Print(version));
             }
             // argh would read `help` as --help, and skip `--`.
             "help" | "--" => {
-                return Err(Parsed::Usage(format!("Unrecognized argument: {argument}")))
+                return Err(Instead::Usage(format!("Unrecognized argument: {argument}")))
             }
             _ => {}
         }
@@ -248,7 +279,7 @@ fn read<T: FromArgs>(
             let value = arguments
                 .next()
                 .transpose()
-                .map_err(|_| Parsed::Usage(format!("{argument}: the value is not UTF-8")))?;
+                .map_err(|_| Instead::Usage(format!("{argument}: the value is not UTF-8")))?;
             Argument {
                 name: argument,
                 value,
@@ -260,20 +291,26 @@ fn read<T: FromArgs>(
     Ok(read)
 }
 
-/// Has argh make sense of the arguments.
-fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
-    let words: Vec<&str> = arguments
+fn words(arguments: &[Argument]) -> Vec<&str> {
+    arguments
         .iter()
         .flat_map(|argument| [Some(argument.name.as_str()), argument.value.as_deref()])
         .flatten()
-        .collect();
-    match T::from_args(&[program], &words) {
+        .collect()
+}
+
+/// Has argh make sense of the arguments.
+fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
+    match T::from_args(&[program], &words(arguments)) {
         Ok(options) => Parsed::Run(options),
         Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
-        Err(exit) => Parsed::Usage(
-            bad_value(&exit.output, arguments, origins).unwrap_or_else(|| one_line(&exit.output)),
-        ),
+        Err(exit) => Parsed::Usage(refusal(&exit.output, arguments, origins)),
     }
+}
+
+/// argh's message in one line, and in our form.
+fn refusal(message: &str, arguments: &[Argument], origins: &Origins) -> String {
+    bad_value(message, arguments, origins).unwrap_or_else(|| one_line(message))
 }
 
 /// argh's message about a value, in our form; `None` if it is about something else.
@@ -300,14 +337,7 @@ pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
 }
 
 /// argh's own text, and the options that [`parse`] adds to it.
-fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&str>) -> Parsed<T> {
-    // A word without dashes is a command, which has its own help.
-    let command = first.filter(|word| !word.starts_with('-'));
-    let arguments: Vec<&str> = command.into_iter().chain(["--help"]).collect();
-    let text = match T::from_args(&[program], &arguments) {
-        Err(exit) => exit.output,
-        Ok(_) => String::new(),
-    };
+fn our_help(text: String, booleans: &[&str]) -> String {
     let mut text = text.replace(ARGH_HELP, OUR_HELP).replace(ARGH_DASHES, " ");
     for boolean in booleans {
         // A short option has no attached value.
@@ -323,7 +353,7 @@ fn help<T: FromArgs>(program: &str, booleans: &[&str], first: Option<&str>) -> P
             }
         }
     }
-    Parsed::Print(text)
+    text
 }
 
 /// Whether this is `-name`, and not `-n`, which is a short option.
@@ -402,10 +432,10 @@ mod tests {
     #[test]
     fn a_single_dash_will_do_where_it_is_allowed() {
         let lenient = |arguments: &[&str]| {
-            let arguments = arguments.iter().map(OsString::from);
-            match super::read("prog", &["--debug"], arguments, Dashes::OneOrTwo) {
+            let mut arguments = arguments.iter().map(OsString::from);
+            match super::read("prog", &["--debug"], &mut arguments, Dashes::OneOrTwo) {
                 Ok(arguments) => finish("prog", &arguments, &Origins::default()),
-                Err(end) => end,
+                Err(instead) => instead.parsed("prog", &["--debug"]),
             }
         };
         for text in [&["-text", "a"], &["--text", "a"]] {

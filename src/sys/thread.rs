@@ -19,6 +19,10 @@ const THREAD_EXTRA: usize = 64 * 1024;
 /// memory to the others: a thread without a signal stack ends the process, and so does a failed
 /// allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    spawn_boxed(name, Box::new(body))
+}
+
+fn spawn_boxed(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     let Some(reservation) = memory::reserve(STACK_LEN + THREAD_EXTRA, Purpose::Newcomer) else {
         return Err(io::Error::other("too little memory is left"));
     };
