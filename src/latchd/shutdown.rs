@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{after, bounded, never, select, Receiver};
+use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
 use log::{info, warn};
 
 use crate::arbiter::Arbiter;
@@ -20,8 +20,7 @@ use super::options::Options;
 /// How long the last replies may take to leave.
 const FAREWELL: Duration = Duration::from_millis(600);
 
-/// The time after which no connection matters any more.
-#[cfg(feature = "cluster")]
+/// A time that is as good as none.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 enum Reason {
@@ -31,7 +30,7 @@ enum Reason {
 
 /// What the end of a server has to do with.
 pub(super) struct End<'a> {
-    pub(super) signals: &'a Receiver<i32>,
+    pub(super) signals: &'a Receiver<()>,
     pub(super) arbiter: &'a Arbiter,
     pub(super) connections: &'a Arc<Connections>,
     pub(super) options: &'a Options,
@@ -66,14 +65,13 @@ impl End<'_> {
             }
         }
         let drained = self.begin_drain();
-        let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
         select! {
             recv(signals) -> _ => {
                 warn!("stopping reason=second-signal");
                 return ExitCode::from(1);
             }
             recv(drained) -> _ => info!("stopping reason=drained"),
-            recv(grace_is_over) -> _ => warn!("stopping reason=shutdown-timeout"),
+            default(options.shutdown_timeout.unwrap_or(LONGEST)) => warn!("stopping reason=shutdown-timeout"),
         }
         say_farewell(signals, self.connections)
     }
@@ -101,7 +99,7 @@ impl End<'_> {
 
 /// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits
 /// in the backlog for the next server, if the socket is inherited.
-fn say_farewell(signals: &Receiver<i32>, connections: &Arc<Connections>) -> ExitCode {
+fn say_farewell(signals: &Receiver<()>, connections: &Arc<Connections>) -> ExitCode {
     connections.close();
     connections.shut_down_all(Shutdown::Read);
     let farewell = none_left(connections, FAREWELL);
@@ -126,17 +124,17 @@ fn none_left(connections: &Arc<Connections>, at_most: Duration) -> Receiver<()> 
 /// Blocks until a signal comes, or until no client has been connected and no slot held for
 /// `idle_exit`; then no client is let in any more.
 fn wait_for_reason(
-    signals: &Receiver<i32>,
+    signals: &Receiver<()>,
     arbiter: &Arbiter,
     connections: &Connections,
     idle_exit: Option<Duration>,
 ) -> Reason {
     let started = Instant::now();
-    let mut look_again = idle_exit;
+    let mut look_again = idle_exit.unwrap_or(LONGEST);
     loop {
-        select! {
-            recv(signals) -> _ => return Reason::Signal,
-            recv(look_again.map_or_else(never, after)) -> _ => {}
+        let signal = signals.recv_timeout(look_again);
+        if signal != Err(RecvTimeoutError::Timeout) {
+            return Reason::Signal;
         }
         let Some(idle_exit) = idle_exit else { continue };
         let now = Instant::now();
@@ -150,6 +148,6 @@ fn wait_for_reason(
         }
         // A client that is here now keeps the server for at least that long.
         let left = idle_exit.saturating_sub(idle_for);
-        look_again = Some(left.max(Duration::from_millis(1)));
+        look_again = left.max(Duration::from_millis(1));
     }
 }

@@ -12,12 +12,12 @@ mod utc;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::{bounded, select, Receiver, Sender};
+use crossbeam_channel::{bounded, Receiver, Sender};
 use env_logger::{Builder, Target};
 use log::{Level, LevelFilter};
 
@@ -55,7 +55,7 @@ pub struct Log(Option<ToWriter>);
 #[derive(Clone, Debug)]
 struct ToWriter {
     messages: Sender<Message>,
-    reopen: Sender<()>,
+    must_reopen: Arc<AtomicBool>,
     /// The lines dropped since the start.
     dropped_count: Arc<AtomicUsize>,
 }
@@ -66,6 +66,8 @@ enum Message {
     Line(Vec<u8>),
     /// The writer drops it, and so closes its channel.
     Flush(Sender<()>),
+    /// The file is to be opened again. Any other message does as well: the queue may be full.
+    Reopen,
 }
 
 impl Log {
@@ -87,8 +89,7 @@ impl Log {
             false => String::new(),
         };
         let (sender, messages) = bounded(QUEUE_LEN);
-        // If one reopening is due, a second one adds nothing.
-        let (reopen, reopenings) = bounded(1);
+        let must_reopen = Arc::new(AtomicBool::new(false));
         let dropped_count = Arc::new(AtomicUsize::new(0));
         let lines = LogLines {
             messages: sender.clone(),
@@ -97,13 +98,14 @@ impl Log {
         let writer = Writer {
             sink,
             warning_header: header(Level::Warn),
+            must_reopen: Arc::clone(&must_reopen),
             dropped_count: Arc::clone(&dropped_count),
             reported_count: 0,
         };
         thread::Builder::new()
             .name("log".into())
             .stack_size(128 * 1024)
-            .spawn(move || writer.run(&messages, &reopenings))?;
+            .spawn(move || writer.run(&messages))?;
 
         let mut builder = Builder::new();
         builder.filter_level(LevelFilter::Info);
@@ -124,7 +126,7 @@ impl Log {
         builder.init();
         Ok(Log(Some(ToWriter {
             messages: sender,
-            reopen,
+            must_reopen,
             dropped_count,
         })))
     }
@@ -142,8 +144,9 @@ impl Log {
     /// Has the log file opened again by its path, and returns at once. Does nothing for other
     /// targets.
     pub fn reopen(&self) {
-        if let Some(ToWriter { reopen, .. }) = &self.0 {
-            let _ = reopen.try_send(());
+        if let Some(to_writer) = &self.0 {
+            to_writer.must_reopen.store(true, Ordering::Relaxed);
+            let _ = to_writer.messages.try_send(Message::Reopen);
         }
     }
 
@@ -160,6 +163,7 @@ struct Writer {
     sink: Sink,
     /// What a warning of its own begins with.
     warning_header: String,
+    must_reopen: Arc<AtomicBool>,
     dropped_count: Arc<AtomicUsize>,
     /// The dropped lines that the log has told of.
     reported_count: usize,
@@ -167,17 +171,17 @@ struct Writer {
 
 impl Writer {
     /// Runs until the process ends. Lines that the sink refuses are lost.
-    fn run(mut self, messages: &Receiver<Message>, reopenings: &Receiver<()>) {
-        loop {
-            select! {
-                recv(messages) -> message => match message {
-                    Ok(Message::Line(line)) => self.write(&line),
-                    Ok(Message::Flush(flush)) => drop(flush),
-                    Err(_) => return,
-                },
-                recv(reopenings) -> _ => if let Err(error) = self.sink.reopen() {
+    fn run(mut self, messages: &Receiver<Message>) {
+        for message in messages {
+            if self.must_reopen.swap(false, Ordering::Relaxed) {
+                if let Err(error) = self.sink.reopen() {
                     self.warn(format_args!("cannot-reopen-log error=\"{error}\""));
-                },
+                }
+            }
+            match message {
+                Message::Line(line) => self.write(&line),
+                Message::Flush(flush) => drop(flush),
+                Message::Reopen => {}
             }
         }
     }

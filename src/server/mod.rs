@@ -88,7 +88,7 @@ pub fn no_thread(error: io::Error) -> String {
 /// SIGTERM and SIGINT, which end a server.
 pub struct EndSignals {
     /// One message for each signal.
-    pub received: Receiver<i32>,
+    pub received: Receiver<()>,
     /// Readable once a signal has come.
     pub stop: Arc<OwnedFd>,
 }
@@ -111,7 +111,7 @@ pub fn watch_signals(
             match signal {
                 SIGTERM | SIGINT => {
                     let _ = alarm.shutdown(Shutdown::Both);
-                    let _ = sender.send(signal);
+                    let _ = sender.send(());
                 }
                 SIGHUP => {
                     log.reopen();
