@@ -5,7 +5,7 @@ mod reconnecting;
 
 use std::fmt;
 use std::mem;
-use std::sync::mpsc::{channel, Sender};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -122,8 +122,10 @@ struct Hold {
     on_silence: Option<OnSilence>,
     /// Called with the outcome of the next renewal, which is due at once if there are any.
     asking: Vec<Answer>,
-    /// Gets the outcome of the release, once the guard has ordered it.
-    releasing: Option<Sender<Result<(), Error>>>,
+    /// The guard has ordered the release.
+    is_releasing: bool,
+    /// The outcome of the release, which the keeper leaves behind when it ends.
+    released: Option<Result<(), Error>>,
 }
 
 struct OnSilence {
@@ -148,7 +150,8 @@ impl Guard {
                 on_lost: None,
                 on_silence: None,
                 asking: Vec::new(),
-                releasing: None,
+                is_releasing: false,
+                released: None,
             }),
             bell: Event::new().map_err(Error::System)?,
         });
@@ -267,21 +270,21 @@ impl Guard {
     /// [`Error::Refused`] if the lock was no longer held, [`Error::Closed`] if it had been lost
     /// before, or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
-        let (answer, answered) = channel();
-        self.order_release(answer);
-        answered.recv().unwrap_or_else(|_| {
+        self.order_release();
+        let released = self.shared.hold().released.take();
+        released.unwrap_or_else(|| {
             let server = self.server.clone();
             Err(Error::Closed { server })
         })
     }
 
     /// Has the keeper release, and waits for its end.
-    fn order_release(&mut self, answer: Sender<Result<(), Error>>) {
+    fn order_release(&mut self) {
         let Some(keeper) = self.keeper.take() else {
             return;
         };
         let mut hold = self.shared.hold();
-        hold.releasing = Some(answer).filter(|_| hold.loss.is_none());
+        hold.is_releasing = hold.loss.is_none();
         drop(hold);
         self.shared.bell.set();
         // A callback that ends its own guard need not wait for itself.
@@ -298,7 +301,7 @@ impl Drop for Guard {
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
         drop(callbacks);
-        self.order_release(channel().0);
+        self.order_release();
     }
 }
 
@@ -339,7 +342,7 @@ impl Keeper {
         let mut hold = self.shared.hold();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
-        let unanswered = (mem::take(&mut hold.asking), hold.releasing.take());
+        let unanswered = mem::take(&mut hold.asking);
         drop(hold);
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
@@ -352,9 +355,10 @@ impl Keeper {
             self.hear()?;
         }
         if self.sent_at.is_none() {
-            let releasing = self.shared.hold().releasing.take();
-            if let Some(answer) = releasing {
-                let _ = answer.send(self.release());
+            let is_releasing = self.shared.hold().is_releasing;
+            if is_releasing {
+                let released = self.release();
+                self.shared.hold().released = Some(released);
                 return Ok(Step::Released);
             }
         }
@@ -546,7 +550,8 @@ mod tests {
                     on_lost: None,
                     on_silence: None,
                     asking: Vec::new(),
-                    releasing: None,
+                    is_releasing: false,
+                    released: None,
                 }),
                 bell: Event::new().expect("a descriptor"),
             }),

@@ -4,9 +4,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::thread;
-use std::time::Duration;
-
-use crossbeam_channel::bounded;
+use std::time::{Duration, Instant};
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
@@ -63,7 +61,7 @@ fn run_under(
              SIGTERM may outlast it",
             shown(&options.key),
             guard.lease().as_secs(),
-            kill_after.as_secs_f64()
+            seconds(kill_after)
         ));
     }
     let look = || {
@@ -105,6 +103,12 @@ fn run_under(
     }
 }
 
+/// A time in seconds. The formatting of floating-point numbers would be the only use of it.
+fn seconds(time: Duration) -> String {
+    let text = format!("{}.{:09}", time.as_secs(), time.subsec_nanos());
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
 /// the lease runs: the end of this process ends the connection, and that releases the lock, too.
 pub(super) fn release(guard: Guard) -> Result<(), String> {
@@ -112,19 +116,25 @@ pub(super) fn release(guard: Guard) -> Result<(), String> {
         return Err(loss.to_string());
     }
     let was_held = guard.is_held();
-    let (sender, released) = bounded(1);
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    let Ok(over) = Event::new() else {
+        return Ok(());
+    };
+    let setter = over.clone();
     let releasing = thread::Builder::new()
         .name("releasing".into())
         .spawn(move || {
-            let _ = sender.send(guard.release());
+            let released = guard.release();
+            setter.set();
+            released
         });
-    let released = match releasing {
-        Ok(_) => released.recv_timeout(RELEASE_TIMEOUT),
-        Err(_) => return Ok(()),
+    let Ok(releasing) = releasing else {
+        return Ok(());
     };
+    let released = over.is_set_by(deadline).then(|| releasing.join());
     match released {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error @ (Error::Refused | Error::Closed { .. }))) => Err(error.reason()),
+        Some(Ok(Ok(()))) => Ok(()),
+        Some(Ok(Err(error @ (Error::Refused | Error::Closed { .. })))) => Err(error.reason()),
         _ if was_held => Ok(()),
         _ => Err(Loss::Deadline.to_string()),
     }

@@ -3,8 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 
 /// A flag that one thread sets and others poll for: its descriptor is readable while it is set.
 /// Clones share it.
@@ -26,9 +28,20 @@ impl Event {
 
     /// Says whether the event is set.
     pub fn is_set(&self) -> bool {
+        self.is_set_by(Instant::now())
+    }
+
+    /// Blocks until the event is set, or until `deadline`; says whether it is set.
+    pub fn is_set_by(&self, deadline: Instant) -> bool {
         let mut watched = [PollFd::new(&self.0, PollFlags::IN)];
-        let _ = poll(&mut watched, Some(&Timespec::default()));
-        !watched[0].revents().is_empty()
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // A time that is too long for the system is as good as none.
+            let left = Timespec::try_from(left).ok();
+            if poll(&mut watched, left.as_ref()) != Err(Errno::INTR) {
+                return !watched[0].revents().is_empty();
+            }
+        }
     }
 
     /// Clears the event, and says whether it was set.
