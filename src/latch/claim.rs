@@ -177,8 +177,8 @@ impl Outage {
         if left.is_some_and(|left| left.is_zero()) {
             return None;
         }
-        let share = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-        let pause = self.next_pause.mul_f64(1.0 - share / 2.0);
+        let kept = 1024 - getrandom::u32().unwrap_or(0) % 512;
+        let pause = self.next_pause * kept / 1024;
         self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
         Some(left.map_or(pause, |left| pause.min(left)))
     }

@@ -71,9 +71,11 @@ impl Statistics {
 
     /// All keys in use, those with the most waiters first, with a row for each holder.
     pub(super) fn all(mut self) -> Table {
-        let by_waiters = |queue: &Queue| (u64::MAX - queue.waiter_count, queue.key.clone());
-        self.queues.sort_by_cached_key(by_waiters);
-        let mut rows = vec![[
+        self.queues.sort_unstable_by(|one, other| {
+            let by_waiters = other.waiter_count.cmp(&one.waiter_count);
+            by_waiters.then_with(|| one.key.cmp(&other.key))
+        });
+        let header = [
             "KIND",
             "KEY",
             "HOLDER",
@@ -81,8 +83,8 @@ impl Statistics {
             "AGE",
             "LEASE LEFT",
             "WAITERS",
-        ]
-        .map(str::to_owned)];
+        ];
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
         for queue in &self.queues {
             let listed = queue.holders.len() as u64;
             let others = queue.holder_count.saturating_sub(listed);
@@ -97,7 +99,7 @@ impl Statistics {
                 ..Place::default()
             });
             for holder in queue.holders.iter().chain(&others) {
-                rows.push([
+                rows.push(vec![
                     queue.kind(),
                     escaped(&queue.key),
                     holder.peer.clone(),
@@ -127,12 +129,12 @@ impl Statistics {
             queue.kind, queue.waiter_count
         );
         let header = ["PLACE", "CLIENT", "TAG", "AGE", "LEASE LEFT", "FENCE"];
-        let mut rows = vec![header.map(str::to_owned)];
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
         let holders = queue.holders.iter().map(|place| ("holder".into(), place));
         let waiters = queue.waiters.iter().enumerate();
         let waiters = waiters.map(|(index, place)| (format!("waiter {}", index + 1), place));
         for (name, place) in holders.chain(waiters) {
-            rows.push([
+            rows.push(vec![
                 name,
                 place.peer.clone(),
                 or_dash(place.tag.clone()),
@@ -166,14 +168,14 @@ impl Queue {
 
 impl Table {
     /// Aligns rows, of which the first is the header, the columns `right` at their right end.
-    fn new<const N: usize>(
+    fn new(
         mut head: Vec<String>,
-        rows: &[[String; N]],
+        rows: &[Vec<String>],
         right: [usize; 3],
         foot: Vec<String>,
     ) -> Table {
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
-        let widths: Vec<usize> = (0..N).filter_map(width).collect();
+        let widths: Vec<usize> = (0..rows[0].len()).filter_map(width).collect();
         let mut lines = rows.iter().map(|row| {
             let cells = row.iter().enumerate().map(|(column, cell)| {
                 let width = widths[column];

@@ -210,8 +210,11 @@ pub fn latest_start(pid: u32) -> Option<Duration> {
     let hertz = clock_ticks_per_second().max(1);
     let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
-    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
+    let (seconds, rest) = uptime.split_once('.')?;
+    // The kernel writes hundredths.
+    let hundredths: u64 = rest.get(..2)?.parse().ok()?;
+    let uptime =
+        Duration::from_secs(seconds.parse().ok()?) + Duration::from_millis(10 * hundredths);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     Some(now.checked_sub(uptime)? + after_boot)
 }

@@ -55,7 +55,7 @@ impl Device {
     fn new(paths: &[&DevicePath], numbers: Vec<OsString>) -> Device {
         let names = |of: fn(&DevicePath) -> Vec<OsString>| {
             let mut names: Vec<OsString> = paths.iter().flat_map(|path| of(path)).collect();
-            names.sort();
+            names.sort_unstable();
             names.dedup();
             names
         };
