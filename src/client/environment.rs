@@ -21,8 +21,8 @@ const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 /// The servers that `LATCH_SERVER` lists, or the default one.
 pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     let listed = variable(SERVERS)?.unwrap_or_else(|| DEFAULT_SERVER.into());
-    let names = listed.split([',', ' ']).filter(|name| !name.is_empty());
-    let servers = addresses(names)?;
+    let mut names = listed.split([',', ' ']).filter(|name| !name.is_empty());
+    let servers = addresses(&mut names)?;
     if servers.is_empty() {
         let why = format!("{SERVERS}: it names no server");
         return Err(Error::Environment(why));
@@ -31,7 +31,7 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
 }
 
 /// Reads addresses. An error names the one that is wrong.
-pub(crate) fn addresses<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<Address>, Error> {
+pub(crate) fn addresses(names: &mut dyn Iterator<Item = &str>) -> Result<Vec<Address>, Error> {
     names
         .map(|name| {
             let why = |why| Error::Environment(format!("{}: {why}", Escaped(name.as_bytes())));

@@ -18,11 +18,11 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
 
 /// A client as [`client`] makes it, for a command with the option `--timeout`.
 fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
-    let named = reach.servers.iter().map(String::as_str);
+    let mut named = reach.servers.iter().map(String::as_str);
     let servers = if reach.servers.is_empty() {
         environment::servers()
     } else {
-        environment::addresses(named)
+        environment::addresses(&mut named)
     };
     let servers = servers.map_err(unusable)?;
     let auth_token = match reach.auth_token_file {

@@ -290,7 +290,12 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
         }
         let name = held.name.clone();
         drop(held);
-        match watch.wait(|other| other == name.as_bytes(), &[], Some(stop), next_beat) {
+        match watch.wait(
+            &|other| other == name.as_bytes(),
+            &[],
+            Some(stop),
+            next_beat,
+        ) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
             // Without the watch, look at every beat.

@@ -57,7 +57,7 @@ pub(crate) fn acquire_any<'a>(
     info: &LockInfo,
     limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
-    let waited = until_any(slots, None, limit, |slot| {
+    let waited = until_any(slots, None, limit, &|slot| {
         slot.attempt(info, HolderKind::Guard)
     })?;
     Ok(match waited {
@@ -76,7 +76,7 @@ pub(crate) fn acquire_any_detached(
 ) -> SemaphoreResult<Waited<()>> {
     let has_ended = || SemaphoreError::HolderEnded(info.pid);
     let holder = HolderProcess::of(info.pid).ok_or_else(has_ended)?;
-    let waited = until_any(slots, Some(&holder), limit, |slot| {
+    let waited = until_any(slots, Some(&holder), limit, &|slot| {
         slot.try_acquire_detached(info)
     })?;
     match &waited {
@@ -91,7 +91,7 @@ pub(crate) fn acquire_any_detached(
 
 /// Waits until one of several locks is free or stale, without taking it.
 pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
-    until_any(slots, None, limit, |slot| {
+    until_any(slots, None, limit, &|slot| {
         Ok(match slot.look()? {
             Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
             Some(busy) if slot.is_kept_locked()? => Attempt::Busy(Busy {
@@ -109,7 +109,7 @@ fn until_any<T>(
     slots: &[Semaphore],
     holder: Option<&HolderProcess>,
     limit: &WaitLimit<'_>,
-    attempt: impl Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
+    attempt: &dyn Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
 ) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
@@ -185,7 +185,7 @@ pub(super) fn rest(
             .iter()
             .any(|slot| slot.lock_path.name.as_bytes() == name)
     };
-    match watch.wait(concerns, &ends, limit.cancel, until)? {
+    match watch.wait(&concerns, &ends, limit.cancel, until)? {
         Woken::Look => Ok(()),
         Woken::Cancelled => Err(SemaphoreError::Cancelled),
     }

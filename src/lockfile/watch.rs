@@ -157,7 +157,7 @@ impl Watch {
     /// readable, until `cancel` is set, until the watch begins, or until an instant.
     pub(super) fn wait(
         &self,
-        concerns: impl Fn(&[u8]) -> bool,
+        concerns: &dyn Fn(&[u8]) -> bool,
         ends: &[BorrowedFd<'_>],
         cancel: Option<&Event>,
         until: Instant,
@@ -189,14 +189,14 @@ impl Watch {
                 return Ok(Woken::Cancelled);
             }
             let has_ended = is_ready.any(|is_ready| is_ready);
-            if has_ended || (has_happened && self.concerns(&concerns)) || Instant::now() >= until {
+            if has_ended || (has_happened && self.concerns(concerns)) || Instant::now() >= until {
                 return Ok(Woken::Look);
             }
         }
     }
 
     /// Reads all events, and says whether one of them concerns the caller.
-    fn concerns(&self, name_concerns: &impl Fn(&[u8]) -> bool) -> bool {
+    fn concerns(&self, name_concerns: &dyn Fn(&[u8]) -> bool) -> bool {
         let Some(inotify) = self.inotify.get() else {
             return true;
         };
@@ -244,7 +244,7 @@ mod tests {
 
     fn wait(watch: &Watch, limit: Duration) -> Woken {
         let until = Instant::now() + limit;
-        let woken = watch.wait(|name| name == b"a", &[], None, until);
+        let woken = watch.wait(&|name| name == b"a", &[], None, until);
         woken.expect("a wait")
     }
 
