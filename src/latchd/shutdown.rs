@@ -60,12 +60,12 @@ impl End<'_> {
                 info!("stopping reason=idle");
                 return ExitCode::SUCCESS;
             }
-            Reason::Signal => {
-                info!("draining");
-                let _ = notify("STOPPING=1\nSTATUS=Draining");
-            }
+            Reason::Signal => {}
         }
         let drained = self.begin_drain();
+        // From here on new claims are refused: an operator who reads this can rely on it.
+        info!("draining");
+        let _ = notify("STOPPING=1\nSTATUS=Draining");
         let grace_is_over = options.shutdown_timeout.map_or_else(never, after);
         select! {
             recv(signals) -> _ => {
