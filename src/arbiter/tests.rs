@@ -186,6 +186,13 @@ fn the_reaper_passes_an_expired_lease_on_in_time() {
 
 #[test]
 fn leases_that_end_together_end_in_steps() {
+    // On a busy machine, the witness may come too late to see it.
+    let got_in_between = (0..20).any(|_| a_witness_gets_in_between());
+    assert!(got_in_between, "the table was closed until all had ended");
+}
+
+/// Whether another thread gets at the table while many leases end together.
+fn a_witness_gets_in_between() -> bool {
     const SLOTS: usize = 50_000;
     let arbiter = arbiter(Holdings::Release);
     let holder = arbiter.connect(ConnId(1), None);
@@ -210,8 +217,7 @@ fn leases_that_end_together_end_in_steps() {
     thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
     arbiter.catch_up(&mut state, Scope::Everything);
     drop(state);
-    let got_in_between = witness.join().expect("no panic");
-    assert!(got_in_between, "the table was closed until all had ended");
+    witness.join().expect("no panic")
 }
 
 #[test]
