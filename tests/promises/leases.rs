@@ -6,14 +6,17 @@ use std::time::Duration;
 use crate::history::{History, Instant, Record, Reply, Request};
 use crate::journal::now;
 use crate::support::stalls::{fairly, lateness_during};
-use crate::support::{fence, parse_grant, Client, Daemon};
+use crate::support::{fence, parse_grant, processor_time, Client, Daemon};
 
 const LEASE: Duration = Duration::from_secs(1);
 
 #[test]
 fn five_hundred_leases_end_on_time_and_never_early() {
     let daemon = Daemon::start(&["--max-per-connection", "1000"]);
+    // A slow machine, or a single core, needs long to compute what belongs to so many at once.
+    let computed = || processor_time(daemon.pid()) + processor_time(std::process::id());
     fairly(|| {
+        let before = computed();
         let mut late = (0..2)
             .flat_map(|_| pass_on(&daemon, 250))
             .collect::<Vec<_>>();
@@ -23,7 +26,7 @@ fn five_hundred_leases_end_on_time_and_never_early() {
             "{} leases: late by {p99:?} at p99, {worst:?} at most",
             late.len()
         );
-        match p99 < Duration::from_millis(500) {
+        match p99 < Duration::from_millis(500).max(4 * (computed() - before)) {
             true => Ok(()),
             false => Err(p99),
         }
