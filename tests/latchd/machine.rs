@@ -109,7 +109,7 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
     raise_our_own_limit();
     for resource in [Resource::As, Resource::Data] {
         for left in [4, 7, 20, 33, 36, 40, 60] {
-            let daemon = Daemon::start(&[]);
+            let daemon = Daemon::start(&["--read-timeout", "3600"]);
             let mut early: Vec<Client> = (0..8).map(|_| daemon.connect()).collect();
             assert!(early.iter_mut().all(is_served));
             let name = match resource {

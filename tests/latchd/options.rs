@@ -17,9 +17,7 @@ use crate::support::needs::skipped;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_addr;
 use crate::support::silent::leave_socket;
-use crate::support::{eventually, Client, Daemon, Signal};
-
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
 
 /// Every option that takes a number, its variable and its smallest value.
 const NUMBERS: &[(&str, &str, i64)] = &[

@@ -22,7 +22,7 @@
 //! sleep 300ms
 //! waiting k 2                     goes on when two wait for k
 //! connections 1                   goes on when so many others are connected
-//! served B                        B connects until a ping is answered; may have [within …] before it
+//! served B                        B connects until it is served; may have [within …] before it
 //! true t2 > t1                    compares fences; also `t2 != t1`
 //! signal TERM
 //! exit 0                          the daemon ends with this status; may have [within …] before it
