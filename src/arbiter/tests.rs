@@ -387,14 +387,20 @@ fn a_connection_is_idle_since_it_last_had_anything() {
     assert_eq!(holder.idle_since(), Some(arbiter.clock.now()));
 }
 
+/// How many grants a thread of the test below wants to see.
+const ENOUGH_GRANTS: u64 = 170;
+
 /// One thread of the test below; returns how many grants it got.
 fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: Instant) -> u64 {
     const STEP: u64 = 1000;
+    let give_up_at = stop_at + Duration::from_secs(60);
     let mut grants = 0;
     let mut conn = thread;
     let mut seat = arbiter.connect(ConnId(conn), None);
     for round in 0u64.. {
-        if Instant::now() >= stop_at {
+        let now = Instant::now();
+        // A slow machine takes longer to try often enough.
+        if now >= stop_at && (grants > ENOUGH_GRANTS || now >= give_up_at) {
             break;
         }
         if round % 7 == 0 {
@@ -453,7 +459,7 @@ fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
             .map(|grants| grants.expect("no panic"))
             .sum()
     });
-    assert!(grants > 1000, "only {grants} grants");
+    assert!(grants > 6 * ENOUGH_GRANTS, "only {grants} grants");
     let last = arbiter.connect(ConnId(1_000_000_000), None);
     granted(&last, FOREVER);
 }

@@ -202,7 +202,7 @@ fn a_takeover_settles_however_it_was_done() {
             ..MissingFeatures::default()
         };
         let mut semaphore = lock_without(&path, missing, HOUR);
-        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(3));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
             let over = Instant::now() + Duration::from_secs(10);
