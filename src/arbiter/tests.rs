@@ -186,6 +186,13 @@ fn the_reaper_passes_an_expired_lease_on_in_time() {
 
 #[test]
 fn leases_that_end_together_end_in_steps() {
+    // On a busy machine, the witness may come too late to see it.
+    let got_in_between = (0..20).any(|_| a_witness_gets_in_between());
+    assert!(got_in_between, "the table was closed until all had ended");
+}
+
+/// Whether another thread gets at the table while many leases end together.
+fn a_witness_gets_in_between() -> bool {
     const SLOTS: usize = 50_000;
     let arbiter = arbiter(Holdings::Release);
     let holder = arbiter.connect(ConnId(1), None);
@@ -210,8 +217,7 @@ fn leases_that_end_together_end_in_steps() {
     thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
     arbiter.catch_up(&mut state, Scope::Everything);
     drop(state);
-    let got_in_between = witness.join().expect("no panic");
-    assert!(got_in_between, "the table was closed until all had ended");
+    witness.join().expect("no panic")
 }
 
 #[test]
@@ -381,14 +387,20 @@ fn a_connection_is_idle_since_it_last_had_anything() {
     assert_eq!(holder.idle_since(), Some(arbiter.clock.now()));
 }
 
+/// How many grants a thread of the test below wants to see.
+const ENOUGH_GRANTS: u64 = 170;
+
 /// One thread of the test below; returns how many grants it got.
 fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: Instant) -> u64 {
     const STEP: u64 = 1000;
+    let give_up_at = stop_at + Duration::from_secs(60);
     let mut grants = 0;
     let mut conn = thread;
     let mut seat = arbiter.connect(ConnId(conn), None);
     for round in 0u64.. {
-        if Instant::now() >= stop_at {
+        let now = Instant::now();
+        // A slow machine takes longer to try often enough.
+        if now >= stop_at && (grants > ENOUGH_GRANTS || now >= give_up_at) {
             break;
         }
         if round % 7 == 0 {
@@ -447,7 +459,7 @@ fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
             .map(|grants| grants.expect("no panic"))
             .sum()
     });
-    assert!(grants > 1000, "only {grants} grants");
+    assert!(grants > 6 * ENOUGH_GRANTS, "only {grants} grants");
     let last = arbiter.connect(ConnId(1_000_000_000), None);
     granted(&last, FOREVER);
 }

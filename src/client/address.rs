@@ -310,8 +310,9 @@ mod tests {
         assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
         // The last one still has its share.
         addrs.push(alive.local_addr().expect("its address"));
-        let connected = connect_tcp(&addrs, Instant::now() + limit);
-        assert!(connected.is_ok(), "{connected:?}");
+        // On a busy machine, even a connection to this host may take longer than that.
+        let mut attempts = (0..10).map(|_| connect_tcp(&addrs, Instant::now() + limit));
+        assert!(attempts.any(|connected| connected.is_ok()));
     }
 
     #[test]

@@ -59,19 +59,20 @@ impl End<'_> {
                 info!("stopping reason=idle");
                 return ExitCode::SUCCESS;
             }
-            Reason::Signal => {
-                info!("draining");
-                let _ = notify("STOPPING=1\nSTATUS=Draining");
-            }
+            Reason::Signal => {}
         }
         let drained = self.begin_drain();
+        // From here on new claims are refused: an operator who reads this can rely on it.
+        info!("draining");
+        let _ = notify("STOPPING=1\nSTATUS=Draining");
+        let grace = options.shutdown_timeout.unwrap_or(LONGEST);
         select! {
             recv(signals) -> _ => {
                 warn!("stopping reason=second-signal");
                 return ExitCode::from(1);
             }
             recv(drained) -> _ => info!("stopping reason=drained"),
-            default(options.shutdown_timeout.unwrap_or(LONGEST)) => warn!("stopping reason=shutdown-timeout"),
+            default(grace) => warn!("stopping reason=shutdown-timeout"),
         }
         say_farewell(signals, self.connections)
     }

@@ -4,10 +4,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::house::{free_port, Etcd, Server};
+use crate::house::{free_port, Etcd, Server, TAKE_OVER};
 use crate::support::latch::output;
 use crate::support::needs::needs;
-use crate::support::{Daemon, PATIENCE};
+use crate::support::Daemon;
 
 #[test]
 fn the_example_shows_a_failover() {
@@ -99,7 +99,7 @@ fn the_supervisor_hears_of_the_role() {
     let socket = directory.path().join("notify");
     let supervisor = UnixDatagram::bind(&socket).expect("there is room");
     supervisor
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(TAKE_OVER))
         .expect("it is not zero");
     let port = free_port().to_string();
     let mut command = Daemon::command();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, Event, Signal};
 
 /// Longer than an answer takes, and shorter than the TTL.
@@ -82,6 +83,10 @@ fn a_claim_is_not_answered_before_it_is_in_the_journal() {
 
 #[test]
 fn a_reply_before_the_journal_has_it_is_found() {
+    fair_test(a_reply_before_the_journal_has_it_is_found_once);
+}
+
+fn a_reply_before_the_journal_has_it_is_found_once() {
     needs!("etcd", "etcdctl");
     if can_plant() {
         let fault = Some("reply-before-journal");
@@ -340,6 +345,10 @@ fn long_replies_take_no_uncertain_grant_along() {
 
 #[test]
 fn a_grant_that_is_told_late_has_its_whole_lease() {
+    fair_test(a_grant_that_is_told_late_has_its_whole_lease_once);
+}
+
+fn a_grant_that_is_told_late_has_its_whole_lease_once() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
     let proxy = Proxy::start(etcd.members[0].client_port);
@@ -362,6 +371,10 @@ fn a_grant_that_is_told_late_has_its_whole_lease() {
 
 #[test]
 fn no_lease_ends_before_its_holder_is_told() {
+    fair_test(no_lease_ends_before_its_holder_is_told_once);
+}
+
+fn no_lease_ends_before_its_holder_is_told_once() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
     let proxy = Proxy::start(etcd.members[0].client_port);

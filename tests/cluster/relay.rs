@@ -198,9 +198,9 @@ fn a_client_that_sends_nothing_is_turned_away_in_time() {
     needs!("etcd", "etcdctl");
     let (_etcd, _active, standby) = pair(&["--read-timeout", "1"]);
     for sent in ["", "clu", "cluster\n_\n"] {
+        let began = Instant::now();
         let mut client = standby.connect();
         client.send(sent);
-        let began = Instant::now();
         let event = client.next_event(PATIENCE);
         let took = began.elapsed();
         let expected = match sent {
@@ -255,9 +255,9 @@ fn a_client_waits_for_an_active_server_but_not_for_ever() {
     needs!("etcd", "etcdctl");
     let dead = format!("127.0.0.1:{}", free_port());
     let alone = Server::start(&dead, &[]);
+    let began = Instant::now();
     let mut client = alone.connect();
     client.send("ping\n_\n_\n");
-    let began = Instant::now();
     assert!(ends(&mut client, TTL * 3 + PATIENCE));
     assert!(began.elapsed() >= TTL * 3 - Duration::from_secs(1));
 

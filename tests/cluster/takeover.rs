@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::support::needs::needs;
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, fence, Event, Signal};
 
 #[test]
@@ -39,6 +40,10 @@ fn the_successor_of_a_killed_server_keeps_its_holders() {
 
 #[test]
 fn an_orphan_is_free_when_its_lease_is_over() {
+    fair_test(an_orphan_is_free_when_its_lease_is_over_once);
+}
+
+fn an_orphan_is_free_when_its_lease_is_over_once() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
     let first = Server::active(&etcd.endpoints(), &[]);
@@ -144,6 +149,10 @@ fn a_server_that_was_stopped_too_long_says_nothing_more() {
 
 #[test]
 fn a_server_that_resigns_is_succeeded_at_once() {
+    fair_test(a_server_that_resigns_is_succeeded_at_once_once);
+}
+
+fn a_server_that_resigns_is_succeeded_at_once_once() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
     let first = Server::active(&etcd.endpoints(), &["--shutdown-timeout", "1"]);
@@ -192,6 +201,10 @@ fn a_standby_leaves_without_disturbing_the_active_server() {
 
 #[test]
 fn a_server_that_restarts_need_not_wait_for_itself() {
+    fair_test(a_server_that_restarts_need_not_wait_for_itself_once);
+}
+
+fn a_server_that_restarts_need_not_wait_for_itself_once() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
     let first = Server::active(&etcd.endpoints(), &[]);

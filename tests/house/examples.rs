@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
@@ -110,6 +111,10 @@ fn a_leader_that_stood_still_learns_that_another_leads() {
 
 #[test]
 fn of_several_hosts_one_runs_the_job_of_cron() {
+    fair_test(of_several_hosts_one_runs_the_job_of_cron_once);
+}
+
+fn of_several_hosts_one_runs_the_job_of_cron_once() {
     let daemon = Daemon::start(&[]);
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let log = dir.path().join("log");
@@ -138,7 +143,12 @@ fn of_several_hosts_one_runs_the_job_of_cron() {
 fn a_job_of_cron_runs_once_on_one_host_without_a_server() {
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
-    let job = format!("echo $1 >>{}; sleep 1; exit 3", log.display());
+    let go_on = dir.path().join("go-on");
+    let job = format!(
+        "echo $1 >>{}; until test -e {1}; do sleep 0.05; done; rm {1}; exit 3",
+        log.display(),
+        go_on.display()
+    );
     let guard = || {
         let mut command = shell_script("cron_guard.sh");
         command
@@ -149,6 +159,7 @@ fn a_job_of_cron_runs_once_on_one_host_without_a_server() {
     let mut first = guard();
     eventually(PATIENCE, "the job runs", || log.exists());
     assert_eq!(guard().end(), (0, String::new()));
+    fs::write(&go_on, "").expect("there is room");
     assert_eq!(first.end(), (3, String::new()));
     assert_eq!(fs::read_to_string(&log).expect("text"), "two words\n");
     let left = fs::read_dir(dir.path()).expect("the directory").count();
@@ -189,6 +200,10 @@ fn the_counters_are_written_for_the_textfile_collector() {
 
 #[test]
 fn a_report_waits_for_the_one_that_is_being_written() {
+    fair_test(a_report_waits_for_the_one_that_is_being_written_once);
+}
+
+fn a_report_waits_for_the_one_that_is_being_written_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let lock = dir.path().join("report.lock");
     let report = || Running::start(Command::new(built("lockfile")).arg(&lock));
@@ -418,7 +433,7 @@ impl Candidates {
     /// number.
     fn leader_of_term(&self, number: usize) -> u32 {
         let mut leader = None;
-        eventually(PATIENCE, &format!("term {number} begins"), || {
+        eventually(3 * PATIENCE, &format!("term {number} begins"), || {
             let log = self.log();
             let mut terms = log
                 .lines()

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::support::latch::{
     fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
 };
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
@@ -34,6 +35,10 @@ fn complaint(hold: &mut Latch) -> String {
 
 #[test]
 fn hold_keeps_the_lock_until_its_input_is_closed() {
+    fair_test(hold_keeps_the_lock_until_its_input_is_closed_once);
+}
+
+fn hold_keeps_the_lock_until_its_input_is_closed_once() {
     let daemon = Daemon::start(&[]);
     let (mut hold, stdin, line) = held(&daemon, &["--lease", "1"]);
     let (token, fence) = line.trim_end().split_once(' ').expect("two words");

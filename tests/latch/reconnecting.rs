@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::silent::{free_addr, refusing_addr};
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
@@ -106,8 +107,9 @@ fn losses(guard: &Guard) -> mpsc::Receiver<(Loss, Instant)> {
 #[test]
 fn a_guard_goes_on_over_a_new_connection() {
     let (listener, addr) = listener();
+    let (noticed, is_noticed) = mpsc::channel();
     thread::scope(|scope| {
-        let server = scope.spawn(|| {
+        let server = scope.spawn(move || {
             let mut first = Peer::accept(&listener);
             first.grant(9);
             drop(first);
@@ -115,13 +117,14 @@ fn a_guard_goes_on_over_a_new_connection() {
             second.show_holder("null");
             assert_eq!(second.request(), format!("n k {TOKEN} 9"));
             // The client has no answer yet.
-            thread::sleep(Duration::from_millis(300));
+            is_noticed.recv_timeout(PATIENCE).expect("a word");
             second.answer("ok 9");
             second.serve(&format!("r k {TOKEN}"), "ok");
         });
         let guard = guard_of(&addr.to_string());
         let losses = losses(&guard);
         eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        noticed.send(()).expect("a listener");
         assert_eq!(guard.loss(), None);
         eventually(PATIENCE, "it is held again", || guard.is_held());
         assert!(losses.try_recv().is_err());
@@ -171,6 +174,10 @@ fn a_server_that_does_not_tell_of_holders_has_lost_the_lock() {
 
 #[test]
 fn a_server_that_hangs_up_is_tried_until_the_deadline() {
+    fair_test(a_server_that_hangs_up_is_tried_until_the_deadline_once);
+}
+
+fn a_server_that_hangs_up_is_tried_until_the_deadline_once() {
     let (listener, addr) = listener();
     let began = Instant::now();
     thread::scope(|scope| {
@@ -204,6 +211,10 @@ fn a_server_that_hangs_up_is_tried_until_the_deadline() {
 
 #[test]
 fn a_server_that_refuses_connections_is_soon_given_up() {
+    fair_test(a_server_that_refuses_connections_is_soon_given_up_once);
+}
+
+fn a_server_that_refuses_connections_is_soon_given_up_once() {
     let (listener, addr) = listener();
     let granted = thread::spawn(move || Peer::accept(&listener).grant(3600));
     let guard = guard_of(&addr.to_string());
@@ -218,21 +229,23 @@ fn a_server_that_refuses_connections_is_soon_given_up() {
 fn the_auth_token_and_the_tag_go_with_the_renewal() {
     let (listener, addr) = listener();
     for accepted in [true, false] {
+        let (noticed, is_noticed) = mpsc::channel();
+        let listener = &listener;
         thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut first = Peer::accept(&listener);
+            scope.spawn(move || {
+                let mut first = Peer::accept(listener);
                 first.serve("auth _ secret", "ok");
                 first.serve("tag _ the tag", "ok");
                 first.grant(30);
                 drop(first);
-                let mut second = Peer::accept(&listener);
+                let mut second = Peer::accept(listener);
                 // All of them are sent before any is answered.
                 let requests = [0; 3].map(|_| second.request());
                 let expected = ["auth _ secret", "tag _ the tag"].map(str::to_owned);
                 assert_eq!(requests[..2], expected);
                 assert_eq!(requests[2], "stats holders k");
                 // The client has no answer yet.
-                thread::sleep(Duration::from_millis(300));
+                is_noticed.recv_timeout(PATIENCE).expect("a word");
                 if accepted {
                     ["ok", "ok"].iter().for_each(|line| second.answer(line));
                     second.answer(&holder("null"));
@@ -248,6 +261,7 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
             let guard = client.lock("k").tag("the tag").acquire().expect("granted");
             let losses = losses(&guard);
             eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+            noticed.send(()).expect("a listener");
             if accepted {
                 eventually(PATIENCE, "it is held again", || guard.is_held());
                 guard.release().expect("held");
@@ -261,6 +275,10 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
 
 #[test]
 fn a_silent_server_is_told_also_while_it_is_away() {
+    fair_test(a_silent_server_is_told_also_while_it_is_away_once);
+}
+
+fn a_silent_server_is_told_also_while_it_is_away_once() {
     let (listener, addr) = listener();
     thread::scope(|scope| {
         let (done, end) = mpsc::channel::<()>();
@@ -291,6 +309,10 @@ fn a_silent_server_is_told_also_while_it_is_away() {
 
 #[test]
 fn a_release_while_the_server_is_away_tries_once() {
+    fair_test(a_release_while_the_server_is_away_tries_once_once);
+}
+
+fn a_release_while_the_server_is_away_tries_once_once() {
     let (listener, addr) = listener();
     for is_there in [true, false] {
         let granted = |listener: &TcpListener| {
@@ -332,18 +354,21 @@ fn a_release_while_the_server_is_away_tries_once() {
 fn another_server_of_the_cluster_renews_the_lock() {
     let ((one, one_addr), (other, other_addr)) = (listener(), listener());
     let server = format!("{one_addr}|{other_addr}");
+    let (noticed, is_noticed) = mpsc::channel();
     thread::scope(|scope| {
-        let servers = scope.spawn(|| {
+        let servers = scope.spawn(move || {
             Peer::accept(&one).grant(30);
             // The first that is asked again has no words for the client.
             drop(accept(&one));
             let mut second = Peer::accept(&other);
+            is_noticed.recv_timeout(PATIENCE).expect("a word");
             second.show_holder("null");
             second.serve(&format!("n k {TOKEN} 30"), "ok 30");
             second.serve(&format!("r k {TOKEN}"), "ok");
         });
         let guard = guard_of(&server);
         eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        noticed.send(()).expect("a listener");
         eventually(PATIENCE, "it is held again", || guard.is_held());
         guard.release().expect("held");
         servers.join().expect("no panic");

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -16,6 +17,7 @@ use crate::support::latch::{
 };
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
+use crate::support::stalls::fair_test;
 use crate::support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::process::{kill_process, Pid};
 
@@ -187,13 +189,17 @@ fn the_command_finds_key_token_and_fence_in_its_environment() {
 
 #[test]
 fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
+    fair_test(the_lease_is_renewed_for_as_long_as_the_command_runs_once);
+}
+
+fn the_lease_is_renewed_for_as_long_as_the_command_runs_once() {
     let daemon = Daemon::start(&["--default-lease-ttl", "2"]);
+    let began = Instant::now();
     let mut child = Latch::start(&mut latch(&daemon, &["run", "k", "--", "sleep", "5"]));
     eventually(PATIENCE, "it is held", || is_held(&daemon, "k"));
-    let began = Instant::now();
     // If the lock were lost, the command would end and the status would be 70.
     eventually(PATIENCE, "the lock is released", || !is_held(&daemon, "k"));
-    assert!(began.elapsed() > Duration::from_secs(4));
+    assert!(began.elapsed() >= Duration::from_secs(5));
     assert_eq!(wait_as_shell(&mut child), Some(0));
 }
 
@@ -336,6 +342,10 @@ fn latch_dies_of_the_signal_that_ended_its_command() {
 
 #[test]
 fn latch_dies_at_once_of_a_signal_while_it_waits() {
+    fair_test(latch_dies_at_once_of_a_signal_while_it_waits_once);
+}
+
+fn latch_dies_at_once_of_a_signal_while_it_waits_once() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -418,6 +428,10 @@ fn a_wait_can_be_stopped_and_continued() {
 
 #[test]
 fn kill_9_of_latch_ends_the_command_and_frees_the_lock() {
+    fair_test(kill_9_of_latch_ends_the_command_and_frees_the_lock_once);
+}
+
+fn kill_9_of_latch_ends_the_command_and_frees_the_lock_once() {
     let daemon = Daemon::start(&[]);
     let mut slowest = Duration::ZERO;
     for _ in 0..5 {
@@ -515,6 +529,10 @@ fn the_shortest_and_the_longest_kill_after_work() {
 
 #[test]
 fn a_stopped_server_does_not_delay_the_end_of_latch() {
+    fair_test(a_stopped_server_does_not_delay_the_end_of_latch_once);
+}
+
+fn a_stopped_server_does_not_delay_the_end_of_latch_once() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let go_on = directory.path().join("go-on");
@@ -533,6 +551,10 @@ fn a_stopped_server_does_not_delay_the_end_of_latch() {
 
 #[test]
 fn a_stopped_server_is_a_loss_before_the_lease_ends() {
+    fair_test(a_stopped_server_is_a_loss_before_the_lease_ends_once);
+}
+
+fn a_stopped_server_is_a_loss_before_the_lease_ends_once() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let script = "eval \"$READY\"; exec sleep 60";
@@ -559,42 +581,74 @@ fn a_stopped_server_is_a_loss_before_the_lease_ends() {
     eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
 }
 
-/// A frozen group of cgroups version 1 with one process. Dropping it thaws and removes the group.
-struct Freezer(PathBuf);
+/// A frozen group of cgroups with one process. Dropping it thaws and removes the group.
+struct Freezer {
+    group: PathBuf,
+    /// What writes to which file thaw it.
+    thaw: (&'static str, &'static str),
+}
+
+/// Where such a group can be, and what freezes and thaws it: version 1 of cgroups, both versions at
+/// once, and version 2.
+const FREEZERS: [(&str, &str, [&str; 2]); 3] = [
+    ("freezer", "freezer.state", ["FROZEN", "THAWED"]),
+    ("unified", "cgroup.freeze", ["1", "0"]),
+    ("", "cgroup.freeze", ["1", "0"]),
+];
 
 impl Freezer {
     /// `None` if the system does not allow such a group.
     fn with(pid: Pid) -> Option<Freezer> {
-        let name = format!("latchd-test-{}", std::process::id());
-        let path = Path::new("/sys/fs/cgroup/freezer").join(name);
-        let made = fs::create_dir(&path);
-        let freezer = Freezer(path);
-        let number = pid.as_raw_nonzero().to_string();
-        let frozen = made
-            .and_then(|()| fs::write(freezer.0.join("cgroup.procs"), number))
-            .and_then(|()| fs::write(freezer.0.join("freezer.state"), "FROZEN"));
-        if frozen.is_err() {
+        let freezer = FREEZERS.iter().find_map(|kind| Freezer::of(kind, pid));
+        if freezer.is_none() {
             skipped(&["freezer cgroup"]);
-            return None;
         }
-        Some(freezer)
+        freezer
     }
+
+    fn of(
+        &(hierarchy, file, [freeze, thaw]): &(&str, &'static str, [&'static str; 2]),
+        pid: Pid,
+    ) -> Option<Freezer> {
+        let name = format!("latchd-test-{}", std::process::id());
+        let group = Path::new("/sys/fs/cgroup").join(hierarchy).join(name);
+        fs::create_dir(&group).ok()?;
+        let freezer = Freezer {
+            group,
+            thaw: (file, thaw),
+        };
+        let number = pid.as_raw_nonzero().to_string();
+        let frozen = tell(&freezer.group.join("cgroup.procs"), &number)
+            .and_then(|()| tell(&freezer.group.join(file), freeze));
+        frozen.ok().map(|()| freezer)
+    }
+}
+
+/// Writes to a file of the kernel. Where there is none, it makes none.
+fn tell(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut file = fs::File::options().write(true).open(file)?;
+    file.write_all(text.as_bytes())
 }
 
 impl Drop for Freezer {
     fn drop(&mut self) {
         // A group with a process cannot be removed: the process moves to the root group.
-        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
-        let parent = self.0.with_file_name("cgroup.procs");
-        for number in lines_of(&self.0.join("cgroup.procs")) {
-            let _ = fs::write(&parent, number);
+        let (file, thaw) = self.thaw;
+        let _ = tell(&self.group.join(file), thaw);
+        let parent = self.group.with_file_name("cgroup.procs");
+        for number in lines_of(&self.group.join("cgroup.procs")) {
+            let _ = tell(&parent, &number);
         }
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.group);
     }
 }
 
 #[test]
 fn a_stop_beyond_the_lease_ends_the_command_within_a_second() {
+    fair_test(a_stop_beyond_the_lease_ends_the_command_within_a_second_once);
+}
+
+fn a_stop_beyond_the_lease_ends_the_command_within_a_second_once() {
     stop_beyond_the_lease(|child| {
         signal(child, Signal::STOP);
         Some(Box::new(move || signal(child, Signal::CONT)))
@@ -603,6 +657,10 @@ fn a_stop_beyond_the_lease_ends_the_command_within_a_second() {
 
 #[test]
 fn a_freeze_beyond_the_lease_ends_the_command_within_a_second() {
+    fair_test(a_freeze_beyond_the_lease_ends_the_command_within_a_second_once);
+}
+
+fn a_freeze_beyond_the_lease_ends_the_command_within_a_second_once() {
     stop_beyond_the_lease(|child| {
         let freezer = Freezer::with(Pid::from_child(child))?;
         Some(Box::new(move || drop(freezer)))
@@ -639,6 +697,10 @@ fn stop_beyond_the_lease(stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOn
 
 #[test]
 fn after_a_stop_latch_checks_the_lock_at_once() {
+    fair_test(after_a_stop_latch_checks_the_lock_at_once_once);
+}
+
+fn after_a_stop_latch_checks_the_lock_at_once_once() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let token = directory.path().join("token");
@@ -669,13 +731,24 @@ fn ended(child: &mut Latch) -> (Option<i32>, String) {
 fn a_lock_lost_before_the_end_of_the_command_is_reported() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
-    let script = "eval \"$READY\"; sleep 0.5";
+    let go_on = directory.path().join("go-on");
+    let script = format!(
+        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done",
+        go_on.display()
+    );
     let options = ["--lease", "2", "--kill-after", "1"];
-    let arguments = [&["run", "k"][..], &options, &["--", "sh", "-c", script]].concat();
+    let arguments = [&["run", "k"][..], &options, &["--", "sh", "-c", &script]].concat();
     let mut command = latch(&daemon, &arguments);
     command.stderr(Stdio::piped());
-    let (mut child, _) = ready(command, &directory);
+    let (mut child, command) = ready(command, &directory);
     signal(&child, Signal::STOP);
+    eventually(PATIENCE, "latch has stopped", || {
+        has_stopped(Pid::from_child(&child))
+    });
+    fs::write(&go_on, "").expect("written");
+    eventually(PATIENCE, "the command has ended", || {
+        matches!(state(command), None | Some('Z'))
+    });
     let mut other = daemon.connect();
     let grant = other.acquire("k", 10);
     assert_eq!(other.request("r", "k", &grant.token), "ok");
@@ -703,6 +776,10 @@ fn a_refused_release_is_reported() {
 
 #[test]
 fn a_silent_server_has_the_command_killed_before_the_lease_ends() {
+    fair_test(a_silent_server_has_the_command_killed_before_the_lease_ends_once);
+}
+
+fn a_silent_server_has_the_command_killed_before_the_lease_ends_once() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let log = directory.path().join("log");
@@ -757,6 +834,10 @@ fn a_lease_too_short_for_kill_after_gives_a_warning() {
 
 #[test]
 fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
+    fair_test(a_stopped_command_stops_latch_and_goes_on_only_with_the_lock_once);
+}
+
+fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock_once() {
     thread::scope(|scope| {
         for stop in ["STOP", "TSTP"] {
             scope.spawn(move || stop_and_continue(stop, Duration::from_millis(100), 0, "on"));
@@ -1127,10 +1208,14 @@ fn as_process_1_it_passes_the_status_on_and_reaps_orphans() {
     let daemon = Daemon::start(&[]);
     // Each orphan prints its new parent. Then all of them must be reaped.
     let script = "for i in 1 2 3 4 5 6 7 8; do
-  (setsid sh -c 'sleep 0.1; echo orphan of $(cut -d \" \" -f 4 /proc/$$/stat)' &)
+  (setsid sh -c 'for try in $(seq 200); do
+    parent=$(cut -d \" \" -f 4 /proc/$$/stat)
+    test $parent = 1 && break
+    sleep 0.02
+  done
+  echo orphan of $parent' &)
 done
-sleep 0.3
-for try in $(seq 200); do
+for try in $(seq 400); do
   set -- /proc/[0-9]*
   test $# -le 3 && ! grep -q '^State:.Z' /proc/[0-9]*/status 2> /dev/null && echo clean && exit 9
   sleep 0.02

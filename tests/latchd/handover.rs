@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{fence, parse_grant, processor_time, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::stalls::{fair_test, fairly_within};
+use crate::support::{
+    come_to_rest, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
+};
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -89,6 +92,10 @@ fn a_waiter_that_hung_up_before_its_wait_began_is_dismissed_too() {
 
 #[test]
 fn a_stopped_waiter_keeps_its_place_and_costs_one_lease() {
+    fair_test(a_stopped_waiter_keeps_its_place_and_costs_one_lease_once);
+}
+
+fn a_stopped_waiter_keeps_its_place_and_costs_one_lease_once() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let held = holder.acquire("k", 0);
@@ -131,14 +138,7 @@ fn dead_waiters_cost_no_processor_time() {
     doomed.kill();
     daemon.wait_for_waiters("k", 0);
 
-    let before = processor_time(daemon.pid());
-    thread::sleep(Duration::from_secs(1));
-    let spent = processor_time(daemon.pid()) - before;
-    println!("{spent:?} of processor time in a second");
-    assert!(
-        spent < Duration::from_millis(100),
-        "{spent:?} of processor time in an idle second"
-    );
+    come_to_rest(&[daemon.pid()], Duration::from_millis(90));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn half_of_a_thousand_waiters_lost_leaves_the_order() {
     const COUNT: usize = 1000;
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
-    let held = holder.acquire("k", 0);
+    let held = holder.acquire_for("k", 0, 600);
     let puppets: Vec<Puppet> = (0..4).map(|_| Puppet::start(&daemon)).collect();
     let owner = |place: usize| &puppets[place % puppets.len()];
 
@@ -163,7 +163,7 @@ fn half_of_a_thousand_waiters_lost_leaves_the_order() {
     daemon.wait_for_waiters("k", COUNT as u64 / 2);
     let rest: Vec<usize> = (0..COUNT).filter(|place| place % 2 == 0).collect();
     for &place in &rest {
-        owner(place).send(place, "w", "k", "30");
+        owner(place).send(place, "w", "k", "600");
     }
     assert_eq!(holder.request("r", "k", &held.token), "ok");
 
@@ -193,7 +193,8 @@ fn an_expired_lease_passes_the_key_on_at_once_and_never_early() {
                 let one = |key: String| {
                     let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
                     let asked = Instant::now();
-                    holder.acquire_for(&key, 0, 1);
+                    // The server may not have noticed yet that the last round is over.
+                    holder.acquire_for(&key, 5, 1);
                     let told = Instant::now();
                     waiter.acquire(&key, 30);
                     let granted = Instant::now();
@@ -216,16 +217,18 @@ fn an_expired_lease_passes_the_key_on_at_once_and_never_early() {
 
 #[test]
 fn a_renewed_lease_passes_on_at_its_new_end() {
+    fair_test(a_renewed_lease_passes_on_at_its_new_end_once);
+}
+
+fn a_renewed_lease_passes_on_at_its_new_end_once() {
     let daemon = Daemon::start(&[]);
     let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
     let grant = holder.acquire_for("k", 0, 1);
     waiter.send("l\nk\n30\n");
     thread::sleep(Duration::from_millis(500));
     let asked = Instant::now();
-    assert_eq!(
-        holder.request("n", "k", &format!("{} 1", grant.token)),
-        "ok 1"
-    );
+    let renewed = holder.request("n", "k", &format!("{} 1", grant.token));
+    assert_eq!(renewed, "ok 1");
     granted(&mut waiter);
     let took = asked.elapsed();
     assert!(took >= LEASE, "passed on early, after {took:?}");
@@ -266,11 +269,17 @@ fn a_holder_that_hangs_up_passes_its_key_on_at_once() {
 
 #[test]
 fn without_auto_release_a_lost_holder_keeps_only_its_lease() {
+    fair_test(without_auto_release_a_lost_holder_keeps_only_its_lease_once);
+}
+
+fn without_auto_release_a_lost_holder_keeps_only_its_lease_once() {
     let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
     let (mut holder, mut quitter, mut next) =
         (daemon.connect(), daemon.connect(), daemon.connect());
+    // Some steps lie within it.
+    let lease = 3 * LEASE;
     let asked = Instant::now();
-    let held = holder.acquire_for("k", 0, 1);
+    let held = holder.acquire_for("k", 0, lease.as_secs());
     quitter.send("l\nk\n30\n");
     daemon.wait_for_waiters("k", 1);
     next.send("l\nk\n30\n");
@@ -282,9 +291,9 @@ fn without_auto_release_a_lost_holder_keeps_only_its_lease() {
 
     assert_eq!(fence(&granted(&mut next)), fence(&held.token) + 1);
     let took = asked.elapsed();
-    assert!(took >= LEASE, "the lease was cut short: {took:?}");
+    assert!(took >= lease, "the lease was cut short: {took:?}");
     assert!(
-        took < LEASE + Duration::from_millis(500),
+        took < lease + Duration::from_millis(500),
         "the key came late: {took:?}"
     );
 }
@@ -306,14 +315,11 @@ fn tries_and_waits_against_quick_releases_lose_no_wake_up() {
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    let reply = client.request("l", "k", if number % 2 == 0 { "0" } else { "5" });
                     // No client keeps the key for long. A waiter whose wake-up was lost would
-                    // find its grant, or nothing, at the end of its five seconds.
+                    // find its grant, or nothing, at the end of its minute: long after this test
+                    // has lost its patience.
+                    let reply = client.request("l", "k", if number % 2 == 0 { "0" } else { "60" });
                     let took = began.elapsed();
-                    assert!(
-                        took < Duration::from_millis(2500),
-                        "{reply} only after {took:?}"
-                    );
                     let Some(grant) = parse_grant(&reply, "ok") else {
                         assert_eq!(reply, "timeout");
                         assert!(number % 2 == 0, "a waiter timed out after {took:?}");
@@ -327,6 +333,10 @@ fn tries_and_waits_against_quick_releases_lose_no_wake_up() {
             });
         }
         thread::sleep(Duration::from_secs(2));
+        let deadline = Deadline::after(6 * PATIENCE);
+        while grant_count.load(Ordering::Relaxed) <= 100 && !deadline.is_over() {
+            thread::sleep(Duration::from_millis(10));
+        }
         stop.store(true, Ordering::Relaxed);
     });
     println!("{grant_count:?} grants");
@@ -417,6 +427,10 @@ fn a_hundred_stopped_clients_do_not_hold_up_a_hundred_others() {
 
 #[test]
 fn the_key_of_a_client_that_never_reads_passes_on() {
+    fair_test(the_key_of_a_client_that_never_reads_passes_on_once);
+}
+
+fn the_key_of_a_client_that_never_reads_passes_on_once() {
     let daemon = Daemon::start(&["--write-timeout", "2"]);
     let mut deaf = daemon.connect();
     deaf.acquire("k", 0);
@@ -472,9 +486,15 @@ fn the_key_of_a_client_that_never_reads_passes_on() {
 
 #[test]
 fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
+    fair_test(lines_that_trickle_in_are_cut_off_at_the_read_timeout_once);
+}
+
+fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_once() {
     let daemon = Daemon::start(&["--read-timeout", "1"]);
     let began = Instant::now();
     let mut slow: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
+    let mut first = daemon.connect();
+    let mut cut_off_after = None;
     let mut worst = Duration::ZERO;
     // Each byte is progress, but the deadline is that of the whole line.
     while began.elapsed() < Duration::from_millis(2000) {
@@ -486,15 +506,17 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
         fresh.acquire("k", 5);
         worst = worst.max(asked.elapsed());
         drop(fresh);
-        if began.elapsed() < Duration::from_millis(700) {
-            assert_eq!(
-                slow[0].next_event(Duration::ZERO),
-                Event::Nothing,
-                "cut off early"
-            );
+        let _ = first.try_send(b"x");
+        if cut_off_after.is_none() && first.next_event(Duration::ZERO) != Event::Nothing {
+            cut_off_after = Some(began.elapsed());
         }
         thread::sleep(Duration::from_millis(100));
     }
+    let is_early = |after: &Duration| *after < Duration::from_millis(900);
+    assert!(
+        !cut_off_after.as_ref().is_some_and(is_early),
+        "{cut_off_after:?}: early"
+    );
     println!("a new client had its lock within {worst:?}");
     assert!(
         worst < Duration::from_secs(1),
@@ -503,7 +525,7 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
     for client in &mut slow {
         // A byte sent after the server's close may have turned the end of its stream into a reset,
         // and taken the reply with it.
-        match client.next_event(Duration::from_secs(2)) {
+        match client.next_event(PATIENCE) {
             Event::Line(line) => assert_eq!(line, b"error"),
             Event::Reset => continue,
             other => panic!(
@@ -511,7 +533,7 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
                 crate::support::described(&other)
             ),
         }
-        let end = client.next_event(Duration::from_secs(2));
+        let end = client.next_event(PATIENCE);
         assert!(
             matches!(end, Event::Eof | Event::Reset),
             "then came {}",
@@ -546,21 +568,15 @@ fn assert_free(daemon: &Daemon, key: &str) {
     assert_eq!(client.request("r", key, &grant.token), "ok");
 }
 
-/// Insists that what `measure` gives is below ten times `promise`. Machines are shared: one second
-/// chance, and only for time.
+/// Insists that what `measure` gives is below ten times `promise`. A machine that keeps a thread
+/// waiting for longer than the promise itself is too late to judge.
 fn on_time(promise: Duration, what: &str, mut measure: impl FnMut() -> Duration) -> Duration {
-    let first = measure();
-    let took = if first < promise * 10 {
-        first
-    } else {
-        measure()
-    };
+    let took = fairly_within(promise, || match measure() {
+        took if took < promise * 10 => Ok(took),
+        took => Err(took),
+    });
     println!("{what}: {took:?}");
-    assert!(
-        took < promise * 10,
-        "{what} took {first:?} and again {took:?}; promised are {promise:?}"
-    );
-    took
+    took.unwrap_or_else(|took| panic!("{what} took {took:?}; promised are {promise:?}"))
 }
 
 // ---- clients in another process --------------------------------------------------------------

@@ -1,28 +1,35 @@
 //! Clients that do what they can to be a nuisance: no other client waits for them, and nothing of
 //! what they leave behind stays.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::footprint::status_kib;
-use crate::support::limited::limited;
+use crate::support::limited::{limited, raise_our_own_limit};
 use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
+use crate::support::stalls::fair_test;
 use crate::support::{
-    described, eventually, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
+    described, eventually, parse_grant, processor_time, waiter_count, Client, Daemon, Deadline,
+    Event, Signal, PATIENCE,
 };
 
 // ---- those that do not read ------------------------------------------------------------------
 
 #[test]
 fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue() {
+    fair_test(a_try_whose_client_does_not_read_keeps_no_place_in_the_queue_once);
+}
+
+fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue_once() {
     let daemon = Daemon::start(&["--write-timeout", "5"]);
     let (mut holder, mut monitor) = (daemon.connect(), daemon.connect());
     let grant = holder.acquire_for("k", 0, 60);
@@ -31,7 +38,7 @@ fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue() {
     let tries = thread::spawn(move || {
         // Ends when the daemon has had enough of it.
         let request = "l\nk\n0\n".repeat(1000);
-        (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok())
+        while writer.write_all(request.as_bytes()).is_ok() {}
     });
     for _ in 0..100 {
         assert_eq!(waiter_count(&monitor.stats(), "k"), 0, "a try is no waiter");
@@ -63,43 +70,68 @@ fn a_client_with_unsent_replies_takes_no_place() {
     let path = directory.path().join("socket");
     let daemon = Daemon::start_unix(&path, &["--write-timeout", "2"]);
     let mut holder = Client::unix(&path);
-    let deaf: Vec<UnixStream> = (0..CLIENTS)
+    let requests: Vec<String> = (0..CLIENTS)
         .map(|number| {
-            holder.acquire_for(&format!("k{number}"), 0, 60);
-            let mut stream = UnixStream::connect(&path).expect("it listens");
-            let mut text = "ping\n_\n_\n".repeat(number * PINGS_IN_A_READ + 200);
-            text.push_str(&format!("l\nk{number}\n20\n"));
-            // Those that do not get rid of it have filled their sockets long before.
-            let patience = Some(Duration::from_millis(50));
-            stream.set_write_timeout(patience).expect("it is not zero");
-            let _ = stream.write_all(text.as_bytes());
-            stream
+            holder.acquire_for(&format!("k{number}"), 0, 600);
+            let pings = "ping\n_\n_\n".repeat(number * PINGS_IN_A_READ + 200);
+            format!("{pings}l\nk{number}\n60\n")
         })
         .collect();
-    let mut waiting = || -> Vec<usize> {
+    let mut waiting = || -> BTreeSet<usize> {
         let stats = holder.stats();
         let waits = |number: &usize| waiter_count(&stats, &format!("k{number}")) > 0;
         (0..CLIENTS).filter(waits).collect()
     };
-    thread::sleep(Duration::from_millis(100));
-    let before = waiting();
-    thread::sleep(Duration::from_millis(2800));
-    let after = waiting();
-    println!("{before:?} have a place");
-    assert!(
-        !before.is_empty() && before.len() < CLIENTS,
-        "the sockets were never full, or always"
-    );
-    assert_eq!(
-        before, after,
-        "one with a place was dropped for not reading"
-    );
-    drop(deaf);
+    thread::scope(|scope| {
+        let send = |text: String| {
+            let path = &path;
+            scope.spawn(move || {
+                let mut stream = UnixStream::connect(path).expect("it listens");
+                let patience = Some(PATIENCE);
+                stream.set_write_timeout(patience).expect("it is not zero");
+                // A client whose socket stays full is dropped before it has sent all.
+                let has_sent = stream.write_all(text.as_bytes()).is_ok();
+                (stream, has_sent)
+            })
+        };
+        let senders: Vec<_> = requests.into_iter().map(send).collect();
+        let mut had_a_place = BTreeSet::new();
+        let mut look = || {
+            let waiting = waiting();
+            had_a_place.extend(&waiting);
+            assert_eq!(
+                had_a_place, waiting,
+                "one with a place was dropped for not reading"
+            );
+        };
+        while !senders.iter().all(|sender| sender.is_finished()) {
+            look();
+            thread::sleep(Duration::from_millis(20));
+        }
+        let sent = senders.into_iter().map(|sender| sender.join().unwrap());
+        let deaf: Vec<(UnixStream, bool)> = sent.collect();
+        // Longer than the write timeout of the last of them.
+        let deadline = Deadline::after(Duration::from_millis(2800));
+        while !deadline.is_over() {
+            look();
+            thread::sleep(Duration::from_millis(100));
+        }
+        println!("{had_a_place:?} have a place");
+        assert!(
+            !had_a_place.is_empty() && had_a_place.len() < CLIENTS,
+            "the sockets were never full, or always"
+        );
+        drop(deaf);
+    });
     drop(daemon);
 }
 
 #[test]
 fn reading_a_little_does_not_stretch_the_write_timeout() {
+    fair_test(reading_a_little_does_not_stretch_the_write_timeout_once);
+}
+
+fn reading_a_little_does_not_stretch_the_write_timeout_once() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
     let path_text = path.to_str().expect("a temporary path is UTF-8");
@@ -119,10 +151,13 @@ fn reading_a_little_does_not_stretch_the_write_timeout() {
     for _ in 0..1024 {
         assert!(parse_grant(&holder.line(), "ok").is_some());
     }
-    let asked = "stats\n_\n_\n".repeat(8);
     let mut slow = [daemon.connect(), Client::unix(&path)];
-    slow.iter_mut().for_each(|client| client.send(&asked));
     let began = Instant::now();
+    let asking = slow.each_ref().map(|client| {
+        let mut writer = client.writer();
+        // More than all buffers on the way hold, however big they are.
+        thread::spawn(move || while writer.write_all(b"stats\n_\n_\n").is_ok() {})
+    });
     loop {
         for client in &mut slow {
             client.next_bytes(1024, Duration::from_millis(1));
@@ -140,11 +175,17 @@ fn reading_a_little_does_not_stretch_the_write_timeout() {
         began.elapsed() > Duration::from_millis(900),
         "it had its time"
     );
+    asking.into_iter().for_each(|asking| asking.join().unwrap());
 }
 
 #[test]
 fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
-    let daemon = Daemon::start(&["--max-locks", "5000"]);
+    fair_test(unread_statistics_keep_nobody_from_theirs_and_no_lock_once);
+}
+
+fn unread_statistics_keep_nobody_from_theirs_and_no_lock_once() {
+    // Those that do not read stay in the way for ever.
+    let daemon = Daemon::start(&["--max-locks", "5000", "--write-timeout", "0"]);
     remember_keys(&daemon, 4000);
     let mut deaf: Vec<Client> = (0..64).map(|_| daemon.connect()).collect();
     deaf.iter_mut()
@@ -166,7 +207,7 @@ fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
     let idle = daemon.stats()["idle_locks"].as_array().map(Vec::len);
     assert_eq!(idle, Some(4000));
     let waited = asked.elapsed();
-    assert!(waited < Duration::from_secs(2), "{waited:?} for statistics");
+    assert!(waited < PATIENCE, "{waited:?} for statistics");
     drop(deaf);
 }
 
@@ -187,6 +228,10 @@ fn unread_statistics_take_little_memory() {
 
 #[test]
 fn a_slow_reader_of_long_statistics_is_not_cut_off() {
+    fair_test(a_slow_reader_of_long_statistics_is_not_cut_off_once);
+}
+
+fn a_slow_reader_of_long_statistics_is_not_cut_off_once() {
     let options = "--max-locks 12000 --write-timeout 1 --gc-max-idle 600";
     let daemon = Daemon::start(&options.split(' ').collect::<Vec<_>>());
     remember_keys(&daemon, 12_000);
@@ -203,7 +248,8 @@ fn a_slow_reader_of_long_statistics_is_not_cut_off() {
             began.elapsed()
         );
         reply.extend(piece);
-        thread::sleep(Duration::from_millis(50));
+        // Thirty pieces and more: this alone takes three seconds.
+        thread::sleep(Duration::from_millis(100));
     }
     println!("{} bytes in {:?}", reply.len(), began.elapsed());
     assert!(
@@ -220,6 +266,10 @@ fn a_slow_reader_of_long_statistics_is_not_cut_off() {
 /// What the kernel accepts after the time is over must not begin it anew.
 #[test]
 fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
+    fair_test(a_client_that_never_reads_is_dropped_after_the_write_timeout_once);
+}
+
+fn a_client_that_never_reads_is_dropped_after_the_write_timeout_once() {
     for round in 0..3 {
         let daemon = Daemon::start(&["--write-timeout", "2"]);
         let mut holder = daemon.connect();
@@ -244,20 +294,33 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
 
 #[test]
 fn a_second_signal_ends_the_farewell_to_a_silent_peer() {
-    let daemon = Daemon::start(&["--write-timeout", "5"]);
+    fair_test(a_second_signal_ends_the_farewell_to_a_silent_peer_once);
+}
+
+fn a_second_signal_ends_the_farewell_to_a_silent_peer_once() {
+    let daemon = Daemon::start(&["--write-timeout", "60"]);
     let deaf = daemon.connect();
     let mut writer = deaf.writer();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
     let pings = thread::spawn(move || {
         let request = "ping\n_\n_\n".repeat(1000);
-        (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok())
+        while writer.write_all(request.as_bytes()).is_ok() {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
     });
-    thread::sleep(Duration::from_millis(500)); // until the socket is full
+    eventually(PATIENCE, "the socket is full", || {
+        let before = (sent.load(Ordering::Relaxed), processor_time(daemon.pid()));
+        thread::sleep(Duration::from_millis(500));
+        before == (sent.load(Ordering::Relaxed), processor_time(daemon.pid()))
+    });
     let began = Instant::now();
     daemon.signal(Signal::TERM);
-    thread::sleep(Duration::from_millis(200));
+    // Before that, the second signal would be one with the first.
+    daemon.wait_for_log("draining", PATIENCE);
     daemon.signal(Signal::TERM);
     let signalled = began.elapsed();
-    let status = daemon.wait_exit(Duration::from_secs(3)).expect("it ends");
+    let status = daemon.wait_exit(PATIENCE).expect("it ends");
     // The farewell takes most of a second; on a busy machine it may be over first.
     let was_in_time = signalled < Duration::from_millis(500);
     assert!(
@@ -334,6 +397,7 @@ fn dead_phase_one_entries_are_forgotten() {
 fn the_memory_of_a_crowd_goes_back_when_it_leaves() {
     const CLIENTS: usize = 256;
     const PLACES: usize = 250;
+    raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let before = resident_kib(daemon.pid());
     let mut holder = daemon.connect();
@@ -386,14 +450,11 @@ fn a_client_that_floods_behind_its_wait_loses_its_place() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let grant = holder.acquire_for("k", 0, 600);
-    let flood = "ping\n_\n_\n".repeat(1_000_000);
     let flooding: Vec<TcpStream> = (0..CLIENTS)
         .map(|_| {
             let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
             stream.write_all(b"l\nk\n600\n").expect("it is connected");
-            let patience = Some(Duration::from_millis(50));
-            stream.set_write_timeout(patience).expect("it is not zero");
-            assert!(stream.write_all(flood.as_bytes()).is_err(), "the window");
+            flood(&mut stream);
             stream
         })
         .collect();
@@ -408,9 +469,7 @@ fn a_client_that_floods_behind_its_wait_loses_its_place() {
     daemon.wait_for_waiters("k", 1);
     thread::sleep(Duration::from_secs(2));
     assert_eq!(waiter_count(&holder.stats(), "k"), 1);
-    let patience = Some(Duration::from_millis(50));
-    late.set_write_timeout(patience).expect("it is not zero");
-    let _ = late.write_all(flood.as_bytes());
+    flood(&mut late);
     daemon.wait_for_waiters("k", 0);
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
 }
@@ -445,6 +504,10 @@ fn requests_behind_a_long_wait_are_answered() {
 
 #[test]
 fn a_close_that_frees_very_many_slots_holds_up_nobody() {
+    fair_test(a_close_that_frees_very_many_slots_holds_up_nobody_once);
+}
+
+fn a_close_that_frees_very_many_slots_holds_up_nobody_once() {
     const SLOTS: usize = 100_000;
     let daemon = Daemon::start(&["--max-slots", "100000", "--max-per-connection", "100000"]);
     let mut greedy = daemon.connect();
@@ -470,7 +533,7 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
     assert_eq!(holders(&monitor.stats()), Some(SLOTS as u64));
     drop(greedy);
     let mut longest = Duration::ZERO;
-    eventually(PATIENCE, "all slots are free", || {
+    eventually(6 * PATIENCE, "all slots are free", || {
         let asked = Instant::now();
         assert_eq!(witness.request("ping", "_", "_"), "ok");
         longest = longest.max(asked.elapsed());
@@ -488,6 +551,7 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody() {
 #[test]
 fn max_connections_raises_the_limit_of_descriptors() {
     needs!("prlimit");
+    raise_our_own_limit();
     let mut command = limited(&["prlimit", "--nofile=100:4000"]);
     command.args(["--max-connections", "500"]);
     let daemon = Daemon::from_command(command);
@@ -499,14 +563,16 @@ fn max_connections_raises_the_limit_of_descriptors() {
 
 #[test]
 fn after_a_crowd_has_left_few_threads_remain() {
-    let daemon = Daemon::start(&["--max-connections", "500"]);
+    raise_our_own_limit();
+    let daemon = Daemon::start(&["--max-connections", "500", "--read-timeout", "3600"]);
     let mut crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();
     for client in &mut crowd {
         assert_eq!(client.request("ping", "_", "_"), "ok");
     }
     assert!(session_threads(daemon.pid()) >= 200);
     drop(crowd);
-    eventually(Duration::from_secs(2), "at most 16 threads remain", || {
+    // The others wait for ten seconds for another client.
+    eventually(Duration::from_secs(5), "at most 16 threads remain", || {
         session_threads(daemon.pid()) <= 16
     });
     let mut client = daemon.connect();
@@ -515,6 +581,10 @@ fn after_a_crowd_has_left_few_threads_remain() {
 
 #[test]
 fn telnet_commands_alone_do_not_keep_a_connection_open() {
+    fair_test(telnet_commands_alone_do_not_keep_a_connection_open_once);
+}
+
+fn telnet_commands_alone_do_not_keep_a_connection_open_once() {
     let directory = tempfile::tempdir().expect("there is room");
     let token_file = directory.path().join("token");
     fs::write(&token_file, "s3cret").expect("there is room");
@@ -532,8 +602,8 @@ fn telnet_commands_alone_do_not_keep_a_connection_open() {
         for (daemon, bytes, farewell, limit) in cases {
             scope.spawn(move || {
                 let shown = crate::support::shown(bytes);
-                let mut client = daemon.connect();
                 let began = Instant::now();
+                let mut client = daemon.connect();
                 let event = loop {
                     // It may have closed already.
                     let _ = client.try_send(bytes);
@@ -580,7 +650,7 @@ fn a_live_server_with_a_full_backlog_is_not_replaced() {
     let path = directory.path().join("socket");
     let busy = FullBacklog::at(&path);
     let late = start_on(&path);
-    let status = late.wait_exit(Duration::from_secs(3));
+    let status = late.wait_exit(PATIENCE);
     let status = status.expect("it does not wait for room in the backlog");
     assert_eq!(status.code(), Some(1), "{}", late.log());
     assert!(late.log().contains("in use"), "{}", late.log());
@@ -630,6 +700,14 @@ fn of_many_that_start_on_a_dead_servers_socket_one_listens() {
 }
 
 // ---- helpers ---------------------------------------------------------------------------------
+
+/// Sends pings until the window is full, or the server hangs up.
+fn flood(stream: &mut TcpStream) {
+    let pings = "ping\n_\n_\n".repeat(1000);
+    let patience = Some(Duration::from_millis(50));
+    stream.set_write_timeout(patience).expect("it is not zero");
+    while stream.write_all(pings.as_bytes()).is_ok() {}
+}
 
 /// A daemon that may find that it cannot have `path`.
 fn start_on(path: &Path) -> Daemon {

@@ -6,8 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::limited::{is_served, limited, with_processes};
+use crate::support::limited::{is_served, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::needs;
+use crate::support::stalls::fair_test;
 use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
@@ -17,27 +18,31 @@ fn racing_clients_never_hold_more_keys_than_max_locks() {
     const CAP: i64 = 8;
     let daemon = Daemon::start(&["--max-locks", "8"]);
     let held = AtomicI64::new(0);
-    let refused_count = race(&daemon, 16, |client, number, round| {
-        let key = format!("k{}", (number * 7 + round * 13) % 64);
-        let reply = client.request("l", &key, "0");
-        let Some(grant) = parse_grant(&reply, "ok") else {
-            assert!(
-                matches!(reply.as_str(), "timeout" | "error_max_locks"),
-                "{reply}"
-            );
-            return usize::from(reply == "error_max_locks");
-        };
-        // Counted after the grant and until before the release, so never more than there are.
-        let now_held = held.fetch_add(1, Ordering::SeqCst) + 1;
-        assert!(now_held <= CAP, "{now_held} keys are held");
-        thread::sleep(Duration::from_millis(2)); // so that many hold at a time
-        held.fetch_sub(1, Ordering::SeqCst);
-        assert_eq!(client.request("r", &key, &grant.token), "ok");
-        0
-    });
-    println!("{refused_count} were refused");
+    let race = || {
+        race(&daemon, 16, |client, number, round| {
+            let key = format!("k{}", (number * 7 + round * 13) % 64);
+            let reply = client.request("l", &key, "0");
+            let Some(grant) = parse_grant(&reply, "ok") else {
+                assert!(
+                    matches!(reply.as_str(), "timeout" | "error_max_locks"),
+                    "{reply}"
+                );
+                return usize::from(reply == "error_max_locks");
+            };
+            // Counted after the grant and until before the release, so never more than there are.
+            let now_held = held.fetch_add(1, Ordering::SeqCst) + 1;
+            assert!(now_held <= CAP, "{now_held} keys are held");
+            thread::sleep(Duration::from_millis(2)); // so that many hold at a time
+            held.fetch_sub(1, Ordering::SeqCst);
+            assert_eq!(client.request("r", &key, &grant.token), "ok");
+            0
+        })
+    };
+    // On a busy machine, a second may see few of them at a time.
+    let refused_count = (0..30).map(|_| race()).find(|count| *count > 0);
+    println!("{refused_count:?} were refused");
     assert!(
-        refused_count > 0,
+        refused_count.is_some(),
         "the cap was never reached, so nothing was shown"
     );
 }
@@ -162,6 +167,10 @@ fn exactly_max_connections_of_racing_clients_are_served() {
 
 #[test]
 fn over_max_connections_the_stream_ends_without_a_byte() {
+    fair_test(over_max_connections_the_stream_ends_without_a_byte_once);
+}
+
+fn over_max_connections_the_stream_ends_without_a_byte_once() {
     let daemon = Daemon::start(&["--max-connections", "3"]);
     let mut served: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
     assert!(served.iter_mut().all(is_served));
@@ -214,6 +223,10 @@ fn one_address_gets_no_more_than_its_connections() {
 
 #[test]
 fn out_of_descriptors_the_server_serves_on_without_spinning() {
+    fair_test(out_of_descriptors_the_server_serves_on_without_spinning_once);
+}
+
+fn out_of_descriptors_the_server_serves_on_without_spinning_once() {
     needs!("prlimit");
     // The cap is far beyond the descriptors: the system says no, not the server.
     let mut command = limited(&["prlimit", "--nofile=64"]);
@@ -223,6 +236,10 @@ fn out_of_descriptors_the_server_serves_on_without_spinning() {
 
 #[test]
 fn the_default_cap_on_connections_fits_the_descriptors() {
+    fair_test(the_default_cap_on_connections_fits_the_descriptors_once);
+}
+
+fn the_default_cap_on_connections_fits_the_descriptors_once() {
     needs!("prlimit");
     let command = limited(&["prlimit", "--nofile=64"]);
     let daemon = Daemon::from_command(command);
@@ -328,6 +345,7 @@ fn at_once<C: Send, R: Send>(clients: &mut [C], act: impl Fn(&mut C) -> R + Sync
 
 /// Two hundred connect where there is room for fewer than sixty-four; then they leave.
 fn survives_a_crowd(daemon: &Daemon) {
+    raise_our_own_limit();
     let mut early: Vec<Client> = (0..10).map(|_| daemon.connect()).collect();
     assert!(early.iter_mut().all(is_served));
     let crowd: Vec<Client> = (0..200).map(|_| daemon.connect()).collect();

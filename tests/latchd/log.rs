@@ -719,7 +719,7 @@ impl FullPipe {
             .expect("it was made")
     }
 
-    /// Reads until what was read is `enough`, for at most ten seconds.
+    /// Reads until what was read is `enough`, for a limited time.
     fn read_until(&self, enough: impl Fn(&str) -> bool) -> String {
         let mut read = String::new();
         eventually(PATIENCE, "the log goes on", || {

@@ -17,9 +17,7 @@ use crate::support::needs::skipped;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_addr;
 use crate::support::silent::leave_socket;
-use crate::support::{eventually, Client, Daemon, Signal};
-
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
 
 /// Every option that takes a number, its variable and its smallest value.
 const NUMBERS: &[(&str, &str, i64)] = &[
@@ -606,7 +604,7 @@ fn the_old_names_of_the_pruning_variables_are_heard() {
     let mut client = daemon.connect();
     let grant = client.acquire("k", 0);
     assert_eq!(client.request("r", "k", &grant.token), "ok");
-    eventually(Duration::from_secs(5), "the idle key is pruned", || {
+    eventually(PATIENCE, "the idle key is pruned", || {
         client.stats()["idle_locks"] == serde_json::json!([])
     });
 
@@ -628,7 +626,7 @@ fn a_new_name_beats_the_old_one() {
     let mut client = daemon.connect();
     let grant = client.acquire("k", 0);
     assert_eq!(client.request("r", "k", &grant.token), "ok");
-    eventually(Duration::from_secs(5), "the idle key is pruned", || {
+    eventually(PATIENCE, "the idle key is pruned", || {
         client.stats()["idle_locks"] == serde_json::json!([])
     });
 }
@@ -762,7 +760,11 @@ fn auto_release_is_on_or_off_in_every_form() {
 
 fn is_released_on_disconnect(daemon: &Daemon) -> bool {
     daemon.connect().acquire("k", 0);
-    daemon.connect().request("l", "k", "1").starts_with("ok ")
+    let mut client = daemon.connect();
+    eventually(PATIENCE, "the holder has gone", || {
+        client.stats()["connections"] == 1
+    });
+    client.request("l", "k", "1").starts_with("ok ")
 }
 
 #[test]

@@ -24,7 +24,7 @@ const PIPED: [(&[&str], &str); 5] = [
 
 #[test]
 fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
-    needs!("nc.openbsd", "busybox", "ncat");
+    needs!("nc.openbsd", "busybox", "ncat", "socat");
     let daemon = Daemon::start(&[]);
     for (program, package) in PIPED {
         let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
@@ -41,17 +41,18 @@ fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
 
 #[test]
 fn a_pipe_that_would_wait_gets_error_and_no_grant() {
-    needs!("nc.openbsd", "busybox", "ncat");
+    needs!("nc.openbsd", "busybox", "ncat", "socat");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     for (program, package) in PIPED {
         let held = holder.acquire("k", 0);
-        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
+        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n60\n");
 
         println!("{program:?} was told after {:?}", outcome.took);
         assert_eq!(outcome.output, "error\n", "{program:?}");
+        // Its wait would be much longer.
         assert!(
-            outcome.took < Duration::from_secs(2),
+            outcome.took < PATIENCE,
             "{program:?} ended after {:?}",
             outcome.took
         );

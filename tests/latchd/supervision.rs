@@ -21,7 +21,7 @@ use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::syslog::Syslog;
 use crate::support::{
-    children_of, described, eventually, fence, installed, parse_grant, processor_time, stat_of,
+    children_of, come_to_rest, described, eventually, fence, installed, parse_grant, stat_of,
     Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
 use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
@@ -120,13 +120,13 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
                 true => command.stderr(again()),
                 false => command.stderr(Stdio::null()),
             };
+            let started_at = Instant::now();
             let mut daemon = command.spawn().expect("latchd was built by cargo");
             let expected = format!("<27>latchd[{}]: {reason}", daemon.id());
             assert_eq!(syslog.next(), expected);
-            let reported_at = Instant::now();
             assert!(!wait_for(&mut daemon, PATIENCE).success());
-            let pause = reported_at.elapsed();
-            assert!(pause >= Duration::from_millis(900), "only {pause:?}");
+            let took = started_at.elapsed();
+            assert!(took >= Duration::from_secs(1), "only {took:?}");
         }
     }
 }
@@ -138,18 +138,19 @@ fn a_server_that_fails_is_started_by_inetd_once_a_second() {
     let inetd = Inetd::start_with(Some(&syslog), 1, |line| {
         edited(&line, "--fence-state-file ", "--fence-state-file /nowhere")
     });
+    let began = Instant::now();
     let _client = TcpStream::connect(inetd.addrs[0]).expect("inetd listens");
-    let deadline = Deadline::after(Duration::from_millis(2500));
     let mut start_count = 0;
-    while let Some(message) = syslog.next_within(deadline.remaining().max(Duration::from_millis(1)))
-    {
+    while start_count < 4 {
+        let message = syslog.next();
         // inetd has messages of its own.
         let is_ours = message.starts_with("<27>latchd[");
         let says_why = message.contains("]: cannot use the fence file /nowhere/");
         assert_eq!(is_ours, says_why, "{message}");
         start_count += u32::from(is_ours);
     }
-    assert!((1..=3).contains(&start_count), "{start_count} starts");
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(3), "four starts in {took:?}");
 }
 
 #[test]
@@ -268,17 +269,9 @@ fn blocking_and_other_inherited_sockets_do_not_spin() {
         client.acquire("k", 0);
         client.send("l\nk\n30\n");
     }
-    thread::sleep(Duration::from_millis(200));
     let pids = servers.iter().map(|(daemon, _)| daemon.pid());
-    let before: Vec<Duration> = pids.map(processor_time).collect();
-    thread::sleep(Duration::from_secs(1));
-    for ((daemon, _), before) in servers.iter().zip(before) {
-        let spent = processor_time(daemon.pid()) - before;
-        assert!(
-            spent <= Duration::from_millis(50),
-            "{spent:?} of processor time in a second of silence: it spins"
-        );
-    }
+    let pids: Vec<u32> = pids.collect();
+    come_to_rest(&pids, Duration::from_millis(50));
 }
 
 /// A log that nobody reads holds the server up a little between its decision and its end, so that
@@ -771,7 +764,13 @@ fn hammer(addr: SocketAddr, moment_count: u32) -> u32 {
     let (mut offset, mut step) = (0i64, 2000i64);
     let mut had_left_before = None;
     visit(addr, &mut last_fence);
-    for _ in 0..moment_count {
+    let deadline = Deadline::after(6 * PATIENCE);
+    // On a busy machine it takes longer to come near the moment.
+    for moment in 0.. {
+        if moment >= moment_count && restart_count > 0 {
+            break;
+        }
+        assert!(!deadline.is_over(), "the server never leaves");
         let idle = i64::try_from(IDLE.as_micros()).expect("a second") + offset;
         thread::sleep(Duration::from_micros(idle.max(0).unsigned_abs()));
 

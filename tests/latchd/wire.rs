@@ -9,8 +9,10 @@
 //! A> l\nk\n10\n                   A writes exactly these bytes in one write
 //! A>> l\nk\n10\n                  A writes them one by one, with a pause after each
 //! A>? ping\n_\n_\n                A writes to a server which may have closed
+//! A>* ping\n_\n_\n                A writes them again and again, until the server hangs up
 //! A< ok <token:t1> 33             A reads exactly this line
 //! A< [after 900ms, within 1500ms] timeout
+//! A< [after 990ms of t1] ok <token:t2> 33     990 ms after the request for t1
 //! A< nothing 200ms                A reads nothing, and the connection stays open
 //! A< EOF                          the stream ends, without a reply or a reset before
 //! A< GONE                         it ends, by a reset if need be
@@ -20,6 +22,7 @@
 //! sleep 300ms
 //! waiting k 2                     goes on when two wait for k
 //! connections 1                   goes on when so many others are connected
+//! served B                        B connects until it is served; may have [within …] before it
 //! true t2 > t1                    compares fences; also `t2 != t1`
 //! signal TERM
 //! exit 0                          the daemon ends with this status; may have [within …] before it
@@ -27,7 +30,9 @@
 //! ```
 //!
 //! A connection opens when its letter first occurs. Times are counted from the last line which did
-//! something: a write, a close, a signal, the end of a sleep.
+//! something: a write, a close, a signal, the end of a sleep. The least time is counted from the
+//! beginning of that, before which nothing in the server can have begun, and the greatest from its
+//! end: so a slow machine cannot make a reply look early.
 //!
 //! In what is written: `\n \r \t \0 \xNN \\ \{ \} \<`, `{256*a}` for repetition, `<t1>` for a token
 //! seen before. In what is read: `<token:t1>` binds a token, `<t1>` is one that is bound, `<int>`,
@@ -40,6 +45,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -261,7 +267,9 @@ fn play_section(section: &Section, other: Option<SocketAddr>) -> Result<(), Stri
         auth_token: section.auth_token(),
         connections: HashMap::new(),
         tokens: HashMap::new(),
-        last_action: Instant::now(),
+        asked_at: HashMap::new(),
+        requested_at: HashMap::new(),
+        action: Action::now(),
     };
     for (index, line) in section.lines.iter().enumerate() {
         if let Err(problem) = stage.perform(&line.step) {
@@ -306,16 +314,37 @@ struct Stage {
     auth_token: Option<String>,
     connections: HashMap<char, Client>,
     tokens: HashMap<String, String>,
-    last_action: Instant,
+    /// When each connection began its last write.
+    asked_at: HashMap<char, Instant>,
+    /// The same for the request that each token answers.
+    requested_at: HashMap<String, Instant>,
+    action: Action,
+}
+
+/// The last line which did something.
+struct Action {
+    began: Instant,
+    ended: Instant,
+}
+
+impl Action {
+    fn now() -> Action {
+        let now = Instant::now();
+        Action {
+            began: now,
+            ended: now,
+        }
+    }
 }
 
 impl Stage {
     fn perform(&mut self, step: &Step) -> Result<(), String> {
+        let mut began = Instant::now();
         match step {
             Step::Write { who, bytes, how } => self.write(*who, bytes, *how)?,
             Step::Open(who) => {
                 // The server counts from here; a handshake of TLS comes after it.
-                self.last_action = Instant::now();
+                self.action = Action::now();
                 self.connection(*who);
                 return Ok(());
             }
@@ -327,7 +356,10 @@ impl Stage {
                     .ok_or("it was never opened")?
                     .reset();
             }
-            Step::Sleep(time) => thread::sleep(*time),
+            Step::Sleep(time) => {
+                thread::sleep(*time);
+                began = Instant::now();
+            }
             Step::Signal(signal) => self.daemon()?.signal(*signal),
             Step::Read {
                 who,
@@ -347,6 +379,7 @@ impl Stage {
                 };
                 return self.poll_stats(*count, beside_the_asking);
             }
+            Step::Served { who, when } => return self.wait_to_be_served(*who, when),
             Step::Compare {
                 left,
                 relation,
@@ -355,14 +388,20 @@ impl Stage {
             Step::Exit { status, when } => return self.exit(*status, when),
             Step::Log(text) => return self.wait_for_log(text),
         }
-        self.last_action = Instant::now();
+        self.action = Action {
+            began,
+            ended: Instant::now(),
+        };
         Ok(())
     }
 
     fn write(&mut self, who: char, bytes: &Template, how: How) -> Result<(), String> {
         let bytes = bytes.filled_in(&self.tokens)?;
+        self.connection(who);
+        self.asked_at.insert(who, Instant::now());
         let connection = self.connection(who);
         let written = match how {
+            How::Endless => return write_until_gone(connection, &bytes),
             How::Whole | How::MayFail => connection.try_send(&bytes),
             How::ByteByByte => bytes.iter().try_for_each(|&byte| {
                 thread::sleep(PAUSE_BETWEEN_BYTES);
@@ -382,7 +421,7 @@ impl Stage {
         };
         if let Expected::Raw(bytes) = expected {
             let got = self.connection(who).next_bytes(bytes.len(), patience);
-            when.check(self.last_action.elapsed())?;
+            self.check(when)?;
             return if got == *bytes {
                 Ok(())
             } else {
@@ -390,12 +429,13 @@ impl Stage {
             };
         }
         let event = self.connection(who).next_event(patience);
-        let elapsed = self.last_action.elapsed();
+        let in_time = self.check(when);
         match (expected, &event) {
             (Expected::Line(template), Event::Line(line)) => {
                 let line = String::from_utf8(line.clone())
                     .map_err(|_| format!("the reply is not UTF-8: {}", described(&event)))?;
                 template.matches(&line, &mut self.tokens)?;
+                self.note_request(who, template);
             }
             (Expected::Eof, Event::Eof) => {}
             (Expected::Gone, Event::Eof | Event::Reset) => {}
@@ -404,7 +444,58 @@ impl Stage {
             (Expected::Nothing(_), Event::Nothing) => return Ok(()),
             _ => return Err(difference(&expected.described(), &described(&event))),
         }
-        when.check(elapsed)
+        in_time
+    }
+
+    /// Remembers when the request was begun that the tokens of this reply answer.
+    fn note_request(&mut self, who: char, reply: &Template) {
+        let asked_at = self.asked_at.get(&who).copied();
+        let asked_at = asked_at.unwrap_or(self.action.began);
+        for part in &reply.parts {
+            if let Part::Binds(name) = part {
+                self.requested_at.insert(name.clone(), asked_at);
+            }
+        }
+    }
+
+    /// Whether now is the time.
+    fn check(&self, when: &When) -> Result<(), String> {
+        let now = Instant::now();
+        if let Some(After { time, of }) = &when.after {
+            let from = match of {
+                None => self.action.began,
+                Some(name) => *self
+                    .requested_at
+                    .get(name)
+                    .ok_or(format!("<{name}> is not bound"))?,
+            };
+            let elapsed = now - from;
+            if elapsed < *time {
+                return Err(format!("that came too early, after {elapsed:?}"));
+            }
+        }
+        let elapsed = now - self.action.ended;
+        let within = when.within.map(|within| within + journal_time());
+        if within.is_some_and(|within| elapsed > within) {
+            return Err(format!("that came too late, after {elapsed:?}"));
+        }
+        Ok(())
+    }
+
+    fn wait_to_be_served(&mut self, who: char, when: &When) -> Result<(), String> {
+        self.connections.remove(&who);
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            let mut client = Client::open(SCHEME, self.addr);
+            // A client that is refused may hear so while it writes.
+            let _ = client.try_send(b"ping\n_\n_\n");
+            if client.next_event(PATIENCE) == Event::Line(b"ok".to_vec()) {
+                self.connections.insert(who, client);
+                return self.check(when);
+            }
+            thread::sleep(Duration::from_millis(3));
+        }
+        Err("it is never served".to_owned())
     }
 
     fn poll_stats(
@@ -422,7 +513,7 @@ impl Stage {
             if found == count {
                 return Ok(());
             }
-            if started.elapsed() > Duration::from_secs(5) {
+            if started.elapsed() > PATIENCE {
                 return Err(difference(&count.to_string(), &found.to_string()));
             }
             thread::sleep(Duration::from_millis(3));
@@ -452,7 +543,7 @@ impl Stage {
             .daemon()?
             .wait_exit(PATIENCE)
             .ok_or("the daemon does not end")?;
-        when.check(self.last_action.elapsed())?;
+        self.check(when)?;
         if ended.code() == Some(status) {
             Ok(())
         } else {
@@ -467,7 +558,7 @@ impl Stage {
         let daemon = self.daemon()?;
         let started = Instant::now();
         while !daemon.log().contains(text) {
-            if started.elapsed() > Duration::from_secs(5) {
+            if started.elapsed() > PATIENCE {
                 return Err(format!("this never stood in the log: {text}"));
             }
             thread::sleep(Duration::from_millis(3));
@@ -485,6 +576,22 @@ impl Stage {
     fn daemon(&self) -> Result<&Daemon, &'static str> {
         self.daemon.as_ref().ok_or("this needs a daemon of our own")
     }
+}
+
+/// Ends when the server has gone. Until then it may take all that comes, or nothing more.
+fn write_until_gone(connection: &mut Client, bytes: &[u8]) -> Result<(), String> {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        if let Err(error) = connection.try_send(bytes) {
+            return match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                    Err("the server neither reads nor hangs up".to_owned())
+                }
+                _ => Ok(()),
+            };
+        }
+    }
+    Err("the server reads on".to_owned())
 }
 
 fn difference(expected: &str, got: &str) -> String {
@@ -550,6 +657,10 @@ enum Step {
         count: u64,
     },
     Connections(u64),
+    Served {
+        who: char,
+        when: When,
+    },
     Compare {
         left: String,
         relation: Relation,
@@ -568,6 +679,7 @@ enum How {
     Whole,
     ByteByByte,
     MayFail,
+    Endless,
 }
 
 #[derive(Clone, Copy)]
@@ -588,8 +700,14 @@ enum Expected {
 /// The times between which something has to happen.
 #[derive(Default)]
 struct When {
-    after: Option<Duration>,
+    after: Option<After>,
     within: Option<Duration>,
+}
+
+struct After {
+    time: Duration,
+    /// The token whose request the time is counted from.
+    of: Option<String>,
 }
 
 impl Section {
@@ -621,21 +739,6 @@ impl Expected {
             Expected::End => "the end of the stream in the end".to_owned(),
             Expected::Nothing(time) => format!("nothing for {time:?}"),
         }
-    }
-}
-
-impl When {
-    fn check(&self, elapsed: Duration) -> Result<(), String> {
-        // What went before has waited for the journal, too.
-        let after = self.after.map(|after| after.saturating_sub(journal_time()));
-        if after.is_some_and(|after| elapsed < after) {
-            return Err(format!("that came too early, after {elapsed:?}"));
-        }
-        let within = self.within.map(|within| within + journal_time());
-        if within.is_some_and(|within| elapsed > within) {
-            return Err(format!("that came too late, after {elapsed:?}"));
-        }
-        Ok(())
     }
 }
 
@@ -696,6 +799,10 @@ fn parse_step(line: &str) -> Result<Step, String> {
             count: parse_number(count)?,
         },
         ["connections", count] => Step::Connections(parse_number(count)?),
+        ["served", who] => Step::Served {
+            who: who.chars().next().ok_or("nobody is to be served")?,
+            when,
+        },
         ["true", left, relation, right] => {
             let relation = match relation {
                 ">" => Relation::After,
@@ -728,6 +835,7 @@ fn parse_write(who: char, rest: &str) -> Result<Step, String> {
     let (how, bytes) = match rest.as_bytes().first() {
         Some(b'>') => (How::ByteByByte, &rest[1..]),
         Some(b'?') => (How::MayFail, &rest[1..]),
+        Some(b'*') => (How::Endless, &rest[1..]),
         _ => (How::Whole, rest),
     };
     let bytes = bytes
@@ -787,12 +895,22 @@ fn parse_when(text: &str) -> Result<(When, &str), String> {
     };
     for time in times.split(", ") {
         match time.split_once(' ') {
-            Some(("after", time)) => when.after = Some(parse_time(time)?),
+            Some(("after", time)) => when.after = Some(parse_after(time)?),
             Some(("within", time)) => when.within = Some(parse_time(time)?),
             _ => return Err(format!("no time: {time}")),
         }
     }
     Ok((when, rest))
+}
+
+/// Reads `900ms` or `900ms of t1`.
+fn parse_after(text: &str) -> Result<After, String> {
+    let (time, of) = match text.split_once(" of ") {
+        Some((time, token)) => (time, Some(token.to_owned())),
+        None => (text, None),
+    };
+    let time = parse_time(time)?;
+    Ok(After { time, of })
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {

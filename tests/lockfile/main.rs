@@ -29,6 +29,7 @@ use rustix::fs::FlockOperation;
 use support::limited::copy_program;
 use support::locks::{flocked, locked_in_every_way};
 use support::needs::{lacks, needs, skipped};
+use support::stalls::fair_test;
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
@@ -1583,6 +1584,10 @@ fn other_implementations_and_this_one_read_each_other() {
 
 #[test]
 fn a_release_wakes_a_waiter_at_once() {
+    fair_test(a_release_wakes_a_waiter_at_once_once);
+}
+
+fn a_release_wakes_a_waiter_at_once_once() {
     let scratch = Scratch::new();
     let lock = Semaphore::with_options(
         scratch.path(),
@@ -1916,6 +1921,10 @@ fn on_a_read_only_file_system_a_stale_lock_is_held() {
 
 #[test]
 fn settling_notices_a_removal_by_an_old_judgement() {
+    fair_test(settling_notices_a_removal_by_an_old_judgement_once);
+}
+
+fn settling_notices_a_removal_by_an_old_judgement_once() {
     let scratch = Scratch::new();
     let options = SemaphoreOptions::new().settle(Settle::Always(Duration::from_millis(400)));
     let lock = Semaphore::with_options(scratch.path(), SemaphoreConfig::default(), options)

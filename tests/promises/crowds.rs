@@ -13,7 +13,7 @@ use crate::support::footprint::Footprint;
 use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::stalls::fairly;
 use crate::support::{
-    eventually, fence, parse_grant, processor_time, shown, Client, Daemon, PATIENCE,
+    come_to_rest, eventually, fence, parse_grant, shown, Client, Daemon, PATIENCE,
 };
 
 /// What a client may have to wait for beside a crowd, ten times over.
@@ -44,13 +44,7 @@ fn five_hundred_dead_waiters_leave_at_once() {
         }
     })
     .expect("dead waiters keep their places");
-    let before = processor_time(daemon.pid());
-    thread::sleep(Duration::from_secs(2));
-    let spent = processor_time(daemon.pid()) - before;
-    assert!(
-        spent < Duration::from_millis(200),
-        "{spent:?} in two idle seconds"
-    );
+    come_to_rest(&[daemon.pid()], Duration::from_millis(90));
 }
 
 #[test]
@@ -67,21 +61,22 @@ fn a_hundred_thousand_waiters_are_served_in_order() {
 /// Rounds in which one waiter in ten leaves; the others are served as they came, without a gap.
 fn keep_the_order(count: usize, rounds: u64) {
     raise_our_own_limit();
-    let daemon = Daemon::start(&[]);
+    // On a slow machine, some clients are idle for long.
+    let daemon = Daemon::start(&["--read-timeout", "3600"]);
     let mut holder = daemon.connect();
     let mut waiters: Vec<Client> = (0..count).map(|_| daemon.connect()).collect();
     for round in 0..rounds {
         let mut random = Random::new(round);
-        let held = holder.acquire("k", 0);
+        let held = holder.acquire_for("k", 0, 600);
         for waiter in &mut waiters {
-            assert_eq!(waiter.request("e", "k", "60"), "queued");
+            assert_eq!(waiter.request("e", "k", "600"), "queued");
         }
         for waiter in &mut waiters {
             if random.one_in(10) {
                 *waiter = daemon.connect();
                 waiter.send("ping\n_\n_\n");
             } else {
-                waiter.send("w\nk\n60\n");
+                waiter.send("w\nk\n600\n");
             }
         }
         let stayed = waiters.len() as u64;
@@ -108,7 +103,7 @@ fn keep_the_order(count: usize, rounds: u64) {
 #[test]
 fn fifty_clients_that_never_read_lose_their_locks_in_time() {
     let daemon = Daemon::start(&["--write-timeout", "1"]);
-    let flood = "stats\n_\n_\n".repeat(1_000_000);
+    let flood = "stats\n_\n_\n".repeat(1000);
     let deaf: Vec<TcpStream> = (0..50)
         .map(|number| {
             let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
@@ -117,7 +112,8 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
             stream.write_all(claim.as_bytes()).expect("it is read");
             let short = Some(Duration::from_millis(20));
             stream.set_write_timeout(short).expect("it is not zero");
-            assert!(stream.write_all(flood.as_bytes()).is_err(), "no window");
+            // Until the window is full, or the server hangs up.
+            while stream.write_all(flood.as_bytes()).is_ok() {}
             stream
         })
         .collect();
@@ -258,7 +254,11 @@ fn send_rubbish(daemon: &Daemon, random: &mut Random) {
     }
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut replies = Vec::new();
-    let _ = stream.read_to_end(&mut replies);
+    if stream.read_to_end(&mut replies).is_err() {
+        // The rest of the last line has not come in time.
+        let whole = replies.iter().rposition(|byte| *byte == b'\n');
+        replies.truncate(whole.map_or(0, |at| at + 1));
+    }
     for line in without_telnet(&replies).split_inclusive(|byte| *byte == b'\n') {
         let is_reply = |word: &&str| line.starts_with(word.as_bytes());
         let words = ["ok", "error", "acquired", "queued", "timeout"];
@@ -326,21 +326,25 @@ fn at_all_caps_memory_is_below_the_worst_case_in_the_log() {
         "20000",
         "--max-per-connection",
         "200",
+        // On a slow machine, the last client is idle for long before it is its turn.
+        "--read-timeout",
+        "3600",
     ]);
     let mut crowd: Vec<Client> = (0..300).map(|_| daemon.connect()).collect();
     for (number, client) in crowd.iter_mut().enumerate() {
         // Some take slots of their own keys, the others places in the queues of those.
         let requests: Vec<String> = (0..200)
             .map(|place| match number % 3 {
-                0 => format!("se\n{:0>250}\n1 60\n", number * 200 + place),
-                1 => format!("sl\nslots-{:0>240}\n0 1048576 60\n", place % 10),
-                _ => format!("se\n{:0>250}\n1 60\n", number % 10 * 600 + place),
+                0 => format!("se\n{:0>250}\n1 3600\n", number * 200 + place),
+                1 => format!("sl\nslots-{:0>240}\n0 1048576 3600\n", place % 10),
+                _ => format!("se\n{:0>250}\n1 3600\n", number % 10 * 600 + place),
             })
             .collect();
         client.send(&requests.concat());
         requests.iter().for_each(|_| drop(client.line()));
     }
     let resident = Footprint::of(daemon.pid()).resident >> 10;
+    daemon.wait_for_log("worst_case_mb=", PATIENCE);
     let log = daemon.log();
     let worst = log.split("worst_case_mb=").nth(1).expect("it is printed");
     let worst: u64 = worst

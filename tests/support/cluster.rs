@@ -288,7 +288,7 @@ pub fn is_member() -> bool {
     ["cluster", "standby"].contains(&env!("CARGO_CRATE_NAME"))
 }
 
-/// How much longer a reply may take that a journal has to be written for, with all the daemons of
+/// How much later a reply may come that a journal has to be written for, with all the daemons of
 /// this test target on one disk.
 pub fn journal_time() -> Duration {
     match is_member() {

@@ -20,6 +20,8 @@ pub fn limited(wrapper: &[&str]) -> Command {
 fn limited_copy(wrapper: &[&str], program: &Path) -> Command {
     let mut plain = Command::new(program);
     plain.args(["--port", "0", "--print-port"]);
+    // On a slow machine, a client of a crowd is idle for long before it is its turn.
+    plain.args(["--read-timeout", "3600"]);
     with_surroundings_of(&Daemon::command(), behind(wrapper, &plain))
 }
 

@@ -33,8 +33,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 pub use rustix::process::Signal;
 
-/// How long anything may take for which no test states a shorter time.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long anything may take for which no test states a shorter time: much longer than on any
+/// machine, and shorter than the default lease.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a server may take to start, be it under valgrind and beside many others.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -209,7 +210,7 @@ impl Daemon {
                 .try_wait()
                 .expect("it is our child");
             if status.is_some() {
-                self.log.wait_complete(Duration::from_secs(1));
+                self.log.wait_complete(PATIENCE / 6);
                 return status;
             }
             if deadline.is_over() {
@@ -507,7 +508,7 @@ impl Client {
         self.received.drain(..count).collect()
     }
 
-    /// The next reply line without its LF; panics if none comes in ten seconds.
+    /// The next reply line without its LF; panics if none comes in time.
     pub fn line(&mut self) -> String {
         match self.next_event(PATIENCE) {
             Event::Line(line) => text(line),
@@ -790,6 +791,23 @@ pub fn children_of(parent: u32) -> Vec<Pid> {
         .filter(|&pid| stat_of(pid).is_some_and(|fields| fields[1] == parent))
         .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
         .collect()
+}
+
+/// Waits for a second in which each of these processes takes no more processor time than `most`.
+/// A process may still be busy with what went before; one that spins never has such a second.
+pub fn come_to_rest(pids: &[u32], most: Duration) {
+    let times = || pids.iter().copied().map(processor_time);
+    let mut spent = Duration::MAX;
+    for _ in 0..10 {
+        let before: Vec<Duration> = times().collect();
+        thread::sleep(Duration::from_secs(1));
+        let taken = times().zip(before).map(|(after, before)| after - before);
+        spent = taken.max().expect("there is a process");
+        if spent <= most {
+            return;
+        }
+    }
+    panic!("{spent:?} of processor time in a second of silence: it spins");
 }
 
 /// What the process has used so far, in its own code and in the kernel.

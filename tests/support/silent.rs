@@ -53,7 +53,8 @@ pub fn leave_socket(path: &Path) {
 pub struct FullBacklog {
     /// Makes room when it accepts.
     pub listener: UnixListener,
-    _pending: Vec<OwnedFd>,
+    /// The connections that fill it, which send nothing.
+    pub pending: Vec<OwnedFd>,
 }
 
 impl FullBacklog {
@@ -73,10 +74,7 @@ impl FullBacklog {
             }
             assert!(pending.len() < 100, "the backlog never fills");
         }
-        FullBacklog {
-            listener,
-            _pending: pending,
-        }
+        FullBacklog { listener, pending }
     }
 }
 

@@ -176,7 +176,9 @@ impl TlsClient {
             if let Err(error) = session.complete_io(&mut &client.0.socket) {
                 match error.kind() {
                     // The next read finds the end: the server wants no client.
-                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => break,
+                    io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe => break,
                     _ => return Err(error),
                 }
             }

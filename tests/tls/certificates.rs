@@ -11,6 +11,7 @@ use rustix::fs::{mknodat, FileType, Mode, CWD};
 use latchd::client::{Address, Client, Error, Settings, Tls};
 
 use crate::support::needs::needs;
+use crate::support::stalls::fair_test;
 use crate::support::tls::{common, Set};
 use crate::support::{Daemon, Signal, PATIENCE};
 
@@ -40,6 +41,10 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn sighup_replaces_the_certificate_and_keeps_connections() {
+    fair_test(sighup_replaces_the_certificate_and_keeps_connections_once);
+}
+
+fn sighup_replaces_the_certificate_and_keeps_connections_once() {
     let (set, old) = (Set::new(), Set::new());
     fs::copy(set.ca(), old.ca()).expect("there is room");
     let daemon = with(&set);

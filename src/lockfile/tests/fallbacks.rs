@@ -202,7 +202,7 @@ fn a_takeover_settles_however_it_was_done() {
             ..MissingFeatures::default()
         };
         let mut semaphore = lock_without(&path, missing, HOUR);
-        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(1));
+        semaphore.options.files.settle = Settle::AfterTakeover(Duration::from_secs(3));
         thread::scope(|scope| {
             let taker = scope.spawn(|| semaphore.try_acquire().map(drop));
             let over = Instant::now() + Duration::from_secs(10);
@@ -398,28 +398,27 @@ fn a_waiter_without_inotify_looks_again() {
     let path = scratch.path().join("polled.lock");
     let semaphore = Semaphore::with_defaults(&path).expect("a lock path");
     let guard = semaphore.try_acquire().expect("a free lock");
-    let (sender, receiver) = mpsc::channel();
+    let (sender, looks) = mpsc::channel();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let waiter = scope.spawn(move || {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
             let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
             // As `acquire` does, but without inotify.
             let blind = Watch::none();
-            let mut looks = 0;
             while let Some(busy) = waiter.look().expect("a look") {
                 assert!(!limit.is_over(), "no timeout");
-                looks += 1;
+                // The first two looks have a listener.
+                let _ = sender.send(());
                 let waiters = std::slice::from_ref(&waiter);
                 rest(waiters, &[busy], None, &blind, &limit).expect("a rest");
             }
-            sender.send(looks).expect("a listener");
         });
-        thread::sleep(Duration::from_millis(350));
+        for _ in 0..2 {
+            let look = looks.recv_timeout(Duration::from_secs(10));
+            look.expect("the waiter looks again");
+        }
         drop(guard);
-        let looks = receiver
-            .recv_timeout(Duration::from_secs(10))
-            .expect("the waiter sees it");
-        assert!(looks >= 2, "{looks}");
+        waiter.join().expect("the waiter sees it");
     });
 }
 
