@@ -15,5 +15,6 @@ mod network;
 mod noise;
 mod place;
 mod random;
+mod service;
 mod soak;
 mod toy;
