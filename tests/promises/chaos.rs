@@ -21,6 +21,7 @@ use crate::noise::annoy;
 use crate::place::Place;
 use crate::random::{self, setting, Random};
 use crate::service::{House, Service, SHUTDOWN};
+use crate::support::amount::amount;
 use crate::support::footprint::{status_kib, Footprint};
 use crate::support::limited::limit_to;
 #[cfg(feature = "cluster")]
@@ -28,8 +29,8 @@ use crate::support::needs::needs;
 use crate::support::stalls::lateness_during;
 use crate::support::{Scheme, PATIENCE};
 
-/// How many processes with clients there are at a time.
-const PROCESSES: u64 = 4;
+/// How many processes with clients there are at a time, usually and in full.
+const PROCESSES: (u64, u64) = (4, 16);
 
 /// How many peers misbehave at a time.
 const ANNOYING: u64 = 3;
@@ -59,7 +60,7 @@ fn no_chaos_in_a_cluster_breaks_a_promise() {
 }
 
 fn run(house: House) {
-    let seconds = setting("CHAOS_SECONDS").unwrap_or(15);
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(15, 120));
     println!("{seconds} seconds of chaos");
     let directory = tempfile::tempdir().expect("there is room");
     let mut chaos = Chaos::start(house, directory.path(), random::seed());
@@ -142,7 +143,7 @@ impl Chaos {
             complaints: Vec::new(),
             counts: HashMap::new(),
         };
-        for _ in 0..PROCESSES {
+        for _ in 0..amount(PROCESSES.0, PROCESSES.1) {
             chaos.add_crowd();
         }
         chaos

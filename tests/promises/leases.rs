@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::history::{History, Instant, Record, Reply, Request};
 use crate::journal::now;
+use crate::support::amount::amount;
+use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::fairly;
 use crate::support::{fence, parse_grant, Client, Daemon};
 
@@ -14,7 +16,7 @@ const LEASE: Duration = Duration::from_secs(1);
 fn five_hundred_leases_end_on_time_and_never_early() {
     let daemon = Daemon::start(&["--max-per-connection", "1000"]);
     fairly(|| {
-        let mut late = (0..2)
+        let mut late = (0..amount(2, 40))
             .flat_map(|_| pass_on(&daemon, 250))
             .collect::<Vec<_>>();
         late.sort_unstable();
@@ -65,17 +67,9 @@ fn pass_on(daemon: &Daemon, count: usize) -> Vec<Duration> {
 /// The renewal arrives up to two milliseconds before or after the end of the lease.
 #[test]
 fn a_renewal_at_the_end_of_a_lease_is_granted_or_dead() {
-    renew_at_the_end(48, 3);
-}
-
-#[test]
-#[ignore = "long: cargo test --test promises leases -- --ignored"]
-fn of_ten_thousand_late_renewals_none_revives_a_lease() {
-    renew_at_the_end(200, 50);
-}
-
-/// Pairs of clients: one renews at the end of its lease, the other waits for the key.
-fn renew_at_the_end(pairs: u32, rounds: u32) {
+    // Pairs of clients: one renews at the end of its lease, the other waits for the key.
+    let (pairs, rounds) = amount((48, 3), (1000, 100));
+    raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let histories: Vec<Vec<Record>> = thread::scope(|scope| {
         let daemon = &daemon;
