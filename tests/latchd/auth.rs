@@ -5,16 +5,18 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::limited::limited;
+use crate::support::limited::{limit_to, limited};
 use crate::support::needs::needs;
 use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
+use rustix::process::Resource;
 
 const SECRET: &str = "open-sesame-3f1c";
 
@@ -41,6 +43,38 @@ fn a_secret_from_a_file_is_not_in_arguments_or_environment() {
         for place in ["cmdline", "environ", "status", "comm"] {
             assert!(!is_shown_in(&daemon, place), "the secret is in {place}");
         }
+    }
+}
+
+#[test]
+fn a_crash_leaves_no_core_file_with_the_secret() {
+    needs!("prlimit");
+    let crash = |prepare: &dyn Fn(u32)| {
+        let directory = tempfile::tempdir().expect("there is room");
+        let mut command = limited(&["prlimit", "--core=unlimited"]);
+        command
+            .args(["--auth-token", SECRET])
+            .current_dir(directory.path());
+        let daemon = Daemon::from_command(command);
+        assert_eq!(daemon.connect().request("auth", "_", SECRET), "ok");
+        prepare(daemon.pid());
+        daemon.signal(Signal::ABORT);
+        let status = daemon.wait_exit(PATIENCE).expect("it has crashed");
+        let files = fs::read_dir(directory.path()).expect("it is there");
+        let core = files.flatten().next();
+        let core = core.map(|file| fs::read(file.path()).expect("our file"));
+        (status.core_dumped(), core)
+    };
+    assert_eq!(crash(&|_| {}), (false, None));
+    // With a limit that root or the user of the server sets afterwards, there is one.
+    let (is_dumped, core) = crash(&|pid| limit_to(pid, Resource::Core, None));
+    match core {
+        Some(core) => {
+            let secret = SECRET.as_bytes();
+            assert!(core.windows(secret.len()).any(|some| some == secret));
+        }
+        // Elsewhere they go to a program, or nowhere.
+        None => println!("a core was dumped: {is_dumped}"),
     }
 }
 
