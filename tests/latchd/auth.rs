@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::amount::amount;
 use crate::support::limited::{limit_to, limited};
 use crate::support::needs::needs;
 use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
@@ -190,8 +191,7 @@ fn a_connection_has_one_guess() {
 
 #[test]
 fn guesses_take_a_tenth_of_a_second_and_delay_no_client() {
-    const GUESSERS: usize = 50;
-    const TIME: Duration = Duration::from_secs(3);
+    let (guesser_count, seconds) = amount((50, 3), (200, 10));
     let daemon = with_secret();
     let addr = daemon.addr();
     let mut held = daemon.connect();
@@ -199,10 +199,10 @@ fn guesses_take_a_tenth_of_a_second_and_delay_no_client() {
     let began = Instant::now();
     let is_over = AtomicBool::new(false);
     let (guess_count, mut delays) = thread::scope(|scope| {
-        let guessers: Vec<_> = (0..GUESSERS)
+        let guessers: Vec<_> = (0..guesser_count)
             .map(|_| scope.spawn(|| guess_until(&is_over, addr)))
             .collect();
-        let delays = work_for(TIME, &daemon, &mut held);
+        let delays = work_for(Duration::from_secs(seconds), &daemon, &mut held);
         is_over.store(true, Ordering::Relaxed);
         let counts = guessers.into_iter().map(|guesser| guesser.join().unwrap());
         (counts.sum::<u64>(), delays)
@@ -219,7 +219,7 @@ fn guesses_take_a_tenth_of_a_second_and_delay_no_client() {
     );
     // A tenth of a second, with tenfold slack for a machine that is shared.
     assert!(slow < Duration::from_secs(1), "p99 is {slow:?}");
-    let most = GUESSERS as u64 * (took.as_millis() as u64 / 100 + 1);
+    let most = guesser_count * (took.as_millis() as u64 / 100 + 1);
     assert!(guess_count <= most, "{guess_count} guesses in {took:?}");
 
     // A second later the next one is logged, with all that were not.

@@ -114,9 +114,16 @@ impl Client<'_> {
 
     /// Connects, takes and gives back some keys, and hangs up.
     fn session(&mut self) {
-        let Ok(mut connection) = self.connect() else {
-            thread::sleep(Duration::from_millis(20));
-            return;
+        let mut connection = match self.connect() {
+            Ok(connection) => connection,
+            Err(error) => {
+                // It is no fault of the server to be gone or full; to speak bad TLS is one.
+                if error.kind() == ErrorKind::InvalidData {
+                    self.journal.complain(&format!("cannot connect: {error}"));
+                }
+                thread::sleep(Duration::from_millis(20));
+                return;
+            }
         };
         for _ in 0..1 + self.random.below(60) {
             let round = match self.random.one_in(60) {
