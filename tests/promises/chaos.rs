@@ -6,6 +6,7 @@
 //! see its figures.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use crate::clients::{self, LEASES, LIMITS};
 use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::journal::{self, now};
 use crate::noise::annoy;
-use crate::place::Place;
+use crate::place::{Place, Stream};
 use crate::random::{self, setting, Random};
 use crate::service::{House, Service, SHUTDOWN};
 use crate::support::amount::amount;
@@ -34,6 +35,8 @@ const PROCESSES: (u64, u64) = (4, 16);
 
 /// How many peers misbehave at a time.
 const ANNOYING: u64 = 3;
+
+const PING_PAUSE: Duration = Duration::from_millis(20);
 
 /// How late a server may be on a machine that is idle.
 const SLACK: Duration = Duration::from_secs(1);
@@ -64,7 +67,10 @@ fn run(house: House) {
     println!("{seconds} seconds of chaos");
     let directory = tempfile::tempdir().expect("there is room");
     let mut chaos = Chaos::start(house, directory.path(), random::seed());
-    let (_, lateness) = lateness_during(|| chaos.rage(Duration::from_secs(seconds)));
+    let time = Duration::from_secs(seconds);
+    let (slowest_ping, lateness) = lateness_during(|| chaos.rage(time));
+    // A crowd of threads is served later than one that only sleeps.
+    let lateness = lateness.max(slowest_ping);
     chaos.history.slack = SLACK + 2 * lateness;
     if chaos.service.is_cluster() {
         chaos.history.slack += JOURNAL;
@@ -149,15 +155,16 @@ impl Chaos {
         chaos
     }
 
-    /// Does harm for so long, and then lets all clients finish.
-    fn rage(&mut self, time: Duration) {
+    /// Does harm for so long, and then lets all clients finish. Gives the time of the slowest ping.
+    fn rage(&mut self, time: Duration) -> Duration {
         let begin = now();
         // The last run of the server is a long one.
         let (last_start, end) = (begin + time * 6 / 10, begin + time);
         let is_over = AtomicBool::new(false);
         let directory = self.directory.clone();
         let seeds: Vec<u64> = (0..ANNOYING).map(|_| self.random.next()).collect();
-        thread::scope(|scope| {
+        let slowest_ping = thread::scope(|scope| {
+            let pings = scope.spawn(|| slowest_ping(&directory, &is_over));
             for seed in seeds {
                 let (mut random, directory, is_over) = (Random::new(seed), &directory, &is_over);
                 scope.spawn(move || {
@@ -167,12 +174,14 @@ impl Chaos {
                     }
                 });
             }
-            let _end = AtTheEnd(&is_over);
+            let end_of_noise = AtTheEnd(&is_over);
             while now() < end {
                 self.harm(now() < last_start);
                 thread::sleep(Duration::from_millis(50 + self.random.below(150)));
                 self.continue_those_due(now());
             }
+            drop(end_of_noise);
+            pings.join().expect("it gives up in time")
         });
         self.continue_those_due(Instant::MAX);
         while let Some(mut crowd) = self.crowds.pop() {
@@ -186,6 +195,7 @@ impl Chaos {
             }
             self.bury(crowd.process, (begin, now()));
         }
+        slowest_ping
     }
 
     fn harm(&mut self, may_restart: bool) {
@@ -346,6 +356,35 @@ impl Chaos {
         println!("the machine was late by {lateness:?} at most");
         assert!(grants > 100, "too few grants to prove anything");
     }
+}
+
+/// How long the server took for a ping at the most, over a connection that it had already.
+fn slowest_ping(directory: &Path, is_over: &AtomicBool) -> Duration {
+    let (mut random, mut slowest) = (Random::new(0), Duration::ZERO);
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(mut stream) = Place::any(directory, &mut random).unix() else {
+            thread::sleep(PING_PAUSE);
+            continue;
+        };
+        let mut is_known = false;
+        while let Some(took) = ping(&mut stream).filter(|_| !is_over.load(Ordering::Relaxed)) {
+            // One of several servers may have to wait for another to become active.
+            if is_known {
+                slowest = slowest.max(took);
+            }
+            is_known = true;
+            thread::sleep(PING_PAUSE);
+        }
+    }
+    slowest
+}
+
+fn ping(stream: &mut Stream) -> Option<Duration> {
+    let begin = now();
+    stream.set_read_timeout(6 * PATIENCE).ok()?;
+    stream.write_all(b"ping\n_\n_\n").ok()?;
+    stream.read_exact(&mut [0; 3]).ok()?;
+    Some(now() - begin)
 }
 
 fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
