@@ -212,7 +212,7 @@ impl Office {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
-        let Some(lease) = state.lease else {
+        let Some(lease) = state.lease.take() else {
             return;
         };
         state.is_resigning = true;
@@ -242,6 +242,21 @@ impl Office {
                 revoked => return revoked,
             }
         }
+    }
+
+    /// Takes up the office. A server that was told to stop meanwhile gives it up instead: it lets
+    /// no client in, but would be active until those that it has are gone. It does not return then.
+    fn become_active(&self, epoch: u64) {
+        let mut state = self.state.lock();
+        if !state.is_leaving {
+            state.role = Role::Active { epoch };
+            drop(state);
+            self.changed.notify_all();
+            return;
+        }
+        drop(state);
+        self.resign();
+        self.wait_while_leaving();
     }
 
     /// Takes on a role; `false` if it is the old one.

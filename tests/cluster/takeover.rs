@@ -205,6 +205,35 @@ fn a_server_that_has_resigned_is_not_deposed() {
     assert!(!log.contains("deposed"), "{log}");
 }
 
+/// The office would be held for as long as the clients stay, by a server that lets no other in.
+#[test]
+fn a_server_told_to_stop_while_it_takes_over_resigns() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    proxy.decide(|request| match request.starts_with("POST /v3/kv/range") {
+        true => Fate::Drop,
+        false => Fate::Pass,
+    });
+    let first = Server::start(&proxy.endpoint(), &[]);
+    eventually(TAKE_OVER, "it is elected", || {
+        etcd.ctl(&["get", "latchd/leader"])
+            .is_some_and(|found| !found.is_empty())
+    });
+    let mut client = first.connect();
+    client.send("l\nk\n10\n");
+    first.daemon.signal(Signal::TERM);
+    first.wait_for("draining", 1);
+    proxy.decide(|_| Fate::Pass);
+    let told = Instant::now();
+    let second = Server::active(&etcd.endpoints(), &[]);
+    assert!(told.elapsed() < 3 * TTL, "{:?}", told.elapsed());
+    drop(client);
+    let status = first.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(status.code(), Some(0), "{}", first.daemon.log());
+    second.connect().acquire("k", 10);
+}
+
 #[test]
 fn a_standby_leaves_without_disturbing_the_active_server() {
     needs!("etcd", "etcdctl");

@@ -72,7 +72,8 @@ fn a_hundred_thousand_waiters_are_served_in_order() {
 /// Rounds in which one waiter in ten leaves; the others are served as they came, without a gap.
 fn keep_the_order(count: usize, rounds: u64) {
     raise_our_own_limit();
-    let daemon = Daemon::start(&[]);
+    // A busy machine takes longer for a round than connections may idle otherwise.
+    let daemon = Daemon::start(&["--read-timeout", "600"]);
     let mut holder = daemon.connect();
     let mut waiters: Vec<Client> = (0..count).map(|_| daemon.connect()).collect();
     for round in 0..rounds {
@@ -294,7 +295,15 @@ fn ten_thousand_connections_each_have_their_lock() {
     const COUNT: usize = 9900;
     raise_our_own_limit();
     let count = COUNT.to_string();
-    let daemon = Daemon::start(&["--max-connections", "9950", "--max-locks", &count]);
+    let daemon = Daemon::start(&[
+        "--max-connections",
+        "9950",
+        "--max-locks",
+        &count,
+        // A busy machine takes a while to connect them all.
+        "--read-timeout",
+        "600",
+    ]);
     let began = Instant::now();
     let mut crowd: Vec<Client> = (0..COUNT).map(|_| daemon.connect()).collect();
     let connected = began.elapsed();

@@ -158,8 +158,12 @@ impl Pair {
         let reply = Reply::Granted { fence };
         self.note(1, asked, Request::Acquire { wait, lease }, reply);
         let begin = now();
-        assert_eq!(self.waiter.request("r", key, &next.token), "ok");
-        self.note(1, begin, Request::Release { fence }, Reply::Done);
+        let reply = match self.waiter.request("r", key, &next.token) {
+            reply if reply == "ok" => Reply::Done,
+            // The thread had no processor for a second. The checker knows.
+            _ => Reply::Refused,
+        };
+        self.note(1, begin, Request::Release { fence }, reply);
     }
 
     fn note(&mut self, client: u64, begin: Instant, request: Request, reply: Reply) {
