@@ -118,6 +118,8 @@ struct State {
     role: Role,
     /// The server is about to stop: it does not run for the office any more.
     is_leaving: bool,
+    /// The office is being given up, and the process ends.
+    is_resigning: bool,
     /// The lease that the office would hang on.
     lease: Option<u64>,
 }
@@ -142,6 +144,7 @@ impl Office {
             state: Mutex::new(State {
                 role: Role::Standby { active: None },
                 is_leaving: false,
+                is_resigning: false,
                 lease: None,
             }),
             changed: Condvar::new(),
@@ -208,9 +211,12 @@ impl Office {
         if matches!(self.role(), Role::Active { .. }) {
             self.journal.wait_until_written(LAST_CHANGES);
         }
-        let Some(lease) = self.state.lock().lease else {
+        let mut state = self.state.lock();
+        let Some(lease) = state.lease.take() else {
             return;
         };
+        state.is_resigning = true;
+        drop(state);
         match self.revoke(lease) {
             Ok(()) => info!("resigned"),
             Err(failure) => {
@@ -236,6 +242,21 @@ impl Office {
                 revoked => return revoked,
             }
         }
+    }
+
+    /// Takes up the office. A server that was told to stop meanwhile gives it up instead: it lets
+    /// no client in, but would be active until those that it has are gone. It does not return then.
+    fn become_active(&self, epoch: u64) {
+        let mut state = self.state.lock();
+        if !state.is_leaving {
+            state.role = Role::Active { epoch };
+            drop(state);
+            self.changed.notify_all();
+            return;
+        }
+        drop(state);
+        self.resign();
+        self.wait_while_leaving();
     }
 
     /// Takes on a role; `false` if it is the old one.
@@ -271,7 +292,10 @@ impl Office {
     /// Ends all connections and begins as a standby, with nothing of the old table. Safety does not
     /// depend on it: whatever this process did before, etcd refuses to write.
     fn start_over(&self, reason: &str) -> ! {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        // The office was given up, not lost: this thread waits for the end of the process.
+        self.changed
+            .wait_while(&mut state, |state| state.is_resigning);
         if matches!(state.role, Role::Standby { active: Some(_) }) {
             warn!("starting-over reason=\"{reason}\"");
         } else {
@@ -296,9 +320,8 @@ fn exec_again() {
     // An upgrade may have replaced the file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
-        if let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]) {
-            error!("cannot-start-over error=\"{error}\"");
-        }
+        let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]);
+        error!("cannot-start-over error=\"{error}\"");
     }
 }
 

@@ -11,7 +11,7 @@ use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
 use super::journal::{Notes, Round, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
-use super::{is_planted, Office, Role, Term};
+use super::{is_planted, Office, Term};
 use crate::arbiter::Arbiter;
 use crate::fence::source::fence_of_clock;
 use crate::sys::moment::Moment;
@@ -101,7 +101,7 @@ impl Writer {
             error!("bad-record key={}", Escaped(&name));
         }
         let epoch = self.term.epoch;
-        self.office.become_a(Role::Active { epoch });
+        self.office.become_active(epoch);
         let (holders, fence) = (records.len(), Fence(first));
         let took_ms = began.elapsed().as_millis();
         info!("active epoch={epoch} holders={holders} fence={fence} took_ms={took_ms}");

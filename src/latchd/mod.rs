@@ -88,6 +88,7 @@ fn run(
     resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
+    server::leave_no_core();
     let auth = resolved.auth;
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();

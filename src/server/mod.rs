@@ -170,6 +170,20 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
     }
 }
 
+/// Keeps a crash from leaving a core file: it would have the secrets of the server in it.
+pub fn leave_no_core() {
+    let limit = getrlimit(Resource::Core);
+    // Less than any core is long. With 0, the kernel would still hand one to a program that the
+    // host collects them with; 1 is its sign not to.
+    let little = limit.maximum.map_or(1, |maximum| maximum.min(1));
+    let little = Rlimit {
+        current: Some(little),
+        ..limit
+    };
+    // Up to the maximum any process may.
+    let _ = setrlimit(Resource::Core, little);
+}
+
 /// Raises the limit of descriptors to `wanted`, as far as the process may, and returns the limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);

@@ -1,8 +1,10 @@
 //! One server ends, another goes on.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
 use crate::support::stalls::fair_test;
 use crate::support::{eventually, fence, Event, Signal};
@@ -182,6 +184,63 @@ fn a_server_resigns_though_the_first_member_is_dead() {
     server.daemon.wait_exit(TAKE_OVER).expect("it has ended");
     assert_eq!(etcd.ctl(&["get", "latchd/leader"]).as_deref(), Some(""));
     server.wait_for("resigned", 1);
+}
+
+/// Its threads learn that the office is vacant while it still waits for the answer.
+#[test]
+fn a_server_that_has_resigned_is_not_deposed() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let ways = [(); 3].map(|()| Proxy::start(etcd.members[0].client_port));
+    let is_revoke = |request: &str| request.starts_with("POST /v3/lease/revoke");
+    ways[0].decide(move |request| match is_revoke(request) {
+        true => Fate::LoseAnswer,
+        false => Fate::Pass,
+    });
+    for silent in &ways[1..] {
+        silent.decide(move |request| {
+            if is_revoke(request) {
+                thread::sleep(TTL);
+            }
+            Fate::Pass
+        });
+    }
+    let endpoints = ways.each_ref().map(Proxy::endpoint).join(",");
+    let server = Server::active(&endpoints, &[]);
+    server.daemon.signal(Signal::TERM);
+    let status = server.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    let log = server.daemon.log();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("deposed"), "{log}");
+}
+
+/// The office would be held for as long as the clients stay, by a server that lets no other in.
+#[test]
+fn a_server_told_to_stop_while_it_takes_over_resigns() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].client_port);
+    proxy.decide(|request| match request.starts_with("POST /v3/kv/range") {
+        true => Fate::Drop,
+        false => Fate::Pass,
+    });
+    let first = Server::start(&proxy.endpoint(), &[]);
+    eventually(TAKE_OVER, "it is elected", || {
+        etcd.ctl(&["get", "latchd/leader"])
+            .is_some_and(|found| !found.is_empty())
+    });
+    let mut client = first.connect();
+    client.send("l\nk\n10\n");
+    first.daemon.signal(Signal::TERM);
+    first.wait_for("draining", 1);
+    proxy.decide(|_| Fate::Pass);
+    let told = Instant::now();
+    let second = Server::active(&etcd.endpoints(), &[]);
+    assert!(told.elapsed() < 3 * TTL, "{:?}", told.elapsed());
+    drop(client);
+    let status = first.daemon.wait_exit(TAKE_OVER).expect("it has ended");
+    assert_eq!(status.code(), Some(0), "{}", first.daemon.log());
+    second.connect().acquire("k", 10);
 }
 
 #[test]

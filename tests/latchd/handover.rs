@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::amount::amount;
+use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::{fair_test, fairly_within};
 use crate::support::{
     come_to_rest, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
@@ -349,6 +351,9 @@ fn tries_and_waits_against_quick_releases_lose_no_wake_up() {
 #[test]
 fn grants_that_meet_timeouts_are_never_lost() {
     let daemon = Daemon::start(&[]);
+    // More waiters are a longer chain of grants, which meets more timeouts.
+    let (waiter_count, round_count) = amount((3, 3), (100, 840));
+    raise_our_own_limit();
     let granted_count = AtomicU64::new(0);
     thread::scope(|scope| {
         for index in 0_u64..24 {
@@ -356,14 +361,15 @@ fn grants_that_meet_timeouts_are_never_lost() {
             scope.spawn(move || {
                 let key = format!("k{index}");
                 let mut holder = daemon.connect();
-                let mut waiters: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
-                for round in 0..3 {
+                let waiters = (0..waiter_count).map(|_| daemon.connect());
+                let mut waiters: Vec<Client> = waiters.collect();
+                for round in 0..round_count {
                     let held = holder.acquire(&key, 0);
                     waiters
                         .iter_mut()
                         .for_each(|waiter| waiter.send(&format!("l\n{key}\n1\n")));
                     // From 1.5 ms before the second is over to 1.5 ms after it, in small steps.
-                    let step = Duration::from_micros((index * 3 + round) * 42);
+                    let step = Duration::from_micros((index * 3 + round % 3) * 42);
                     thread::sleep(LEASE - Duration::from_micros(1500) + step);
                     assert_eq!(holder.request("r", &key, &held.token), "ok");
                     for waiter in &mut waiters {
@@ -381,7 +387,10 @@ fn grants_that_meet_timeouts_are_never_lost() {
             });
         }
     });
-    println!("{granted_count:?} of {} waits were granted", 24 * 3 * 3);
+    println!(
+        "{granted_count:?} of {} waits were granted",
+        24 * waiter_count * round_count
+    );
 }
 
 // ---- clients in the way ----------------------------------------------------------------------
@@ -491,8 +500,9 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
 
 fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_once() {
     let daemon = Daemon::start(&["--read-timeout", "1"]);
+    raise_our_own_limit();
+    let mut slow: Vec<Client> = (0..amount(100, 2000)).map(|_| daemon.connect()).collect();
     let began = Instant::now();
-    let mut slow: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
     let mut first = daemon.connect();
     let mut cut_off_after = None;
     let mut worst = Duration::ZERO;

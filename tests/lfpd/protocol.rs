@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::support::amount::amount;
 use crate::support::limited::copy_program;
 use crate::support::needs::{needs, skipped};
 use crate::support::syslog::Syslog;
@@ -1465,8 +1466,6 @@ impl Drop for KillGroup {
 // Races
 
 const CLIENTS: usize = 24;
-const ROUNDS: usize = 200;
-
 /// Lets clients ask for one device at the same time, again and again; each time exactly one is to
 /// get it. `prepare` is called before each round.
 fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
@@ -1480,7 +1479,7 @@ fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
             let (ready, done, winners) = (&ready, &done, Arc::clone(&winners));
             let (prepare, path) = (&prepare, &path);
             scope.spawn(move || {
-                for round in 0..ROUNDS {
+                for round in 0..amount(200, 1000) {
                     if ready.wait().is_leader() {
                         winners.lock().unwrap().clear();
                         prepare();

@@ -6,7 +6,7 @@
 //! see its figures.
 
 use std::collections::HashMap;
-use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,43 +15,74 @@ use std::time::Duration;
 
 use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
 
-use crate::clients::{self, LIMITS};
+use crate::clients::{self, LEASES, LIMITS};
 use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::journal::{self, now};
 use crate::noise::annoy;
-use crate::place::Place;
+use crate::place::{Place, Stream};
 use crate::random::{self, setting, Random};
+use crate::service::{House, Service, SHUTDOWN};
+use crate::support::amount::amount;
 use crate::support::footprint::{status_kib, Footprint};
 use crate::support::limited::limit_to;
+#[cfg(feature = "cluster")]
+use crate::support::needs::needs;
 use crate::support::stalls::lateness_during;
-use crate::support::{eventually, Daemon, PATIENCE};
+use crate::support::{Scheme, PATIENCE};
 
-/// How many processes with clients there are at a time.
-const PROCESSES: u64 = 4;
+/// How many processes with clients there are at a time, usually and in full.
+const PROCESSES: (u64, u64) = (4, 16);
 
 /// How many peers misbehave at a time.
 const ANNOYING: u64 = 3;
 
+const PING_PAUSE: Duration = Duration::from_millis(20);
+
 /// How late a server may be on a machine that is idle.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// How long holders may take after SIGTERM; leases are shorter.
-const SHUTDOWN: Duration = Duration::from_secs(3);
+/// How much later it may be that writes a journal.
+const JOURNAL: Duration = Duration::from_secs(2);
 
 #[test]
 fn no_chaos_breaks_a_promise() {
-    let seconds = setting("CHAOS_SECONDS").unwrap_or(15);
+    run(House::Alone(Scheme::Plain));
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn no_chaos_over_tls_breaks_a_promise() {
+    run(House::Alone(Scheme::Tls));
+}
+
+#[cfg(feature = "cluster")]
+#[test]
+fn no_chaos_in_a_cluster_breaks_a_promise() {
+    needs!("etcd", "etcdctl");
+    run(House::Cluster);
+}
+
+fn run(house: House) {
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(15, 120));
     println!("{seconds} seconds of chaos");
     let directory = tempfile::tempdir().expect("there is room");
-    let mut chaos = Chaos::start(directory.path(), random::seed());
-    let (_, lateness) = lateness_during(|| chaos.rage(Duration::from_secs(seconds)));
+    let mut chaos = Chaos::start(house, directory.path(), random::seed());
+    let time = Duration::from_secs(seconds);
+    let (slowest_ping, lateness) = lateness_during(|| chaos.rage(time));
+    // A crowd of threads is served later than one that only sleeps.
+    let lateness = lateness.max(slowest_ping);
     chaos.history.slack = SLACK + 2 * lateness;
+    if chaos.service.is_cluster() {
+        chaos.history.slack += JOURNAL;
+        chaos.history.heritage = LEASES[LEASES.len() - 1];
+        chaos.history.may_end_at(&chaos.service.ends);
+    }
     chaos.report(lateness);
 
     let violations = chaos.history.violations();
     assert!(violations.is_empty(), "{}", shown(&violations));
     assert!(chaos.complaints.is_empty(), "{:#?}", chaos.complaints);
-    chaos.expect_nothing_left();
+    chaos.service.expect_nothing_left();
 }
 
 fn shown(violations: &[Violation]) -> String {
@@ -70,9 +101,7 @@ fn shown(violations: &[Violation]) -> String {
 struct Chaos {
     directory: PathBuf,
     random: Random,
-    daemon: Daemon,
-    term: u32,
-    calm: Footprint,
+    service: Service,
     crowds: Vec<Crowd>,
     next_process: u64,
     history: History,
@@ -106,14 +135,11 @@ impl Drop for AtTheEnd<'_> {
 }
 
 impl Chaos {
-    fn start(directory: &Path, seed: u64) -> Chaos {
-        let (daemon, calm) = start_server(directory, 1);
+    fn start(house: House, directory: &Path, seed: u64) -> Chaos {
         let mut chaos = Chaos {
             directory: directory.to_owned(),
             random: Random::new(seed),
-            daemon,
-            term: 1,
-            calm,
+            service: Service::start(house, directory),
             crowds: Vec::new(),
             next_process: 1,
             history: History {
@@ -123,35 +149,39 @@ impl Chaos {
             complaints: Vec::new(),
             counts: HashMap::new(),
         };
-        for _ in 0..PROCESSES {
+        for _ in 0..amount(PROCESSES.0, PROCESSES.1) {
             chaos.add_crowd();
         }
         chaos
     }
 
-    /// Does harm for so long, and then lets all clients finish.
-    fn rage(&mut self, time: Duration) {
+    /// Does harm for so long, and then lets all clients finish. Gives the time of the slowest ping.
+    fn rage(&mut self, time: Duration) -> Duration {
         let begin = now();
         // The last run of the server is a long one.
         let (last_start, end) = (begin + time * 6 / 10, begin + time);
         let is_over = AtomicBool::new(false);
         let directory = self.directory.clone();
         let seeds: Vec<u64> = (0..ANNOYING).map(|_| self.random.next()).collect();
-        thread::scope(|scope| {
+        let slowest_ping = thread::scope(|scope| {
+            let pings = scope.spawn(|| slowest_ping(&directory, &is_over));
             for seed in seeds {
                 let (mut random, directory, is_over) = (Random::new(seed), &directory, &is_over);
                 scope.spawn(move || {
                     while !is_over.load(Ordering::Relaxed) {
-                        annoy(&Place::read(directory), &mut random);
+                        let place = Place::any(directory, &mut random);
+                        annoy(&place, &mut random);
                     }
                 });
             }
-            let _end = AtTheEnd(&is_over);
+            let end_of_noise = AtTheEnd(&is_over);
             while now() < end {
                 self.harm(now() < last_start);
                 thread::sleep(Duration::from_millis(50 + self.random.below(150)));
                 self.continue_those_due(now());
             }
+            drop(end_of_noise);
+            pings.join().expect("it gives up in time")
         });
         self.continue_those_due(Instant::MAX);
         while let Some(mut crowd) = self.crowds.pop() {
@@ -165,52 +195,58 @@ impl Chaos {
             }
             self.bury(crowd.process, (begin, now()));
         }
+        slowest_ping
     }
 
     fn harm(&mut self, may_restart: bool) {
+        let server = usize::try_from(self.random.below(self.service.server_count()));
+        let server = server.expect("an index");
         match self.random.below(40) {
-            0..=2 if may_restart && self.term % 2 == 1 => self.kill_server(),
-            0..=2 if may_restart => self.drain_server(),
-            3..=4 => self.impose_a_limit(),
+            0..=2 if may_restart && self.service.ends.len() % 2 == 0 => self.kill_server(server),
+            0..=2 if may_restart => self.drain_server(server),
+            3..=4 => self.impose_a_limit(server),
             5..=16 => self.stop_crowd(),
             17..=24 => self.kill_crowd(),
             _ => {}
         }
     }
 
-    fn kill_server(&mut self) {
+    fn kill_server(&mut self, server: usize) {
         self.count("server killed");
-        self.daemon.signal(Signal::KILL);
-        self.daemon.wait_exit(PATIENCE).expect("it was killed");
-        self.restart();
+        self.service.ends.push(now());
+        let daemon = self.service.daemon(server);
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(PATIENCE).expect("it was killed");
+        self.restart(server);
     }
 
-    fn drain_server(&mut self) {
+    fn drain_server(&mut self, server: usize) {
         self.count("server drained");
-        self.daemon.signal(Signal::TERM);
+        self.service.ends.push(now());
+        self.service.daemon(server).signal(Signal::TERM);
         let patience = SHUTDOWN + PATIENCE;
         let ended = eventually_some(patience, || {
             self.continue_those_due(now());
-            self.daemon.wait_exit(Duration::ZERO)
+            self.service.daemon(server).wait_exit(Duration::ZERO)
         });
         if ended.and_then(|status| status.code()) != Some(0) {
-            let complaint = format!("the drain ended with {ended:?}: {}", self.daemon.log());
-            self.complaints.push(complaint);
+            let log = self.service.daemon(server).log();
+            self.complaints
+                .push(format!("the drain ended with {ended:?}: {log}"));
         }
-        self.restart();
+        self.restart(server);
     }
 
-    fn restart(&mut self) {
-        let log = self.daemon.log();
+    fn restart(&mut self, server: usize) {
+        let log = self.service.daemon(server).log();
         let bad_lines = log.lines().filter(|line| line.contains("panicked"));
         self.complaints.extend(bad_lines.map(str::to_owned));
-        self.term += 1;
-        (self.daemon, self.calm) = start_server(&self.directory, self.term);
+        self.service.restart(server);
     }
 
-    /// Leaves the server few descriptors, or little memory, beside what it has, for a moment.
-    fn impose_a_limit(&mut self) {
-        let pid = self.daemon.pid();
+    /// Leaves a server few descriptors, or little memory, beside what it has, for a moment.
+    fn impose_a_limit(&mut self, server: usize) {
+        let pid = self.service.daemon(server).pid();
         let (resource, limit) = match self.random.one_in(2) {
             true => {
                 self.count("descriptors limited");
@@ -226,10 +262,11 @@ impl Chaos {
         limit_to(pid, resource, Some(limit));
         thread::sleep(Duration::from_millis(100 + self.random.below(400)));
         limit_to(pid, resource, getrlimit(resource).current);
-        if let Some(status) = self.daemon.wait_exit(Duration::ZERO) {
-            let complaint = format!("a limit ended the server: {status}: {}", self.daemon.log());
+        let daemon = self.service.daemon(server);
+        if let Some(status) = daemon.wait_exit(Duration::ZERO) {
+            let complaint = format!("a limit ended the server: {status}: {}", daemon.log());
             self.complaints.push(complaint);
-            self.restart();
+            self.restart(server);
         }
     }
 
@@ -319,38 +356,35 @@ impl Chaos {
         println!("the machine was late by {lateness:?} at most");
         assert!(grants > 100, "too few grants to prove anything");
     }
-
-    /// All clients have gone: so has all that the server had for them.
-    fn expect_nothing_left(&self) {
-        eventually(PATIENCE, "no key is held or waited for", || {
-            let stats = self.daemon.stats();
-            let is_empty = |list: &str| stats[list].as_array().is_some_and(Vec::is_empty);
-            is_empty("locks") && is_empty("semaphores") && stats["connections"] == 1
-        });
-        // Threads wait for the next client for a while.
-        let pid = self.daemon.pid();
-        let is_as_before = || {
-            let left = Footprint::of(pid);
-            let has_few = left.descriptors <= self.calm.descriptors;
-            (has_few && left.threads <= self.calm.threads).then_some(())
-        };
-        let is_calm = eventually_some(3 * PATIENCE, is_as_before).is_some();
-        assert!(is_calm, "{:?} and then {}", self.calm, held_by(pid));
-    }
 }
 
-/// The threads and descriptors of a process.
-fn held_by(pid: u32) -> String {
-    let entries = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs");
-    let names = entries("task").flatten().map(|task| {
-        let name = fs::read_to_string(task.path().join("comm"));
-        name.unwrap_or_default().trim().to_owned()
-    });
-    let links = entries("fd").flatten().map(|fd| {
-        let target = fs::read_link(fd.path());
-        target.unwrap_or_default().display().to_string()
-    });
-    names.chain(links).collect::<Vec<String>>().join(", ")
+/// How long the server took for a ping at the most, over a connection that it had already.
+fn slowest_ping(directory: &Path, is_over: &AtomicBool) -> Duration {
+    let (mut random, mut slowest) = (Random::new(0), Duration::ZERO);
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(mut stream) = Place::any(directory, &mut random).unix() else {
+            thread::sleep(PING_PAUSE);
+            continue;
+        };
+        let mut is_known = false;
+        while let Some(took) = ping(&mut stream).filter(|_| !is_over.load(Ordering::Relaxed)) {
+            // One of several servers may have to wait for another to become active.
+            if is_known {
+                slowest = slowest.max(took);
+            }
+            is_known = true;
+            thread::sleep(PING_PAUSE);
+        }
+    }
+    slowest
+}
+
+fn ping(stream: &mut Stream) -> Option<Duration> {
+    let begin = now();
+    stream.set_read_timeout(6 * PATIENCE).ok()?;
+    stream.write_all(b"ping\n_\n_\n").ok()?;
+    stream.read_exact(&mut [0; 3]).ok()?;
+    Some(now() - begin)
 }
 
 fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
@@ -362,40 +396,4 @@ fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -
         }
         thread::sleep(Duration::from_millis(5));
     }
-}
-
-fn start_server(directory: &Path, term: u32) -> (Daemon, Footprint) {
-    let path = |name: String| directory.join(name).display().to_string();
-    let (socket, fences) = (path(format!("socket-{term}")), path("fences".to_owned()));
-    let shutdown = SHUTDOWN.as_secs().to_string();
-    let daemon = Daemon::start(&[
-        "--unix",
-        &socket,
-        "--fence-state-file",
-        &fences,
-        "--read-timeout",
-        "5",
-        "--write-timeout",
-        "2",
-        "--gc-max-idle",
-        "1",
-        "--shutdown-timeout",
-        &shutdown,
-    ]);
-    // What the server opens once to count its memory is there from the start.
-    let usual = getrlimit(Resource::As);
-    limit_to(daemon.pid(), Resource::As, Some(1 << 46));
-    daemon.stats();
-    limit_to(daemon.pid(), Resource::As, usual.current);
-    eventually(PATIENCE, "only this test is connected", || {
-        daemon.stats()["connections"] == 1
-    });
-    let calm = Footprint::of(daemon.pid());
-    let place = Place {
-        term,
-        addr: daemon.addr(),
-        socket: socket.into(),
-    };
-    place.announce(directory);
-    (daemon, calm)
 }

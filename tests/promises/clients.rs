@@ -4,7 +4,6 @@
 //! can be killed or stopped at once.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,7 +14,7 @@ use rustix::net::sockopt::set_socket_linger;
 
 use crate::history::{Reply, Request};
 use crate::journal::Journal;
-use crate::place::Place;
+use crate::place::{Place, Stream};
 use crate::random::Random;
 use crate::support::{fence, parse_grant};
 
@@ -25,6 +24,21 @@ const CLIENTS: u64 = 8;
 /// How many may hold each key.
 pub const LIMITS: [usize; 24] = [
     1, 1, 1, 1, 2, 1, 3, 1, 1, 1, 1, 5, 1, 1, 1, 2, 1, 1, 1, 1, 1, 8, 1, 1,
+];
+
+/// How long leases are.
+pub const LEASES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
+
+/// What a client shows that ends a grant of another one.
+pub const ADMIN_TOKEN: &str = "the-admin-token-of-the-chaos";
+
+/// Requests that change nothing for others, and how their replies begin.
+const ASIDES: [(&str, &str); 5] = [
+    ("ping\n_\n_\n", "ok"),
+    ("tag\n_\na client of the chaos\n", "ok"),
+    ("stats\n_\n_\n", "ok {"),
+    ("stats\ncounters\n_\n", "ok {"),
+    ("stats\nholders\n_\n", "ok {"),
 ];
 
 /// A reply that takes longer than its wait by this much will not come any more.
@@ -100,13 +114,24 @@ impl Client<'_> {
 
     /// Connects, takes and gives back some keys, and hangs up.
     fn session(&mut self) {
-        let Ok(mut connection) = self.connect() else {
-            thread::sleep(Duration::from_millis(20));
-            return;
+        let mut connection = match self.connect() {
+            Ok(connection) => connection,
+            Err(error) => {
+                // It is no fault of the server to be gone or full; to speak bad TLS is one.
+                if error.kind() == ErrorKind::InvalidData {
+                    self.journal.complain(&format!("cannot connect: {error}"));
+                }
+                thread::sleep(Duration::from_millis(20));
+                return;
+            }
         };
         for _ in 0..1 + self.random.below(60) {
+            let round = match self.random.one_in(60) {
+                true => self.break_a_grant(&mut connection),
+                false => self.round(&mut connection),
+            };
             // An end of the stream, or a client that has heard or done enough.
-            if self.round(&mut connection).is_err() || self.is_over() {
+            if round.is_err() || self.is_over() {
                 break;
             }
         }
@@ -114,19 +139,110 @@ impl Client<'_> {
     }
 
     fn connect(&mut self) -> io::Result<Connection> {
-        let place = Place::read(self.directory);
-        let stream = match self.random.one_in(3) {
-            true => place.unix()?,
-            false => place.tcp()?,
-        };
+        let place = Place::any(self.directory, &mut self.random);
+        let is_local = self.random.one_in(3);
         let number = self.connections.fetch_add(1, Ordering::Relaxed);
-        Ok(Connection {
-            stream,
+        let mut connection = Connection {
+            stream: if is_local {
+                place.unix()?
+            } else {
+                place.network()?
+            },
             number: self.process << 32 | u64::from(number),
-            term: place.term,
+            term: 0,
+            // One of several servers may pass the connection on over the network.
+            is_trusted: is_local && place.term.is_some(),
             received: Vec::new(),
             token: String::new(),
-        })
+        };
+        if self.random.one_in(20) {
+            self.type_words(&mut connection)?;
+        }
+        connection.term = match place.term {
+            Some(term) => term,
+            None => self.epoch(&mut connection)?,
+        };
+        Ok(connection)
+    }
+
+    /// Does what a person does first: asks for help, and perhaps leaves again.
+    fn type_words(&mut self, on: &mut Connection) -> io::Result<()> {
+        on.stream.write_all(b"help\n")?;
+        self.expect(on, "ok commands")?;
+        if self.random.one_in(2) {
+            return Ok(());
+        }
+        on.stream.write_all(b"quit\n")?;
+        match on.line(PATIENCE) {
+            Ok(line) => self.journal.complain(&format!("quit got {line:?}")),
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                self.journal.complain("quit did not end the connection");
+            }
+            Err(_) => {}
+        }
+        Err(ErrorKind::Other.into())
+    }
+
+    /// The term of the server that a connection has been passed on to.
+    fn epoch(&mut self, on: &mut Connection) -> io::Result<u32> {
+        // The first request makes sure that it is.
+        on.stream.write_all(b"ping\n_\n_\ncluster\n_\n_\n")?;
+        self.expect(on, "ok")?;
+        let line = self.expect(on, "ok active ")?;
+        let epoch = line.split(' ').nth(2).and_then(|word| word.parse().ok());
+        epoch.ok_or(ErrorKind::InvalidData.into())
+    }
+
+    /// A line that begins so.
+    fn expect(&mut self, on: &mut Connection, begin: &str) -> io::Result<String> {
+        let line = on.line(PATIENCE)?;
+        let is_expected = match begin {
+            // A server that is short of memory has none for statistics.
+            "ok {" if line == "error" => true,
+            "ok {" => line.get(3..).is_some_and(is_json),
+            _ => line.starts_with(begin),
+        };
+        if !is_expected {
+            self.journal
+                .complain(&format!("not {begin:?} but {line:?}"));
+        }
+        Ok(line)
+    }
+
+    /// Looks who holds a key, and ends the first grant, as an operator does.
+    fn break_a_grant(&mut self, on: &mut Connection) -> io::Result<()> {
+        let key = self.key();
+        let asked = format!("stats\nholders\nkey-{key}\n");
+        on.stream.write_all(asked.as_bytes())?;
+        let line = self.expect(on, "ok {")?;
+        let stats: serde_json::Value =
+            serde_json::from_str(line.get(3..).unwrap_or_default()).unwrap_or_default();
+        let holders = &stats["keys"][0]["holders"];
+        let count = holders.as_array().map_or(0, Vec::len);
+        if count > limit_of(key) {
+            self.journal.complain(&format!("too many holders: {line}"));
+        }
+        let Some(fence) = holders[0]["fence"].as_str() else {
+            return Ok(());
+        };
+        let argument = match on.is_trusted {
+            true => fence.to_owned(),
+            false => format!("{fence} {ADMIN_TOKEN}"),
+        };
+        let fence = fence.parse().expect("a number");
+        self.exchange(on, key, Request::Break { fence }, &argument)?;
+        Ok(())
+    }
+
+    fn key(&mut self) -> u32 {
+        let count = LIMITS.len() as u64;
+        // The first keys are in demand.
+        let key = self.random.below(count).min(self.random.below(count));
+        u32::try_from(key).expect("a few")
+    }
+
+    fn lease(&mut self) -> Duration {
+        LEASES[self.below(LEASES.len() as u64)]
     }
 
     fn hang_up(&mut self, connection: Connection) {
@@ -142,11 +258,7 @@ impl Client<'_> {
 
     /// Asks for a key, holds it for a while and gives it back.
     fn round(&mut self, connection: &mut Connection) -> io::Result<()> {
-        let count = LIMITS.len() as u64;
-        // The first keys are in demand.
-        let key = self.random.below(count).min(self.random.below(count));
-        let key = u32::try_from(key).expect("a few");
-        let lease = Duration::from_secs(1 + self.random.below(2));
+        let (key, lease) = (self.key(), self.lease());
         let reply = match self.random.one_in(2) {
             true => self.acquire(connection, key, lease)?,
             false => self.enqueue(connection, key, lease)?,
@@ -192,7 +304,7 @@ impl Client<'_> {
         };
         thread::sleep(pause);
         if self.random.one_in(8) {
-            let lease = Duration::from_secs(1 + self.random.below(2));
+            let lease = self.lease();
             self.use_token(on, key, &token, Request::Renew { fence, lease })?;
         }
         if self.random.one_in(20) {
@@ -266,11 +378,9 @@ impl Client<'_> {
 
     fn talk(&mut self, on: &mut Connection, frame: &[u8], wait: Duration) -> io::Result<String> {
         if self.random.one_in(10) {
-            on.stream.write_all(&[b"ping\n_\n_\n", frame].concat())?;
-            let pong = on.line(PATIENCE)?;
-            if pong != "ok" {
-                self.journal.complain(&format!("a ping got {pong:?}"));
-            }
+            let (aside, begin) = ASIDES[self.below(ASIDES.len() as u64)];
+            on.stream.write_all(&[aside.as_bytes(), frame].concat())?;
+            self.expect(on, begin)?;
         } else if self.random.one_in(20) {
             for byte in frame {
                 on.stream.write_all(&[*byte])?;
@@ -296,13 +406,17 @@ impl Client<'_> {
             return Err(ErrorKind::Other.into());
         }
         self.journal.hang_up(on.number);
-        let _ = on.stream.shutdown(Shutdown::Write);
+        let _ = on.stream.half_close();
         self.journal.hung_up(on.number);
         Ok(())
     }
 
     fn understood(&self, on: &mut Connection, line: &str, request: Request) -> Reply {
-        let is_use = matches!(request, Request::Renew { .. } | Request::Release { .. });
+        let is_claim = matches!(
+            request,
+            Request::Acquire { .. } | Request::Enqueue { .. } | Request::Wait { .. }
+        );
+        let is_break = matches!(request, Request::Break { .. });
         let grant = parse_grant(line, "ok").or_else(|| parse_grant(line, "acquired"));
         match (line, grant) {
             (_, Some(grant)) => {
@@ -312,8 +426,9 @@ impl Client<'_> {
             }
             ("queued", _) => Reply::Queued,
             ("timeout", _) => Reply::TimedOut,
-            (line, _) if line.starts_with("error") => Reply::Refused,
-            (line, _) if is_use && line.starts_with("ok") => Reply::Done,
+            ("error", _) => Reply::Refused,
+            (line, _) if line.starts_with("error_") && !is_break => Reply::Refused,
+            (line, _) if line.starts_with("ok") && !is_claim => Reply::Done,
             _ => {
                 self.journal.complain(&format!("{request:?} got {line:?}"));
                 Reply::Refused
@@ -324,6 +439,10 @@ impl Client<'_> {
     fn below(&mut self, bound: u64) -> usize {
         usize::try_from(self.random.below(bound)).expect("an index")
     }
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(text).is_ok()
 }
 
 fn limit_of(key: u32) -> usize {
@@ -346,14 +465,17 @@ fn command(key: u32, request: Request) -> String {
         Request::Wait { .. } => "w",
         Request::Renew { .. } => "n",
         Request::Release { .. } => "r",
+        Request::Break { .. } => return "break".to_owned(),
     };
     format!("{kind}{verb}")
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     number: u64,
     term: u32,
+    /// Whether the server takes the client for an operator.
+    is_trusted: bool,
     received: Vec<u8>,
     /// That of the last grant.
     token: String,
@@ -373,7 +495,7 @@ impl Connection {
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.stream.set_read_timeout(Some(left))?;
+            self.stream.set_read_timeout(left)?;
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.received.extend_from_slice(&chunk[..count]),

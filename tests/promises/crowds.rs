@@ -9,6 +9,7 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::{getrlimit, Resource};
 
 use crate::random::{self, Random};
+use crate::support::amount::amount;
 use crate::support::footprint::Footprint;
 use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::stalls::fairly;
@@ -27,6 +28,11 @@ fn five_hundred_dead_waiters_leave_at_once() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire_for("k", 0, 600);
+    (0..amount(1, 20)).for_each(|_| five_hundred_die(&daemon));
+    come_to_rest(&[daemon.pid()], Duration::from_millis(90));
+}
+
+fn five_hundred_die(daemon: &Daemon) {
     fairly(|| {
         let mut waiters: Vec<Client> = (0..500).map(|_| daemon.connect()).collect();
         waiters
@@ -44,7 +50,6 @@ fn five_hundred_dead_waiters_leave_at_once() {
         }
     })
     .expect("dead waiters keep their places");
-    come_to_rest(&[daemon.pid()], Duration::from_millis(90));
 }
 
 #[test]
@@ -102,9 +107,10 @@ fn keep_the_order(count: usize, rounds: u64) {
 
 #[test]
 fn fifty_clients_that_never_read_lose_their_locks_in_time() {
+    raise_our_own_limit();
     let daemon = Daemon::start(&["--write-timeout", "1"]);
-    let flood = "stats\n_\n_\n".repeat(1000);
-    let deaf: Vec<TcpStream> = (0..50)
+    let flood = "stats\n_\n_\n".repeat(1_000_000);
+    let deaf: Vec<TcpStream> = (0..amount(50, 500))
         .map(|number| {
             let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
             set_socket_send_buffer_size(&stream, 64 * 1024).expect("every socket has one");
@@ -126,7 +132,7 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
     });
     let grown = Footprint::of(daemon.pid()).resident.saturating_sub(before);
     println!("{grown} KiB for {} deaf clients", deaf.len());
-    assert!(grown < 10_000, "{grown} KiB");
+    assert!(grown < 200 * deaf.len() as u64, "{grown} KiB");
 }
 
 #[test]
@@ -288,7 +294,15 @@ fn ten_thousand_connections_each_have_their_lock() {
     const COUNT: usize = 9900;
     raise_our_own_limit();
     let count = COUNT.to_string();
-    let daemon = Daemon::start(&["--max-connections", "9950", "--max-locks", &count]);
+    let daemon = Daemon::start(&[
+        "--max-connections",
+        "9950",
+        "--max-locks",
+        &count,
+        // A busy machine takes a while to connect them all.
+        "--read-timeout",
+        "600",
+    ]);
     let began = Instant::now();
     let mut crowd: Vec<Client> = (0..COUNT).map(|_| daemon.connect()).collect();
     let connected = began.elapsed();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::amount::amount;
 use crate::support::limited::raise_our_own_limit;
 use crate::support::silent::free_addr;
 use crate::support::{described, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
@@ -95,7 +96,7 @@ fn after_a_kill_clients_know_and_the_address_is_free() {
         Daemon::from_command(command)
     };
     let mut daemon = start();
-    for round in 0..10 {
+    for round in 0..amount(10, 100) {
         let is_over = AtomicBool::new(false);
         daemon = thread::scope(|scope| {
             let (killed, is_over) = (&daemon, &is_over);
@@ -106,7 +107,7 @@ fn after_a_kill_clients_know_and_the_address_is_free() {
                     scope.spawn(move || while is_served(&mut client, &key, is_over) {})
                 })
                 .collect();
-            thread::sleep(Duration::from_millis(50 + round * 10));
+            thread::sleep(Duration::from_millis(50 + round % 10 * 10));
             is_over.store(true, Ordering::SeqCst);
             killed.signal(Signal::KILL);
             let died = Instant::now();

@@ -28,6 +28,8 @@ pub enum Request {
     Renew { fence: u64, lease: Duration },
     /// `r` or `sr`.
     Release { fence: u64 },
+    /// `break`, by any client.
+    Break { fence: u64 },
 }
 
 /// What a client heard.
@@ -74,6 +76,8 @@ pub struct History {
     pub stops: HashMap<u64, Vec<(Instant, Instant)>>,
     /// How late the server or a client may be when it has something to do.
     pub slack: Duration,
+    /// How long grants of an earlier term may go on in a later one, if they do.
+    pub heritage: Duration,
 }
 
 /// What can be wrong with a history.
@@ -116,11 +120,47 @@ impl History {
         }
         let mut found = Vec::new();
         check_fences(queues.values().flatten(), &mut found);
-        for ((_, key), claims) in queues {
-            let limit = self.limits[&key];
-            Queue::of(claims, limit, self).check(&mut found);
+        let settled = self.settled();
+        for ((term, key), claims) in queues {
+            let mut queue = Queue::of(claims, self.limits[&key], self);
+            queue.settled = settled[&term];
+            queue.check(&mut found);
         }
         found
+    }
+
+    /// For each term, when the grants of earlier ones were over for sure.
+    fn settled(&self) -> BTreeMap<u32, Instant> {
+        let mut settled = BTreeMap::new();
+        for record in &self.records {
+            // The term had begun when a client asked.
+            let first = settled.entry(record.term).or_insert(NEVER);
+            *first = record.begin.min(*first);
+        }
+        for (index, first) in settled.values_mut().enumerate() {
+            *first = match index {
+                0 => Instant::ZERO,
+                _ if self.heritage.is_zero() => Instant::ZERO,
+                _ => *first + self.heritage,
+            };
+        }
+        settled
+    }
+
+    /// Takes it that a connection may have ended at the first of these instants in its life.
+    pub fn may_end_at(&mut self, instants: &[Instant]) {
+        let mut begins: HashMap<u64, Instant> = HashMap::new();
+        for record in &self.records {
+            let begin = begins.entry(record.connection).or_insert(NEVER);
+            *begin = record.begin.min(*begin);
+        }
+        for (connection, hang_up) in &mut self.hang_ups {
+            let begin = begins.get(connection).copied().unwrap_or(NEVER);
+            let next = instants.partition_point(|instant| *instant < begin);
+            hang_up.0 = instants
+                .get(next)
+                .map_or(hang_up.0, |at| hang_up.0.min(*at));
+        }
     }
 
     /// How many grants there are.
@@ -167,7 +207,9 @@ impl History {
                         uses.push(used);
                     }
                 }
-                Request::Renew { .. } | Request::Release { .. } => uses.push(record),
+                Request::Renew { .. } | Request::Release { .. } | Request::Break { .. } => {
+                    uses.push(record);
+                }
             }
         }
         attach(&mut claims, uses);
@@ -257,9 +299,16 @@ impl Record {
     fn fence(&self) -> Option<u64> {
         match (self.request, self.reply) {
             (_, Reply::Granted { fence }) => Some(fence),
-            (Request::Renew { fence, .. } | Request::Release { fence }, _) => Some(fence),
+            (Request::Renew { fence, .. }, _) => Some(fence),
+            (Request::Release { fence } | Request::Break { fence }, _) => Some(fence),
             _ => None,
         }
+    }
+
+    /// Whether the grant is over after this, if it had an effect.
+    fn is_end(&self) -> bool {
+        let is_renewal = matches!(self.request, Request::Renew { .. });
+        !is_renewal && self.reply != Reply::Refused
     }
 }
 
@@ -280,7 +329,7 @@ struct Claim {
     outcome: Outcome,
     lease: Duration,
     is_prompt: bool,
-    /// Renewals and releases with its token, by their beginning.
+    /// Renewals and releases with its token, and breaks of it, by their beginning.
     uses: Vec<Record>,
 }
 
@@ -314,27 +363,33 @@ impl Claim {
 
     /// Until when the slot was surely held, if it was granted at `granted` or later.
     fn held_until(&self, granted: Instant, hang_up: Instant) -> Instant {
-        let mut until = granted.max(self.wait_began) + self.lease;
+        let (mut until, mut ended) = (granted.max(self.wait_began) + self.lease, hang_up);
         for used in &self.uses {
             until = match (used.request, used.reply) {
                 (_, Reply::Refused) => until,
                 (Request::Renew { lease, .. }, Reply::Done) => used.begin + lease,
                 (Request::Renew { lease, .. }, _) => until.min(used.begin + lease),
-                (_, Reply::Done) => used.begin,
-                (_, _) => until.min(used.begin),
+                (_, Reply::Done) => until.max(used.begin),
+                (_, _) => until,
             };
+            // A renewal that began later may have come before the end.
+            if used.is_end() {
+                ended = ended.min(used.begin);
+            }
         }
-        until.min(hang_up)
+        until.min(ended)
     }
 
     /// When the slot was surely free again, and whether the lease freed it. Reports tokens that
     /// were used after their end.
     fn freed_by(&self, gone: Instant, found: &mut Vec<Violation>) -> (Instant, Rule) {
         let mut freed = (self.end.saturating_add(self.lease), Rule::LateExpiry);
+        let mut ended = NEVER;
         for used in &self.uses {
             let is_done = used.reply == Reply::Done;
-            if is_done && used.begin > freed.0 {
-                let story = format!("used after {:?}: {}", freed.0, self.told());
+            let dead = freed.0.min(ended);
+            if is_done && used.begin > dead {
+                let story = format!("used after {dead:?}: {}", self.told());
                 found.push(Violation {
                     rule: Rule::DeadToken,
                     story,
@@ -344,11 +399,13 @@ impl Claim {
                 (_, Reply::Refused) => freed.min((used.end, freed.1)),
                 (Request::Renew { lease, .. }, Reply::Done) => (used.end + lease, freed.1),
                 (Request::Renew { .. }, _) => (NEVER, freed.1),
-                (_, Reply::Done) => freed.min((used.end, Rule::LostWakeUp)),
                 (_, _) => freed,
             };
+            if is_done && used.is_end() {
+                ended = ended.min(used.end);
+            }
         }
-        freed.min((gone, Rule::LostWakeUp))
+        freed.min((ended.min(gone), Rule::LostWakeUp))
     }
 }
 
@@ -409,6 +466,8 @@ struct Queue<'a> {
     others: Vec<Claim>,
     /// The latest instant at which each grant can have been made.
     latest: Vec<Instant>,
+    /// From when on grants of this term alone keep others waiting.
+    settled: Instant,
 }
 
 impl<'a> Queue<'a> {
@@ -427,6 +486,7 @@ impl<'a> Queue<'a> {
             grants,
             others,
             latest,
+            settled: Instant::ZERO,
         }
     }
 
@@ -580,7 +640,7 @@ impl<'a> Queue<'a> {
         let mut gaps = Vec::new();
         let mut count = 0usize;
         let mut open = Gap {
-            begin: Instant::ZERO,
+            begin: self.settled,
             end: NEVER,
             rule: Rule::LostWakeUp,
         };
@@ -595,7 +655,7 @@ impl<'a> Queue<'a> {
                 }
                 Change::Freed(rule) => {
                     if count == self.limit {
-                        open.begin = at;
+                        open.begin = at.max(self.settled);
                         open.rule = rule;
                     }
                     count -= 1;

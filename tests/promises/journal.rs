@@ -44,6 +44,7 @@ impl Journal {
             Request::Wait { wait, lease } => format!("w {} {}", millis(wait), millis(lease)),
             Request::Renew { fence, lease } => format!("n {fence} {}", millis(lease)),
             Request::Release { fence } => format!("r {fence}"),
+            Request::Break { fence } => format!("break {fence}"),
         };
         self.line(format!("begin {number} {term} {connection} {key} {words}"));
         number
@@ -161,7 +162,10 @@ fn read_request<'a>(
             fence: number(words),
             lease: time(words),
         },
-        _ => Request::Release {
+        Some("r") => Request::Release {
+            fence: number(words),
+        },
+        _ => Request::Break {
             fence: number(words),
         },
     };

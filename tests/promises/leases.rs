@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::history::{History, Instant, Record, Reply, Request};
 use crate::journal::now;
+use crate::support::amount::amount;
+use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::{fairly, lateness_during};
 use crate::support::{fence, parse_grant, processor_time, Client, Daemon};
 
@@ -17,7 +19,7 @@ fn five_hundred_leases_end_on_time_and_never_early() {
     let computed = || processor_time(daemon.pid()) + processor_time(std::process::id());
     fairly(|| {
         let before = computed();
-        let mut late = (0..2)
+        let mut late = (0..amount(2, 40))
             .flat_map(|_| pass_on(&daemon, 250))
             .collect::<Vec<_>>();
         late.sort_unstable();
@@ -69,17 +71,9 @@ fn pass_on(daemon: &Daemon, count: usize) -> Vec<Duration> {
 /// can do that.
 #[test]
 fn a_renewal_at_the_end_of_a_lease_is_granted_or_dead() {
-    renew_at_the_end(48, 3);
-}
-
-#[test]
-#[ignore = "long: cargo test --test promises leases -- --ignored"]
-fn of_ten_thousand_late_renewals_none_revives_a_lease() {
-    renew_at_the_end(200, 50);
-}
-
-/// Pairs of clients: one renews at the end of its lease, the other waits for the key.
-fn renew_at_the_end(pairs: u32, rounds: u32) {
+    // Pairs of clients: one renews at the end of its lease, the other waits for the key.
+    let (pairs, rounds) = amount((48, 3), (1000, 100));
+    raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let mut within = Duration::from_millis(2);
     while !was_close(&daemon, pairs, rounds, within) {
@@ -182,8 +176,12 @@ impl Pair {
         let reply = Reply::Granted { fence };
         self.note(1, asked, Request::Acquire { wait, lease }, reply);
         let begin = now();
-        assert_eq!(self.waiter.request("r", key, &next.token), "ok");
-        self.note(1, begin, Request::Release { fence }, Reply::Done);
+        let reply = match self.waiter.request("r", key, &next.token) {
+            reply if reply == "ok" => Reply::Done,
+            // The thread had no processor for a second. The checker knows.
+            _ => Reply::Refused,
+        };
+        self.note(1, begin, Request::Release { fence }, reply);
     }
 
     fn note(&mut self, client: u64, begin: Instant, request: Request, reply: Reply) {

@@ -33,6 +33,8 @@ enum Bug {
     EarlyExpiry,
     /// A renewal brings a dead token back to life.
     DeadToken,
+    /// A break ends nothing.
+    EmptyBreak,
     /// A waiter that has hung up keeps its place.
     DeadWaiter,
     /// A waiter that has hung up is granted the key, and told so.
@@ -91,6 +93,11 @@ fn an_early_expiry_is_found() {
 #[test]
 fn a_token_that_comes_back_to_life_is_found() {
     is_found(Bug::DeadToken, &[Rule::DeadToken]);
+}
+
+#[test]
+fn a_break_that_ends_nothing_is_found() {
+    is_found(Bug::EmptyBreak, &[Rule::DeadToken]);
 }
 
 #[test]
@@ -201,6 +208,8 @@ impl Toy {
             Request::Wait { wait, .. } => self.wait(client, key, ticks(wait)),
             Request::Renew { fence, .. } => Some(self.renew(key, fence)),
             Request::Release { fence } => Some(self.release(key, fence)),
+            Request::Break { fence } if self.bug == Bug::EmptyBreak => Some(self.seen(key, fence)),
+            Request::Break { fence } => Some(self.release(key, fence)),
         }
     }
 
@@ -268,6 +277,15 @@ impl Toy {
             self.promote(key);
         }
         Reply::Done
+    }
+
+    /// Whether there is such a grant.
+    fn seen(&mut self, key: u32, fence: u64) -> Reply {
+        let holders = &self.queue(key).holders;
+        match holders.iter().any(|holder| holder.fence == fence) {
+            true => Reply::Done,
+            false => Reply::Refused,
+        }
     }
 
     fn hang_up(&mut self, client: u64) {
@@ -397,9 +415,11 @@ impl Client {
             State::Idle(until) if until <= now => {
                 let key = u32::try_from(toy.random.below(3)).expect("a few");
                 let wait = at(toy.random.below(4) * 60);
-                let request = match toy.random.one_in(2) {
-                    true => Request::Acquire { wait, lease: LEASE },
-                    false => Request::Enqueue { lease: LEASE },
+                let holder = toy.queue(key).holders.first().map(|holder| holder.fence);
+                let request = match (toy.random.below(10), holder) {
+                    (0, Some(fence)) => Request::Break { fence },
+                    (0..=4, _) => Request::Acquire { wait, lease: LEASE },
+                    _ => Request::Enqueue { lease: LEASE },
                 };
                 State::Sent(now + delay, self.record(now, key, request))
             }

@@ -5,6 +5,7 @@
 // Each test file compiles its own copy of this module and uses only a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod amount;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
