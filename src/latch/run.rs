@@ -151,3 +151,15 @@ fn cannot_start(why: impl Display) -> Failure {
 pub(super) fn lost_lock(place: &str, why: &str) -> Failure {
     Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_in_seconds_has_its_fraction_and_no_more() {
+        for (milliseconds, text) in [(0, "0"), (10_000, "10"), (1_500, "1.5"), (50, "0.05")] {
+            assert_eq!(seconds(Duration::from_millis(milliseconds)), text);
+        }
+    }
+}

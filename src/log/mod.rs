@@ -247,3 +247,36 @@ fn journald_reads_stderr() -> bool {
     let stderr = std::fs::metadata("/proc/self/fd/2");
     stderr.is_ok_and(|stderr| stream == format!("{}:{}", stderr.st_dev(), stderr.st_ino()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_reopening_behind_a_full_queue_is_not_lost() {
+        let directory = tempfile::tempdir().expect("there is room");
+        let path = directory.path().join("log");
+        let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
+        let (sender, messages) = bounded(1);
+        let log = ToWriter {
+            messages: sender,
+            must_reopen: Arc::default(),
+            dropped_count: Arc::default(),
+        };
+        let writer = Writer {
+            sink,
+            warning_header: String::new(),
+            must_reopen: Arc::clone(&log.must_reopen),
+            dropped_count: Arc::clone(&log.dropped_count),
+            reported_count: 0,
+        };
+        log.messages
+            .send(Message::Line(b"line\n".to_vec()))
+            .expect("the queue has room");
+        fs::rename(&path, directory.path().join("log.1")).expect("it is there");
+        Log(Some(log)).reopen();
+        writer.run(&messages);
+        assert_eq!(fs::read_to_string(&path).expect("a new file"), "line\n");
+    }
+}

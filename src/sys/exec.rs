@@ -39,3 +39,18 @@ pub fn exec(
 fn strings(texts: impl Iterator<Item = OsString>) -> Result<Vec<CString>, NulError> {
     texts.map(|text| CString::new(text.into_vec())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_missing_is_an_error() {
+        let failed = |program: &str| {
+            let end = exec(Path::new(program), ["it".into()].into_iter(), &[("A", "1")]);
+            end.expect_err("there is none").kind()
+        };
+        assert_eq!(failed("/nowhere/it"), io::ErrorKind::NotFound);
+        assert_eq!(failed("/nowhere\0/it"), io::ErrorKind::InvalidInput);
+    }
+}
