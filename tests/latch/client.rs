@@ -425,7 +425,9 @@ fn an_endless_reply_is_a_bad_reply_and_is_not_kept() {
         let (mut stream, _) = listener.accept().expect("a client");
         while stream.write_all(&[b'x'; 65_536]).is_ok() {}
     });
-    let client = Client::new([Address::Tcp(address.to_string())]);
+    let mut settings = Settings::default();
+    settings.reply_timeout = 2 * PATIENCE;
+    let client = Client::with_settings([Address::Tcp(address.to_string())], settings);
     // A client that went on reading would report NoReply.
     let asked = client.lock("k").try_acquire();
     assert!(matches!(asked, Err(Error::BadReply { .. })), "{asked:?}");

@@ -142,7 +142,7 @@ impl Terminal {
         eventually(PATIENCE, "the job goes on", || {
             let shell = children_of(self.python.id()).into_iter().next();
             let fields =
-                shell.and_then(|shell| stat_of(shell.as_raw_nonzero().get().cast_unsigned()));
+                shell.and_then(|shell| stat_of(shell.as_raw_nonzero().get().unsigned_abs()));
             let Some((own, foreground)) =
                 fields.map(|fields| (fields[2].clone(), fields[5].clone()))
             else {

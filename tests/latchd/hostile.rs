@@ -232,7 +232,7 @@ fn a_slow_reader_of_long_statistics_is_not_cut_off() {
 }
 
 fn a_slow_reader_of_long_statistics_is_not_cut_off_once() {
-    let options = "--max-locks 12000 --write-timeout 1 --gc-max-idle 600";
+    let options = "--max-locks 12000 --write-timeout 1 --gc-max-idle 600 --read-timeout 3600";
     let daemon = Daemon::start(&options.split(' ').collect::<Vec<_>>());
     remember_keys(&daemon, 12_000);
     let mut slow = daemon.connect();

@@ -1214,8 +1214,9 @@ fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
     for verb in ["lock", "unlock"] {
         assert_eq!(ask(&mut client, &format!("{verb} /dev/lfpd-a {own}")), OKAY);
     }
-    let log = server.daemon.log();
-    assert!(log.contains("cannot-lock-directory"), "{log}");
+    server
+        .daemon
+        .wait_for_log("cannot-lock-directory", PATIENCE);
     drop(directory);
 }
 

@@ -39,7 +39,7 @@ pub use rustix::process::Signal;
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a server may take to start, be it under valgrind and beside many others.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_PATIENCE: Duration = Duration::from_secs(180);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
 
