@@ -286,6 +286,9 @@ impl Arbiter {
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
             let now = self.look_at_clock(state);
+            if state.table.next_deadline().is_none_or(|at| at > now) {
+                return now;
+            }
             state.table.expire_some(RELEASED_AT_ONCE, now);
             if !state.table.is_behind(scope, now) {
                 return now;
@@ -311,7 +314,9 @@ impl Arbiter {
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        self.pass(wake_ups);
+        if !wake_ups.is_empty() {
+            self.pass(wake_ups);
+        }
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for

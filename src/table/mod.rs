@@ -198,7 +198,6 @@ impl LockTable {
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
         self.take_into_use(key);
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
-        self.tell(place);
         self.hold(place, fence, now);
         let salt = claimant.salt;
         Ok(Grant {
@@ -455,7 +454,8 @@ impl LockTable {
         }
     }
 
-    /// Adds a place to those of its connection. The caller adds it to its key.
+    /// Adds a place to those of its connection. The caller adds it to its key. A client that is
+    /// granted a slot now is told so by the answer.
     fn add_place(
         &mut self,
         claimant: Claimant,
@@ -464,6 +464,7 @@ impl LockTable {
         state: PlaceState,
         now: Instant,
     ) -> PlaceId {
+        let is_told = matches!(state, PlaceState::Held { .. });
         let id = self.places.insert(Place {
             conn: claimant.conn,
             key,
@@ -471,14 +472,18 @@ impl LockTable {
             salt: claimant.salt,
             state,
             since: now,
-            is_told: false,
+            is_told,
             is_enqueued: false,
         });
         let entry = self
             .conns
             .entry(claimant.conn)
             .or_insert_with(|| ConnectionEntry::new(now));
-        entry.pending.push(&mut self.places, id);
+        let list = match is_told {
+            true => &mut entry.held,
+            false => &mut entry.pending,
+        };
+        list.push(&mut self.places, id);
         entry.count += 1;
         id
     }
