@@ -16,6 +16,7 @@ mod connection;
 mod counters;
 mod expiry;
 mod leases;
+mod map;
 mod numbers;
 mod phase_one;
 mod place;
@@ -27,7 +28,7 @@ mod snapshot;
 pub(crate) mod tests;
 mod types;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
@@ -36,6 +37,7 @@ pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot, Reason};
 use leases::Leases;
+use map::PartedMap;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
@@ -54,9 +56,9 @@ pub struct LockTable {
     places: Places,
     conns: NumberMap<ConnId, ConnectionEntry>,
     /// The places of all holders.
-    holders: NumberMap<Fence, PlaceId>,
+    holders: PartedMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
-    enqueued: HashMap<(ConnId, KeyId), PlaceId>,
+    enqueued: PartedMap<(ConnId, KeyId), PlaceId>,
     /// When each holder's lease is over.
     leases: Leases,
     /// The keys that are idle, the one that has been so for longest first.
@@ -89,8 +91,8 @@ impl LockTable {
             keys: Slab::new(),
             places: Slab::new(),
             conns: NumberMap::default(),
-            holders: NumberMap::default(),
-            enqueued: HashMap::new(),
+            holders: PartedMap::new(),
+            enqueued: PartedMap::new(),
             leases: Leases::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
@@ -528,7 +530,6 @@ impl LockTable {
         let place = &self.places[id];
         let fence = place.fence().expect("a holder has a fence");
         self.holders.remove(&fence);
-        shrink(&mut self.holders);
         self.keys[place.key].holders.remove(&mut self.places, id);
         self.last_held = Some(now);
         self.note_ended(fence);
