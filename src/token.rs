@@ -51,22 +51,33 @@ impl Salt {
     }
 }
 
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
 impl Token {
     /// The number of hex digits in a token's text.
     const DIGITS: usize = 32;
 
     /// The token's text, as it goes over the wire: 32 lower-case hex digits, fence first.
     pub(crate) fn digits(&self) -> [u8; Token::DIGITS] {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let number = u128::from(self.fence.0) << 64 | u128::from(self.salt.0);
         let mut digits = [0; Token::DIGITS];
-        let (fence, salt) = digits.split_at_mut(Token::DIGITS / 2);
-        for (digits, mut number) in [(fence, self.fence.0), (salt, self.salt.0)] {
-            for digit in digits.iter_mut().rev() {
-                *digit = HEX[(number & 0xf) as usize];
-                number >>= 4;
-            }
+        for (at, byte) in number.to_be_bytes().into_iter().enumerate() {
+            digits[2 * at] = HEX[usize::from(byte >> 4)];
+            digits[2 * at + 1] = HEX[usize::from(byte & 0xf)];
         }
         digits
+    }
+
+    /// Reads a token's text.
+    pub(crate) fn from_digits(digits: &[u8]) -> Option<Token> {
+        if digits.len() != Token::DIGITS {
+            return None;
+        }
+        let (fence, salt) = digits.split_at(Token::DIGITS / 2);
+        Some(Token {
+            fence: Fence(parse_hex(fence)?),
+            salt: Salt(parse_hex(salt)?),
+        })
     }
 
     /// The number that rises with every grant of a server, over all keys. A resource that has seen
@@ -81,15 +92,7 @@ impl FromStr for Token {
     type Err = InvalidToken;
 
     fn from_str(text: &str) -> Result<Self, InvalidToken> {
-        let digits = text.as_bytes();
-        if digits.len() != Token::DIGITS {
-            return Err(InvalidToken);
-        }
-        let (fence, salt) = digits.split_at(Token::DIGITS / 2);
-        Ok(Token {
-            fence: Fence(parse_hex(fence).ok_or(InvalidToken)?),
-            salt: Salt(parse_hex(salt).ok_or(InvalidToken)?),
-        })
+        Token::from_digits(text.as_bytes()).ok_or(InvalidToken)
     }
 }
 
@@ -157,15 +160,26 @@ pub trait FenceSource: Send {
     }
 }
 
+/// The value of each byte as a lower-case hex digit, and [`NO_DIGIT`] for the other bytes.
+const DIGIT_VALUES: [u8; 256] = {
+    let mut values = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < HEX.len() {
+        values[HEX[value] as usize] = value as u8;
+        value += 1;
+    }
+    values
+};
+const NO_DIGIT: u8 = 0xFF;
+
 fn parse_hex(digits: &[u8]) -> Option<u64> {
-    digits.iter().try_fold(0, |value: u64, digit| {
-        let nibble = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(value << 4 | u64::from(nibble))
-    })
+    let (mut number, mut all) = (0, 0);
+    for digit in digits {
+        let value = DIGIT_VALUES[usize::from(*digit)];
+        number = number << 4 | u64::from(value);
+        all |= value;
+    }
+    (all != NO_DIGIT).then_some(number)
 }
 
 #[cfg(test)]

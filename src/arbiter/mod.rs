@@ -44,7 +44,7 @@ use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// Leases ended, idle keys dropped, or slots of a closed connection released, before other threads
 /// get their turn: about a tenth of a millisecond.
-const RELEASED_AT_ONCE: usize = 500;
+const RELEASED_AT_ONCE: usize = 100;
 
 /// Grants that one visit sends for other connections. The threads of the others send theirs.
 const SENT_AT_ONCE: usize = 8;
@@ -280,12 +280,32 @@ impl Arbiter {
         result
     }
 
+    /// Visits the table until `act` says that all is done. Other threads get their turn between the
+    /// steps.
+    fn visit_in_steps(
+        &self,
+        scope: Scope<'_>,
+        mut act: impl FnMut(&mut LockTable, Instant) -> bool,
+    ) {
+        let mut state = self.state.lock();
+        loop {
+            let now = self.catch_up(&mut state, scope);
+            if act(&mut state.table, now) {
+                return self.leave(state);
+            }
+            self.give_way(&mut state);
+        }
+    }
+
     /// Ends the leases that have run out and matter within `scope`, and returns the time by which
     /// they have. A million leases may run out in one instant, so other threads get their turn
     /// between the steps.
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
             let now = self.look_at_clock(state);
+            if state.table.next_deadline().is_none_or(|at| at > now) {
+                return now;
+            }
             state.table.expire_some(RELEASED_AT_ONCE, now);
             if !state.table.is_behind(scope, now) {
                 return now;
@@ -295,10 +315,12 @@ impl Arbiter {
     }
 
     /// Lets other threads have the mutex between two steps, and passes on what this one has caused.
+    ///
+    /// A thread that waits for the mutex gets it: otherwise this one would have taken it again
+    /// before the other one runs, for many steps in a row.
     fn give_way(&self, state: &mut MutexGuard<'_, State>) {
-        if !self.pass_on(state) {
-            MutexGuard::bump(state);
-        }
+        let wake_ups = self.wake_ups(state);
+        MutexGuard::unlocked_fair(state, || self.pass(wake_ups));
     }
 
     /// The time of a visit. Read under the mutex, so that the table never sees time go back.
@@ -311,7 +333,9 @@ impl Arbiter {
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        self.pass(wake_ups);
+        if !wake_ups.is_empty() {
+            self.pass(wake_ups);
+        }
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for

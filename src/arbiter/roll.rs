@@ -102,7 +102,7 @@ impl Arbiter {
             return Vec::new();
         };
         let mut broken = Vec::new();
-        let mut break_some = |table: &mut LockTable, now| {
+        let break_some = |table: &mut LockTable, now| {
             for _ in 0..RELEASED_AT_ONCE {
                 match table.fences(key) {
                     Some((oldest, _)) if oldest <= newest => {
@@ -114,7 +114,7 @@ impl Arbiter {
             }
             false
         };
-        while !self.visit(Scope::Key(key), &mut break_some) {}
+        self.visit_in_steps(Scope::Key(key), break_some);
         broken
     }
 }

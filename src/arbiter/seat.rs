@@ -318,9 +318,8 @@ impl Drop for Seat {
         state.seats.remove(&self.conn);
         state.table.disconnect(self.conn, arbiter.holdings);
         drop(state);
-        // Other threads get their turn between the steps.
-        let release =
-            |table: &mut LockTable, now| table.release_some(self.conn, RELEASED_AT_ONCE, now);
-        while !arbiter.visit(Scope::Nothing, release) {}
+        arbiter.visit_in_steps(Scope::Nothing, |table, now| {
+            table.release_some(self.conn, RELEASED_AT_ONCE, now)
+        });
     }
 }

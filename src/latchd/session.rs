@@ -50,9 +50,6 @@ const MAX_REPLY_LEN: usize = 256;
 /// What a page of statistics takes at the most, in bytes.
 const STATS_PAGE_LEN: usize = 64 * 1024;
 
-/// The longest reply with a grant, in bytes: `ok`, a token and a lease.
-const MAX_GRANT_LEN: usize = 64;
-
 #[derive(Debug)]
 pub(super) enum Ending {
     /// The peer has closed its side between two requests, or within one.
@@ -458,10 +455,10 @@ impl Outlet for Stream {
         if self.unread_len() > 0 {
             return 0;
         }
-        let mut line = [0; MAX_GRANT_LEN];
+        let mut line = [0; Reply::MAX_LEN];
         let mut rest = &mut line[..];
         Reply::Granted(grant).write(&mut rest);
-        let len = MAX_GRANT_LEN - rest.len();
+        let len = Reply::MAX_LEN - rest.len();
         self.send_once(&line[..len])
     }
 }

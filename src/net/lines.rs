@@ -4,6 +4,7 @@ use std::io::{self, Read};
 
 use crate::sys::memory::{self, Purpose};
 
+use super::bytes::find_either;
 use super::stream::Stream;
 use super::telnet::{Telnet, INTERRUPT};
 
@@ -39,6 +40,8 @@ pub struct LineReader<const N: usize> {
     head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
+    /// The lowest limit: most lines are within it, and need no look at theirs.
+    lowest_limit: usize,
     telnet: Telnet,
     answers: Vec<u8>,
 }
@@ -66,7 +69,8 @@ pub enum ReadEnd {
 
 impl<const N: usize> LineReader<N> {
     /// A reader of lines up to a limit in bytes, without the LF. `limit` gets a line's number in
-    /// its frame, from 0, and the first line of the frame, which is empty for line 0 itself.
+    /// its frame, from 0, and the first line of the frame, which is empty for line 0 itself. No
+    /// line may have a lower limit than line 0.
     pub fn new(limit: impl Fn(usize, &[u8]) -> usize + 'static) -> Self {
         LineReader {
             buffer: vec![0; SMALL_BUFFER_LEN],
@@ -78,6 +82,7 @@ impl<const N: usize> LineReader<N> {
             overlong: false,
             head: Vec::new(),
             lines_seen: 0,
+            lowest_limit: limit(0, b""),
             limit: Box::new(limit),
             telnet: Telnet::default(),
             answers: Vec::new(),
@@ -88,12 +93,10 @@ impl<const N: usize> LineReader<N> {
     pub fn look(&mut self) -> Buffered {
         while self.line_count < N {
             let line_start = self.line_start();
-            let found = self.buffer[self.scanned..self.end]
-                .iter()
-                .position(|byte| matches!(*byte, b'\n' | INTERRUPT));
-            let Some(offset) = found else {
+            let unseen = &self.buffer[self.scanned..self.end];
+            let Some(offset) = find_either(unseen, b'\n', INTERRUPT) else {
                 self.scanned = self.end;
-                if self.end - line_start > self.line_limit() {
+                if self.is_overlong(self.end - line_start) {
                     self.keep_head(line_start);
                 }
                 if self.overlong {
@@ -107,7 +110,7 @@ impl<const N: usize> LineReader<N> {
             self.lines_seen = self.lines_seen.wrapping_add(1);
             if self.buffer[at] == INTERRUPT {
                 self.next_frame_at(at + 1);
-            } else if self.overlong || at - line_start > self.line_limit() {
+            } else if self.overlong || self.is_overlong(at - line_start) {
                 self.keep_head(line_start);
                 return Buffered::TooLong;
             } else {
@@ -121,12 +124,13 @@ impl<const N: usize> LineReader<N> {
     /// The lines of the frame that [`LineReader::look`] has found.
     pub fn frame(&self) -> [&[u8]; N] {
         debug_assert_eq!(self.line_count, N);
+        let mut frame = [&[][..]; N];
         let mut line_start = self.start;
-        self.ends.map(|end| {
-            let line = &self.buffer[line_start..end];
+        for (line, end) in frame.iter_mut().zip(self.ends) {
+            *line = strip_cr(&self.buffer[line_start..end]);
             line_start = end + 1;
-            strip_cr(line)
-        })
+        }
+        frame
     }
 
     /// The beginning of the line that is beyond its limit.
@@ -149,9 +153,11 @@ impl<const N: usize> LineReader<N> {
     /// Skips what [`LineReader::look`] has found: a frame, or a line that is too long.
     pub fn advance(&mut self) {
         self.next_frame_at(self.scanned);
-        if self.start == self.end && self.buffer.len() > BUFFER_LEN {
-            self.buffer.truncate(BUFFER_LEN);
-            self.buffer.shrink_to_fit();
+        if self.start == self.end {
+            if self.buffer.len() > BUFFER_LEN {
+                self.buffer.truncate(BUFFER_LEN);
+                self.buffer.shrink_to_fit();
+            }
             self.next_frame_at(0);
             self.end = 0;
         }
@@ -190,7 +196,9 @@ impl<const N: usize> LineReader<N> {
 
     /// Moves the answers to telnet commands to the end of `out`.
     pub fn take_answers(&mut self, out: &mut Vec<u8>) {
-        out.append(&mut self.answers);
+        if !self.answers.is_empty() {
+            out.append(&mut self.answers);
+        }
     }
 
     /// A number for the line that is being received, different from those of the lines around it;
@@ -258,6 +266,11 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
+    /// Whether so many bytes are beyond the limit of the current line.
+    fn is_overlong(&self, len: usize) -> bool {
+        len > self.lowest_limit && len > self.line_limit()
+    }
+
     fn line_limit(&self) -> usize {
         let first: &[u8] = match self.line_count {
             0 => b"",
@@ -268,6 +281,9 @@ impl<const N: usize> LineReader<N> {
 }
 
 fn strip_cr(line: &[u8]) -> &[u8] {
+    if line.last() != Some(&b'\r') {
+        return line;
+    }
     let len = line
         .iter()
         .rposition(|byte| *byte != b'\r')

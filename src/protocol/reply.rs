@@ -71,6 +71,9 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 }
 
 impl Reply {
+    /// The longest line in bytes, but for [`Reply::Stats`]: `acquired`, a token and a lease.
+    pub const MAX_LEN: usize = 64;
+
     /// Writes the reply's line to `out`, which must have room for it.
     pub fn write(&self, out: &mut impl Write) {
         let written = self.write_to(out);
@@ -78,18 +81,20 @@ impl Reply {
     }
 
     fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        out.write_all(self.word().as_bytes())?;
+        let mut line = Line::default();
+        line.add(self.word().as_bytes());
         match self {
             Reply::Granted(grant) | Reply::Acquired(grant) => {
-                out.write_all(b" ")?;
-                out.write_all(&grant.token.digits())?;
-                write!(out, " {}", grant.lease.as_secs())?;
+                line.push(b' ');
+                line.add(&grant.token.digits());
+                line.add_seconds(grant.lease);
             }
-            Reply::Renewed(lease) => write!(out, " {}", lease.as_secs())?,
-            Reply::Stats(json) => write!(out, " {json}")?,
+            Reply::Renewed(lease) => line.add_seconds(*lease),
+            Reply::Stats(json) => return writeln!(out, "ok {json}"),
             _ => {}
         }
-        out.write_all(b"\n")
+        line.push(b'\n');
+        out.write_all(&line.bytes[..line.len])
     }
 
     /// The first word of the reply's line.
@@ -109,6 +114,47 @@ impl Reply {
             Reply::Refused(Refusal::LeaseExpired) => "error_lease_expired",
             Reply::Refused(Refusal::Draining) => "error_draining",
         }
+    }
+}
+
+/// A line that is written at once: the machinery of `write!` would take longer than a grant.
+struct Line {
+    bytes: [u8; Reply::MAX_LEN],
+    len: usize,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Line {
+            bytes: [0; Reply::MAX_LEN],
+            len: 0,
+        }
+    }
+}
+
+impl Line {
+    fn add(&mut self, text: &[u8]) {
+        self.bytes[self.len..][..text.len()].copy_from_slice(text);
+        self.len += text.len();
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+
+    /// Adds a blank and a number of seconds.
+    fn add_seconds(&mut self, time: Duration) {
+        let mut seconds = time.as_secs();
+        // The longest number has 20 digits.
+        let mut text = [b' '; 21];
+        let mut at = text.len();
+        while seconds > 0 || at == text.len() {
+            at -= 1;
+            text[at] = b'0' + (seconds % 10) as u8;
+            seconds /= 10;
+        }
+        self.add(&text[at - 1..]);
     }
 }
 

@@ -160,58 +160,46 @@ impl ProtocolError {
 
 /// Reads a request from its three lines.
 pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
-    let [command, key, argument] = frame.map(std::str::from_utf8);
-    let (Ok(command), Ok(key), Ok(argument)) = (command, key, argument) else {
-        return Err(ProtocolError::NotUtf8);
-    };
+    let [command, key, argument] = frame;
+    let key = text(key)?;
+    // The words of a request are read as bytes. Only ASCII need not be checked first.
+    if !argument.is_ascii() {
+        text(argument)?;
+    }
     let (command, kind) = match command {
-        "ping" | "barrier" | "stable-ref" => return Ok(Request::Ping),
-        "stats" if key == QUEUES => {
-            let one = Some(argument.trim()).filter(|key| !matches!(*key, "" | ANY));
-            return match one {
-                Some(key) if !limits::is_key(key) => Err(ProtocolError::InvalidKey),
-                one => Ok(Request::Queues(one)),
-            };
-        }
-        "stats" if key == COUNTERS => return Ok(Request::Counters),
-        "stats" => return Ok(Request::Stats),
-        "tag" if argument.len() <= MAX_TAG_LEN => return Ok(Request::Tag(argument)),
-        "tag" => return Err(ProtocolError::TagTooLong),
-        "break" => (command, Kind::Lock),
-        "auth" => return Ok(Request::Auth(argument)),
-        "l" | "e" | "w" | "r" | "n" => (command, Kind::Lock),
-        "sl" | "se" | "sw" | "sr" | "sn" => (&command[1..], Kind::Semaphore),
-        _ => return Err(ProtocolError::InvalidCommand),
+        b"l" | b"e" | b"w" | b"r" | b"n" | b"break" => (command, Kind::Lock),
+        b"sl" | b"se" | b"sw" | b"sr" | b"sn" => (&command[1..], Kind::Semaphore),
+        _ => return parse_other(text(command)?, key, text(argument)?),
     };
     if !limits::is_key(key) {
         return Err(ProtocolError::InvalidKey);
     }
     let mut words = Words(argument);
     let request = match command {
-        "l" => Request::Acquire {
+        b"l" => Request::Acquire {
             key,
             kind,
             wait_timeout: words.wait_timeout()?,
             limit: words.limit(kind)?,
             lease: words.lease()?,
         },
-        "e" => Request::Enqueue {
+        b"e" => Request::Enqueue {
             key,
             kind,
             limit: words.limit(kind)?,
             lease: words.lease()?,
         },
-        "w" => Request::Wait {
+        b"w" => Request::Wait {
             key,
             kind,
             wait_timeout: words.wait_timeout()?,
         },
-        "r" => Request::Release {
+        b"r" => Request::Release {
             key,
             kind,
             token: words.token()?,
         },
-        "n" => Request::Renew {
+        b"n" => Request::Renew {
             key,
             kind,
             token: words.token()?,
@@ -220,33 +208,68 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
         _ => Request::Break {
             key,
             fence: words.fence()?,
-            admin_token: words.next(),
+            admin_token: words.next().map(text).transpose()?,
         },
     };
     words.end()?;
     Ok(request)
 }
 
-/// The words of an argument, taken one by one.
-struct Words<'a>(&'a str);
+/// Reads a request that is not about a key, or names it in another line.
+fn parse_other<'a>(
+    command: &str,
+    key: &str,
+    argument: &'a str,
+) -> Result<Request<'a>, ProtocolError> {
+    match command {
+        "ping" | "barrier" | "stable-ref" => Ok(Request::Ping),
+        "stats" if key == QUEUES => {
+            let one = Some(argument.trim()).filter(|key| !matches!(*key, "" | ANY));
+            match one {
+                Some(key) if !limits::is_key(key) => Err(ProtocolError::InvalidKey),
+                one => Ok(Request::Queues(one)),
+            }
+        }
+        "stats" if key == COUNTERS => Ok(Request::Counters),
+        "stats" => Ok(Request::Stats),
+        "tag" if argument.len() <= MAX_TAG_LEN => Ok(Request::Tag(argument)),
+        "tag" => Err(ProtocolError::TagTooLong),
+        "auth" => Ok(Request::Auth(argument)),
+        _ => Err(ProtocolError::InvalidCommand),
+    }
+}
+
+fn text(line: &[u8]) -> Result<&str, ProtocolError> {
+    std::str::from_utf8(line).map_err(|_| ProtocolError::NotUtf8)
+}
+
+/// The words of an argument, taken one by one. It is text in UTF-8.
+struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
-    fn next(&mut self) -> Option<&'a str> {
-        // White space as Unicode has it. Most arguments are ASCII, and bytes are looked at faster
-        // than characters.
-        let is_blank = |byte| matches!(byte, b' ' | b'\t'..=b'\r');
-        let is_ascii = self.0.is_ascii();
-        let rest = match is_ascii {
-            true => &self.0[self.0.bytes().position(|byte| !is_blank(byte))?..],
-            false => self.0.trim_start(),
-        };
-        let end = match is_ascii {
-            true => rest.bytes().position(is_blank),
-            false => rest.find(char::is_whitespace),
-        };
-        let (word, rest) = rest.split_at(end.unwrap_or(rest.len()));
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
+        let start = self.0.iter().position(|byte| !is_blank(byte))?;
+        let rest = &self.0[start..];
+        let is_end = |byte: &u8| is_blank(byte) || !byte.is_ascii();
+        let end = rest.iter().position(is_end).unwrap_or(rest.len());
+        if rest.get(end).is_some_and(|byte| !byte.is_ascii()) {
+            return self.next_of_unicode();
+        }
+        let (word, rest) = rest.split_at(end);
         self.0 = rest;
-        (!word.is_empty()).then_some(word)
+        Some(word)
+    }
+
+    /// The same with white space as Unicode has it.
+    fn next_of_unicode(&mut self) -> Option<&'a [u8]> {
+        let rest = std::str::from_utf8(self.0)
+            .expect("it is UTF-8")
+            .trim_start();
+        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
+        let (word, rest) = rest.split_at(end);
+        self.0 = rest.as_bytes();
+        (!word.is_empty()).then_some(word.as_bytes())
     }
 
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
@@ -271,15 +294,20 @@ impl<'a> Words<'a> {
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
+        // Most often it is the whole argument.
+        if let Some(token) = Token::from_digits(self.0) {
+            self.0 = b"";
+            return Ok(token);
+        }
         let word = self.next().ok_or(ProtocolError::EmptyToken)?;
-        word.parse().map_err(|_| ProtocolError::MalformedToken)
+        Token::from_digits(word).ok_or(ProtocolError::MalformedToken)
     }
 
     /// A fence, or [`ANY`].
     fn fence(&mut self) -> Result<Option<u64>, ProtocolError> {
         match self.next() {
             None => Err(ProtocolError::ArgumentCount),
-            Some(ANY) => Ok(None),
+            Some(word) if word == ANY.as_bytes() => Ok(None),
             Some(word) => parse_integer(word).map(Some),
         }
     }
@@ -298,15 +326,18 @@ impl<'a> Words<'a> {
 
 /// Reads an optional sign, then digits. A number below zero, or too large for the type, becomes
 /// the largest: it is out of every range.
-fn parse_integer(word: &str) -> Result<u64, ProtocolError> {
-    let (is_negative, digits) = match word.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, word.strip_prefix('+').unwrap_or(word)),
+fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
+    let (is_negative, digits) = match word {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] | digits => (false, digits),
     };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return Err(ProtocolError::InvalidInteger);
     }
-    let value = digits.parse().unwrap_or(u64::MAX);
+    let value = digits.iter().fold(0, |value: u64, digit| {
+        let tens = value.saturating_mul(10);
+        tens.saturating_add(u64::from(digit - b'0'))
+    });
     Ok(if is_negative && value > 0 {
         u64::MAX
     } else {

@@ -16,6 +16,7 @@ mod connection;
 mod counters;
 mod expiry;
 mod leases;
+mod map;
 mod numbers;
 mod phase_one;
 mod place;
@@ -27,7 +28,7 @@ mod snapshot;
 pub(crate) mod tests;
 mod types;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
@@ -36,6 +37,7 @@ pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot, Reason};
 use leases::Leases;
+use map::PartedMap;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
@@ -54,9 +56,9 @@ pub struct LockTable {
     places: Places,
     conns: NumberMap<ConnId, ConnectionEntry>,
     /// The places of all holders.
-    holders: NumberMap<Fence, PlaceId>,
+    holders: PartedMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
-    enqueued: HashMap<(ConnId, KeyId), PlaceId>,
+    enqueued: PartedMap<(ConnId, KeyId), PlaceId>,
     /// When each holder's lease is over.
     leases: Leases,
     /// The keys that are idle, the one that has been so for longest first.
@@ -89,8 +91,8 @@ impl LockTable {
             keys: Slab::new(),
             places: Slab::new(),
             conns: NumberMap::default(),
-            holders: NumberMap::default(),
-            enqueued: HashMap::new(),
+            holders: PartedMap::new(),
+            enqueued: PartedMap::new(),
             leases: Leases::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
@@ -198,7 +200,6 @@ impl LockTable {
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
         self.take_into_use(key);
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
-        self.tell(place);
         self.hold(place, fence, now);
         let salt = claimant.salt;
         Ok(Grant {
@@ -455,7 +456,8 @@ impl LockTable {
         }
     }
 
-    /// Adds a place to those of its connection. The caller adds it to its key.
+    /// Adds a place to those of its connection. The caller adds it to its key. A client that is
+    /// granted a slot now is told so by the answer.
     fn add_place(
         &mut self,
         claimant: Claimant,
@@ -464,6 +466,7 @@ impl LockTable {
         state: PlaceState,
         now: Instant,
     ) -> PlaceId {
+        let is_told = matches!(state, PlaceState::Held { .. });
         let id = self.places.insert(Place {
             conn: claimant.conn,
             key,
@@ -471,14 +474,18 @@ impl LockTable {
             salt: claimant.salt,
             state,
             since: now,
-            is_told: false,
+            is_told,
             is_enqueued: false,
         });
         let entry = self
             .conns
             .entry(claimant.conn)
             .or_insert_with(|| ConnectionEntry::new(now));
-        entry.pending.push(&mut self.places, id);
+        let list = match is_told {
+            true => &mut entry.held,
+            false => &mut entry.pending,
+        };
+        list.push(&mut self.places, id);
         entry.count += 1;
         id
     }
@@ -523,7 +530,6 @@ impl LockTable {
         let place = &self.places[id];
         let fence = place.fence().expect("a holder has a fence");
         self.holders.remove(&fence);
-        shrink(&mut self.holders);
         self.keys[place.key].holders.remove(&mut self.places, id);
         self.last_held = Some(now);
         self.note_ended(fence);

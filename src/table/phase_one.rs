@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::place::{PlaceId, PlaceState};
 use super::types::{Answer, Ask, Claim, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
-use super::{shrink, LockTable};
+use super::LockTable;
 
 /// A key that a connection has enqueued for and not yet waited for.
 enum PhaseOne {
@@ -29,7 +29,9 @@ impl LockTable {
         }
         let (answer, place) = match self.acquire(claimant, ask, now) {
             Ok(Claim::Acquired(grant)) => {
-                (Answer::Granted(grant), self.holders[&grant.token.fence])
+                let place = self.holders.get(&grant.token.fence);
+                let place = place.expect("a grant has a place");
+                (Answer::Granted(grant), *place)
             }
             Ok(Claim::Queued(ticket)) => (Answer::Queued, ticket.place),
             Err(refusal) => return Answer::Refused(refusal),
@@ -91,7 +93,6 @@ impl LockTable {
         let place = &mut self.places[id];
         if std::mem::take(&mut place.is_enqueued) {
             self.enqueued.remove(&(place.conn, place.key));
-            shrink(&mut self.enqueued);
         }
     }
 

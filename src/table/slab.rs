@@ -134,12 +134,15 @@ const GONE: &str = "a number is used only while its value is there";
 impl<T, const LISTS: usize> Index<Id<T>> for Slab<T, LISTS> {
     type Output = T;
 
+    // Short beside a call, and in every step of the table.
+    #[inline(always)]
     fn index(&self, id: Id<T>) -> &T {
         self.slots[id.index()].value.as_ref().expect(GONE)
     }
 }
 
 impl<T, const LISTS: usize> IndexMut<Id<T>> for Slab<T, LISTS> {
+    #[inline(always)]
     fn index_mut(&mut self, id: Id<T>) -> &mut T {
         self.slots[id.index()].value.as_mut().expect(GONE)
     }

@@ -118,6 +118,25 @@ fn statistics_of_many_keys_are_taken_in_short_visits() {
 }
 
 #[test]
+fn keys_that_come_one_by_one_come_in_short_visits() {
+    let (mut table, now) = (table(), Instant::now());
+    for conn in [HOLDER, WAITER] {
+        let mut number = 0;
+        longest_visit("a claim", || {
+            let key = number.to_string();
+            let ask = Ask {
+                key: &key,
+                ..lock(FOREVER)
+            };
+            let salt = Salt(0);
+            table.enqueue(Claimant { conn, salt }, &ask, now);
+            number += 1;
+            until_done(number == MANY)
+        });
+    }
+}
+
+#[test]
 fn leases_that_end_together_end_in_short_visits() {
     let (mut table, now) = (table(), Instant::now());
     enqueue(&mut table, HOLDER, MANY, now);

@@ -59,8 +59,11 @@ impl<T> MutexGuard<'_, T> {
         result
     }
 
-    pub fn bump(guard: &mut Self) {
-        Self::unlocked(guard, shuttle::thread::yield_now);
+    pub fn unlocked_fair<R>(guard: &mut Self, act: impl FnOnce() -> R) -> R {
+        Self::unlocked(guard, || {
+            shuttle::thread::yield_now();
+            act()
+        })
     }
 }
 
@@ -84,7 +87,7 @@ pub struct Condvar(sync::Condvar);
 impl Condvar {
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         if is_planted(Planted::SleepOutsideMutex) {
-            MutexGuard::bump(guard);
+            MutexGuard::unlocked_fair(guard, || ());
         }
         let locked = guard.guard.take().expect("the mutex is locked");
         guard.guard = Some(self.0.wait(locked).expect("no panic"));
