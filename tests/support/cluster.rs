@@ -323,10 +323,18 @@ pub fn standby(active: &Daemon, arguments: &[&str]) -> Option<(Command, u16)> {
     let mut words = active
         .split('\0')
         .skip_while(|word| *word != "--etcd-prefix");
-    let prefix = words.nth(1).expect("it has a prefix");
+    // One that does not journal is alone.
+    let prefix = words.nth(1)?;
     let mut command = Daemon::command();
     let port = join(&mut command, prefix)?;
-    command.args(arguments);
+    // A Unix socket is that of the active server: one path is one server's.
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match *argument {
+            "--unix" => drop(arguments.next()),
+            other => drop(command.arg(other)),
+        }
+    }
     Some((command, port))
 }
 
