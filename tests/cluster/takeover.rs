@@ -287,20 +287,22 @@ fn restores_locks(etcd: &Etcd, count: usize) -> Server {
     // As long as a key may be: the pages of the journal are as long as they can get.
     let key = |at: usize| format!("{at:0256}");
     let cap = (2 * count).to_string();
-    let caps = ["--max-locks", &cap, "--max-per-connection", &cap];
+    let caps = ["--max-locks", "--max-slots", "--max-per-connection"];
+    let caps = caps.map(|option| [option, &cap]).concat();
     let first = Server::active(&etcd.endpoints(), &caps);
     let mut holder = first.connect();
     let mut tokens = Vec::new();
-    for some in 0..count / 100 {
-        let ask = |at: usize| format!("l\n{}\n0 1200\n", key(some * 100 + at));
-        let asks: String = (0..100).map(ask).collect();
+    for some in 0..count / 500 {
+        let ask = |at: usize| format!("l\n{}\n0 3600\n", key(some * 500 + at));
+        let asks: String = (0..500).map(ask).collect();
         holder.send(&asks);
-        for _ in 0..100 {
+        for _ in 0..500 {
             let reply = holder.line();
-            tokens.push(reply.split(' ').nth(1).expect("a token").to_owned());
+            let token = reply.split(' ').nth(1);
+            tokens.push(token.unwrap_or_else(|| panic!("{reply}")).to_owned());
         }
     }
-    assert_eq!(etcd.holders("latchd").len(), count);
+    assert_eq!(etcd.holder_count("latchd"), count);
     first.kill();
     let second = Server::active(&etcd.endpoints(), &caps);
     let mut client = second.connect();

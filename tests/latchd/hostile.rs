@@ -144,7 +144,8 @@ fn reading_a_little_does_not_stretch_the_write_timeout() {
 
 #[test]
 fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
-    let daemon = Daemon::start(&["--max-locks", "5000"]);
+    // The keys are not forgotten while the test lasts.
+    let daemon = Daemon::start(&["--max-locks", "5000", "--gc-max-idle", "600"]);
     remember_keys(&daemon, 4000);
     let mut deaf: Vec<Client> = (0..64).map(|_| daemon.connect()).collect();
     deaf.iter_mut()

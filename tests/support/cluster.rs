@@ -194,6 +194,17 @@ impl Etcd {
         output.status.success().then_some(text)
     }
 
+    /// How many holders are in the journal.
+    pub fn holder_count(&self, prefix: &str) -> usize {
+        let first = format!("{prefix}/h/");
+        let counted = self.ctl(&["get", "--prefix", &first, "--count-only", "-w", "fields"]);
+        let counted = counted.expect("etcd answers");
+        let count = counted
+            .lines()
+            .find_map(|line| line.strip_prefix("\"Count\" : "));
+        count.expect("a count").parse().expect("a number")
+    }
+
     /// The fences of the holders in the journal, with their keys, sorted.
     pub fn holders(&self, prefix: &str) -> Vec<String> {
         let listed = self.ctl(&["get", "--prefix", &format!("{prefix}/h/")]);
