@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::info;
+use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
 use super::record::Names;
 use super::trouble::Trouble;
-use super::{is_planted, Active, Office, Role, Term};
+use super::{is_planted, lease_before, Active, Office, Role, Term};
 use crate::sys::moment::Moment;
 use crate::text::Escaped;
 
@@ -24,6 +24,13 @@ pub(super) struct Candidate {
     /// A leader with this server's own address at the first look is its former self.
     is_first_look: bool,
     trouble: Trouble,
+}
+
+/// Whether a leader with this server's own address, at the first look, is what it was before it was
+/// started again. A server that has started over knows its lease: if two servers have one address,
+/// each would else take the office from the other, over and over.
+fn is_former_self(leader: &KeyValue) -> bool {
+    lease_before().is_none_or(|lease| lease == leader.lease)
 }
 
 impl Candidate {
@@ -87,7 +94,8 @@ impl Candidate {
                 kept,
             }));
         }
-        if std::mem::take(&mut self.is_first_look) && leader.value == address.as_bytes() {
+        let is_first_look = std::mem::take(&mut self.is_first_look);
+        if is_first_look && leader.value == address.as_bytes() && is_former_self(leader) {
             let is_still = etcd::is_created(&self.leader, leader.create_revision);
             self.gateway
                 .txn(&is_still, &etcd::delete(&self.leader), "")?;
@@ -128,6 +136,12 @@ impl Candidate {
                 "standby active={} epoch={epoch}",
                 Escaped(address.as_bytes())
             );
+            if address == self.office.settings.advertise {
+                error!(
+                    "same-advertise address={} epoch={epoch}",
+                    Escaped(address.as_bytes())
+                );
+            }
         }
     }
 

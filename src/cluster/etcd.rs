@@ -23,6 +23,10 @@ use crate::net::stream::Stream;
 use crate::net::{tls::TlsStream, trust::server_name};
 use http::Connection;
 
+/// How many times as long as another request the check of a password may take: it is made to be
+/// slow, and each attempt begins anew.
+const PASSWORD_TIME: u32 = 3;
+
 /// Refusals for which another member may do better: cancelled, unknown, deadline exceeded,
 /// unavailable. The request may have been carried out nevertheless.
 const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
@@ -213,13 +217,13 @@ impl Gateway {
     /// cannot answer, the next request goes to the next member.
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
-        match self.send(path, body) {
+        match self.send(path, body, self.timeout) {
             Err(EtcdFailure::Refused { code, .. })
                 if code == UNAUTHENTICATED && self.user.is_some() =>
             {
                 self.token = None;
                 self.authenticate()?;
-                self.send(path, body)
+                self.send(path, body, self.timeout)
             }
             sent => sent,
         }
@@ -230,13 +234,14 @@ impl Gateway {
             return Ok(());
         };
         let body = serde_json::json!({ "name": name, "password": password }).to_string();
-        let answer = self.send("/v3/auth/authenticate", &body)?;
+        let timeout = self.timeout * PASSWORD_TIME;
+        let answer = self.send("/v3/auth/authenticate", &body, timeout)?;
         self.token = answer["token"].as_str().map(str::to_owned);
         Ok(())
     }
 
-    fn send(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
-        let deadline = Instant::now() + self.timeout;
+    fn send(&mut self, path: &str, body: &str, timeout: Duration) -> Result<Value, EtcdFailure> {
+        let deadline = Instant::now() + timeout;
         let answered = self
             .connected()
             .and_then(|(connection, token)| connection.ask(path, body, token, deadline));

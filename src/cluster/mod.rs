@@ -47,7 +47,7 @@ const LAST_CHANGES: Duration = Duration::from_secs(1);
 /// For how long requests to give up the office begin.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
-/// Set for a server that has started over.
+/// Set for a server that has started over: the number of the lease that it had, or 0 for none.
 const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 
 /// The client address of an etcd member.
@@ -303,7 +303,7 @@ impl Office {
         }
         self.log.flush(LAST_LINES);
         if !state.is_leaving {
-            exec_again();
+            exec_again(state.lease.unwrap_or(0));
         }
         // The mutex is never released: no other thread starts over meanwhile.
         process::exit(1)
@@ -315,12 +315,20 @@ pub fn has_started_over() -> bool {
     env::var_os(STARTED_OVER).is_some()
 }
 
-/// Replaces the process with a new one of the same program. Returns if that fails.
-fn exec_again() {
+/// The lease that this process had before it started over, if it has: 0 for none.
+fn lease_before() -> Option<u64> {
+    let lease = env::var(STARTED_OVER).ok()?;
+    Some(lease.parse().unwrap_or(0))
+}
+
+/// Replaces the process with a new one of the same program, which knows its lease. Returns if that
+/// fails.
+fn exec_again(lease: u64) {
+    let lease = lease.to_string();
     // An upgrade may have replaced the file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
-        let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]);
+        let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, &lease)]);
         error!("cannot-start-over error=\"{error}\"");
     }
 }

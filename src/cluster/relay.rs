@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::{Active, Office, Role};
+use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::Stream;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
@@ -373,6 +374,8 @@ fn introduce(active: &Active) -> io::Result<TcpStream> {
             Ok(server) => {
                 server.set_nodelay(true)?;
                 sockopt::set_socket_keepalive(&server, true)?;
+                // Else the kernel keeps megabytes that a client sends behind a long wait.
+                sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
                 let greeting = format!("relay\n{}\n_\n", active.epoch);
                 // It is the first thing in the socket's buffer, which is larger.
                 send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;

@@ -43,7 +43,7 @@ const KEEPALIVE_PROBES: u32 = 3;
 const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// The kernel memory in bytes that a client can pin by not reading.
-const SEND_BUFFER_LEN: usize = 16 * 1024;
+pub const SEND_BUFFER_LEN: usize = 16 * 1024;
 
 /// The back-off after a failed accept: doubled from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

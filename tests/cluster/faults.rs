@@ -127,6 +127,33 @@ fn the_missing_check_of_the_epoch_is_found() {
     }
 }
 
+/// Kills a server, and returns what its successor answers to a claim of a key that is held.
+fn answer_to_a_claim_after_a_takeover(fault: Option<&str>) -> String {
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = first.connect();
+    holder.acquire_for("k", 0, 120);
+    first.kill();
+    let second = Server::start_at(free_port(), &etcd.endpoints(), &[], fault);
+    second.wait_until_active(1);
+    second.connect().request("l", "k", "0")
+}
+
+#[test]
+fn an_orphan_keeps_its_lock() {
+    needs!("etcd", "etcdctl");
+    assert_eq!(answer_to_a_claim_after_a_takeover(None), "timeout");
+}
+
+#[test]
+fn orphans_that_are_dropped_are_found() {
+    needs!("etcd", "etcdctl");
+    if can_plant() {
+        let answer = answer_to_a_claim_after_a_takeover(Some("orphans-dropped"));
+        assert!(answer.starts_with("ok "), "{answer}");
+    }
+}
+
 #[test]
 fn lost_and_doubled_answers_cost_no_office() {
     needs!("etcd", "etcdctl");

@@ -8,6 +8,7 @@ use support::cluster as house;
 /// What the transcripts' connections speak.
 const SCHEME: support::Scheme = support::Scheme::Plain;
 
+mod cut;
 mod example;
 mod faults;
 mod history;

@@ -132,6 +132,23 @@ fn a_relay_must_know_the_epoch_and_come_first() {
 }
 
 #[test]
+fn a_unix_socket_of_a_standby_leads_to_the_active_server() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let active = Server::active(&etcd.endpoints(), &[]);
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let unix = ["--unix", socket.to_str().expect("text")];
+    let standby = Server::start(&etcd.endpoints(), &unix);
+    standby.wait_for("standby active=", 1);
+    let mut client = Client::unix(&socket);
+    let grant = client.acquire_for("k", 0, 60);
+    // The active server cannot see that this is an operator.
+    assert_eq!(client.request("break", "k", "_"), "error_auth");
+    assert_eq!(active.connect().request("r", "k", &grant.token), "ok");
+}
+
+#[test]
 fn statistics_say_how_the_journal_fares() {
     needs!("etcd", "etcdctl");
     let (_etcd, active, standby) = pair(&[]);

@@ -7,7 +7,7 @@ use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, fence, Event, Signal};
+use crate::support::{eventually, fence, Daemon, Event, Signal};
 
 #[test]
 fn the_successor_of_a_killed_server_keeps_its_holders() {
@@ -279,6 +279,28 @@ fn a_server_that_restarts_need_not_wait_for_itself_once() {
 }
 
 #[test]
+fn two_servers_with_one_address_take_no_turns() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let mut command = Daemon::command();
+    command
+        .args(["--port", &free_port().to_string()])
+        .args(["--etcd", &etcd.endpoints(), "--etcd-ttl", "5"])
+        .args(["--advertise", &format!("127.0.0.1:{}", first.port)]);
+    // The second one takes the first for what it was before it was started again.
+    let second = Daemon::from_command(command);
+    second.wait_for_log("INFO active epoch=", TAKE_OVER);
+    // It asks etcd with the next claim.
+    first.connect().send("l\nk\n0\n");
+    first.wait_for("deposed", 1);
+    let said = format!("ERROR same-advertise address=127.0.0.1:{} ", first.port);
+    first.wait_for(&said, 1);
+    thread::sleep(Duration::from_secs(3));
+    assert!(!second.log().contains("deposed"), "{}", second.log());
+}
+
+#[test]
 fn what_is_no_holder_in_the_journal_is_skipped() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
@@ -308,25 +330,56 @@ fn what_is_no_holder_in_the_journal_is_skipped() {
 fn many_holders_are_restored() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
-    let caps = ["--max-locks", "5000", "--max-per-connection", "5000"];
+    restores_locks(&etcd, 2500);
+}
+
+#[test]
+#[ignore = "long: cargo test --features cluster --test cluster hundred -- --ignored --nocapture"]
+fn a_hundred_thousand_holders_are_restored() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let server = restores_locks(&etcd, 100_000);
+    let log = server.daemon.log();
+    let active = log.lines().find(|line| line.contains("INFO active epoch="));
+    println!("{}", active.expect("it is active"));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.daemon.pid()));
+    let status = status.expect("it runs");
+    let size = |name| {
+        status
+            .lines()
+            .find(|line| line.starts_with(name))
+            .expect("a size")
+    };
+    println!("{} {}", size("VmHWM"), size("VmRSS"));
+}
+
+/// Takes so many locks, kills their server, and checks that another one has them; returns that.
+fn restores_locks(etcd: &Etcd, count: usize) -> Server {
+    // As long as a key may be: the pages of the journal are as long as they can get.
+    let key = |at: usize| format!("{at:0256}");
+    let cap = (2 * count).to_string();
+    let caps = ["--max-locks", "--max-slots", "--max-per-connection"];
+    let caps = caps.map(|option| [option, &cap]).concat();
     let first = Server::active(&etcd.endpoints(), &caps);
     let mut holder = first.connect();
     let mut tokens = Vec::new();
-    for some in 0..25 {
-        let ask = |at: u32| format!("l\nk{}\n0 120\n", some * 100 + at);
-        let asks: String = (0..100).map(ask).collect();
+    for some in 0..count / 500 {
+        let ask = |at: usize| format!("l\n{}\n0 3600\n", key(some * 500 + at));
+        let asks: String = (0..500).map(ask).collect();
         holder.send(&asks);
-        for _ in 0..100 {
+        for _ in 0..500 {
             let reply = holder.line();
-            tokens.push(reply.split(' ').nth(1).expect("a token").to_owned());
+            let token = reply.split(' ').nth(1);
+            tokens.push(token.unwrap_or_else(|| panic!("{reply}")).to_owned());
         }
     }
-    assert_eq!(etcd.holders("latchd").len(), 2500);
+    assert_eq!(etcd.holder_count("latchd"), count);
     first.kill();
     let second = Server::active(&etcd.endpoints(), &caps);
     let mut client = second.connect();
-    for at in [0, 999, 1000, 1001, 2499] {
-        assert_eq!(client.request("l", &format!("k{at}"), "0"), "timeout");
-        assert_eq!(client.request("r", &format!("k{at}"), &tokens[at]), "ok");
+    for at in [0, 999, 1000, 1001, count - 1] {
+        assert_eq!(client.request("l", &key(at), "0"), "timeout");
+        assert_eq!(client.request("r", &key(at), &tokens[at]), "ok");
     }
+    second
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::features::help;
 use crate::support::installed;
 use crate::support::needs::needs;
 
@@ -523,16 +524,6 @@ fn entries(help: &str, section: &str, column: usize) -> Vec<(String, String)> {
         entries.push((head.trim().to_owned(), about.to_owned()));
     }
     entries
-}
-
-fn help(path: &str, arguments: &[&str]) -> String {
-    let output = Command::new(path)
-        .args(arguments)
-        .arg("--help")
-        .output()
-        .expect("it was built");
-    assert!(output.status.success(), "{path} {arguments:?} --help");
-    String::from_utf8(output.stdout).expect("the help is UTF-8")
 }
 
 // ---------------------------------------------------------------------------------------------

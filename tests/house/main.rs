@@ -5,6 +5,7 @@ mod support;
 
 mod completions;
 mod examples;
+mod features;
 mod install;
 mod layering;
 mod library;

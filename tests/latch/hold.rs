@@ -10,7 +10,7 @@ use crate::support::latch::{
     fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
 fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
@@ -82,7 +82,7 @@ fn a_signal_releases_the_lock_and_ends_hold() {
 
 #[test]
 fn hold_says_at_once_that_the_lock_is_lost() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
     let (mut hold, _stdin, _) = held(&daemon, &["--lease", "3600"]);
     daemon.signal(Signal::KILL);
     assert_eq!(wait(&mut hold), Some(70));

@@ -14,7 +14,9 @@ use crate::support::latch::{is_held, PROGRAM};
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::stalls::fair_test;
-use crate::support::{children_of, eventually, installed, stat_of, Daemon, Signal, PATIENCE};
+use crate::support::{
+    children_of, eventually, installed, stat_of, Daemon, Scheme, Signal, PATIENCE,
+};
 use rustix::fs::{Mode, OFlags};
 
 /// Shells with job control, and the Debian package of each.
@@ -169,8 +171,12 @@ impl Drop for Terminal {
 }
 
 fn at_each_shell(test: impl Fn(&Daemon, Terminal)) {
+    at_each_shell_beside(|| Daemon::start(&[]), test);
+}
+
+fn at_each_shell_beside(start: impl Fn() -> Daemon, test: impl Fn(&Daemon, Terminal)) {
     for shell in SHELLS {
-        let daemon = Daemon::start(&[]);
+        let daemon = start();
         let terminal = Terminal::start(&daemon, shell);
         test(&daemon, terminal);
     }
@@ -632,7 +638,8 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
 #[test]
 fn a_line_on_the_terminal_says_what_it_waits_for() {
     needs!("bash", "dash", "python3");
-    at_each_shell(|daemon, mut terminal| {
+    let start = || Daemon::start_directly(Scheme::Plain, &[]);
+    at_each_shell_beside(start, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         assert_eq!(holder.request("tag", "_", "the holder"), "ok");
         holder.acquire("k", 0);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::latch::{fed, latch, output, run, status, text, wait, Latch};
 use crate::support::silent::refusing_addr;
-use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts a command with its stderr in a pipe.
 fn piped(daemon: &Daemon, arguments: &[&str]) -> Latch {
@@ -32,7 +32,7 @@ fn all_of(child: &mut Latch) -> String {
 
 #[test]
 fn a_verbose_wait_names_the_holder_and_those_ahead() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
     let (mut holder, mut other) = (daemon.connect(), daemon.connect());
     assert_eq!(holder.request("tag", "_", "backup.sh@host pid 4711"), "ok");
     holder.acquire("k", 0);

@@ -184,8 +184,15 @@ fn unread_statistics_keep_nobody_from_theirs_and_no_lock() {
 }
 
 fn unread_statistics_keep_nobody_from_theirs_and_no_lock_once() {
-    // Those that do not read stay in the way for ever.
-    let daemon = Daemon::start(&["--max-locks", "5000", "--write-timeout", "0"]);
+    // Those that do not read stay in the way for ever, and the keys are not forgotten.
+    let daemon = Daemon::start(&[
+        "--max-locks",
+        "5000",
+        "--write-timeout",
+        "0",
+        "--gc-max-idle",
+        "600",
+    ]);
     remember_keys(&daemon, 4000);
     let mut deaf: Vec<Client> = (0..64).map(|_| daemon.connect()).collect();
     deaf.iter_mut()

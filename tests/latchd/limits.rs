@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::support::limited::{is_served, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::needs;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
+use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Scheme, PATIENCE};
 
 // ---- caps of our own -------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ fn one_address_gets_no_more_than_its_connections() {
     let directory = tempfile::tempdir().expect("there is room for a directory");
     let socket = directory.path().join("sock");
     let unix = format!("--unix={}", socket.display());
-    let daemon = Daemon::start(&["--max-connections-per-ip=2", &unix]);
+    let daemon = Daemon::start_directly(Scheme::Plain, &["--max-connections-per-ip=2", &unix]);
     let mut served = [daemon.connect(), daemon.connect()];
     assert!(served.iter_mut().all(is_served));
     for _ in 0..10 {

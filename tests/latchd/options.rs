@@ -314,6 +314,7 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 }
 
 #[test]
+#[cfg(not(feature = "tls"))]
 fn options_this_build_has_not_are_refused() {
     let lacking = "needs a build with --features tls";
     let both = ["--tls-cert=some.pem", "--tls-key", "some.pem"];
@@ -365,7 +366,7 @@ fn etcd_needs_a_build_with_the_feature() {
 
 #[test]
 #[cfg(feature = "cluster")]
-fn the_options_of_etcd_need_etcd_and_tls_its_build() {
+fn the_options_of_etcd_need_etcd_and_each_other() {
     for (option, variable, value) in &CLUSTER[1..] {
         for prefix in ["LATCHD", "DFLOCKD"] {
             let variable = format!("{prefix}_{variable}");
@@ -375,17 +376,23 @@ fn the_options_of_etcd_need_etcd_and_tls_its_build() {
         let line = refusal(Daemon::command().args([option, value]), 2);
         assert_eq!(line, format!("latchd: {option}: needs --etcd"));
     }
+    let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];
+    let alone = "both --etcd-cert and --etcd-key must be provided";
+    for option in ["--etcd-cert", "--etcd-key"] {
+        let line = member_refusal(&[&member[..], &[option, "x"]].concat());
+        assert_eq!(line, format!("latchd: {option}: {alone}"));
+    }
+}
+
+#[test]
+#[cfg(all(feature = "cluster", not(feature = "tls")))]
+fn etcd_over_tls_needs_a_build_with_the_feature() {
     let lacking = "needs a build with --features tls";
     let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];
     for args in [&["--etcd-cacert=x"][..], &["--etcd-cert=x", "--etcd-key=x"]] {
         let line = member_refusal(&[&member, args].concat());
         let option = args[0].trim_end_matches("=x");
         assert_eq!(line, format!("latchd: {option}: {lacking}"));
-    }
-    let alone = "both --etcd-cert and --etcd-key must be provided";
-    for option in ["--etcd-cert", "--etcd-key"] {
-        let line = member_refusal(&[&member[..], &[option, "x"]].concat());
-        assert_eq!(line, format!("latchd: {option}: {alone}"));
     }
     let line = member_refusal(&["--etcd=a:1,https://b:2", member[1]]);
     assert_eq!(line, format!("latchd: --etcd: https://b:2: {lacking}"));

@@ -1,4 +1,14 @@
 //! What a server promises alone, through another one that passes connections on to it.
+//!
+//! A Unix socket is that of the active server, so that an operator may break a grant over it. The
+//! clients of these tests come to the active server directly, because they have another meaning
+//! through a standby:
+//!
+//! - `hold::hold_says_at_once_that_the_lock_is_lost`: the standby takes over, and the lock is kept.
+//! - `limits::one_address_gets_no_more_than_its_connections`: all come from the standby's address.
+//! - `terminal::a_line_on_the_terminal_says_what_it_waits_for` and
+//!   `waiting::a_verbose_wait_names_the_holder_and_those_ahead`: `latch` knows its place in the
+//!   queue by its own address.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -6,9 +16,31 @@ mod support;
 /// What the transcripts' connections speak.
 const SCHEME: support::Scheme = support::Scheme::Plain;
 
+#[path = "../latchd/auth.rs"]
+mod auth;
 #[path = "../latch/client.rs"]
 mod client;
+#[path = "../latch/commands.rs"]
+mod commands;
+#[path = "../latchd/handover.rs"]
+mod handover;
+#[path = "../latch/hold.rs"]
+mod hold;
+#[path = "../latchd/hostile.rs"]
+mod hostile;
+#[path = "../latchd/limits.rs"]
+mod limits;
+#[path = "../latch/monitoring.rs"]
+mod monitoring;
+#[path = "../latch/operators.rs"]
+mod operators;
+#[path = "../latch/reconnecting.rs"]
+mod reconnecting;
 #[path = "../latch/run.rs"]
 mod run;
+#[path = "../latch/terminal.rs"]
+mod terminal;
+#[path = "../latch/waiting.rs"]
+mod waiting;
 #[path = "../latchd/wire.rs"]
 mod wire;

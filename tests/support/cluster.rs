@@ -194,6 +194,17 @@ impl Etcd {
         output.status.success().then_some(text)
     }
 
+    /// How many holders are in the journal.
+    pub fn holder_count(&self, prefix: &str) -> usize {
+        let first = format!("{prefix}/h/");
+        let counted = self.ctl(&["get", "--prefix", &first, "--count-only", "-w", "fields"]);
+        let counted = counted.expect("etcd answers");
+        let count = counted
+            .lines()
+            .find_map(|line| line.strip_prefix("\"Count\" : "));
+        count.expect("a count").parse().expect("a number")
+    }
+
     /// The fences of the holders in the journal, with their keys, sorted.
     pub fn holders(&self, prefix: &str) -> Vec<String> {
         let listed = self.ctl(&["get", "--prefix", &format!("{prefix}/h/")]);
@@ -323,10 +334,18 @@ pub fn standby(active: &Daemon, arguments: &[&str]) -> Option<(Command, u16)> {
     let mut words = active
         .split('\0')
         .skip_while(|word| *word != "--etcd-prefix");
-    let prefix = words.nth(1).expect("it has a prefix");
+    // One that does not journal is alone.
+    let prefix = words.nth(1)?;
     let mut command = Daemon::command();
     let port = join(&mut command, prefix)?;
-    command.args(arguments);
+    // A Unix socket is that of the active server: one path is one server's.
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match *argument {
+            "--unix" => drop(arguments.next()),
+            other => drop(command.arg(other)),
+        }
+    }
     Some((command, port))
 }
 

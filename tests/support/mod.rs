@@ -73,19 +73,26 @@ impl Daemon {
 
     /// Starts a daemon as [`Daemon::start`] does, whose clients speak `scheme`.
     pub fn start_over(scheme: Scheme, args: &[&str]) -> Daemon {
+        let mut daemon = Daemon::start_directly(scheme, args);
+        if let Some((command, port)) = cluster::standby(&daemon, args) {
+            let standby = Daemon::from_command(command);
+            standby.wait_for_log("standby active=", START_PATIENCE);
+            standby.wait_for_log("listening ", START_PATIENCE);
+            daemon.port = Some(port);
+            daemon.standby = Some(Box::new(standby));
+        }
+        daemon
+    }
+
+    /// Starts a daemon as [`Daemon::start_over`] does, whose clients never come through another
+    /// server. For tests that would mean something else there; tests/standby names them.
+    pub fn start_directly(scheme: Scheme, args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
         if let Some(port) = cluster::journal(&mut command, args) {
             command.args(args);
             let mut daemon = Daemon::from_command(command);
             daemon.port = Some(port);
             daemon.wait_for_log("active epoch=", START_PATIENCE);
-            if let Some((command, port)) = cluster::standby(&daemon, args) {
-                let standby = Daemon::from_command(command);
-                standby.wait_for_log("standby active=", START_PATIENCE);
-                standby.wait_for_log("listening ", START_PATIENCE);
-                daemon.port = Some(port);
-                daemon.standby = Some(Box::new(standby));
-            }
             return daemon;
         }
         command.args(["--port", "0", "--print-port"]).args(args);

@@ -136,6 +136,27 @@ fn an_expired_token_is_replaced() {
 }
 
 #[test]
+fn a_slow_check_of_the_password_is_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let timeout = Duration::from_millis(600);
+    let serve = move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        request(&mut stream);
+        thread::sleep(timeout * 3 / 2);
+        for answer in [ok(r#"{"token":"a.1"}"#), ok(r#"{"ID":"1"}"#)] {
+            stream.write_all(answer.as_bytes()).expect("a reader");
+        }
+        request(&mut stream);
+    };
+    let slow = thread::spawn(serve);
+    let user = ("u".to_owned(), "p".to_owned());
+    let mut gateway = Gateway::new(&[at(port)], Some(&user), timeout);
+    assert_eq!(gateway.grant_lease(10), Ok(1));
+    slow.join().expect("no panic");
+}
+
+#[test]
 fn a_watch_ends_with_the_first_event() {
     let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
