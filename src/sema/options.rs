@@ -169,7 +169,7 @@ const OPTIONS: [OptionRow; 20] = [
     OptionRow {
         name: "--verbose",
         short: Some("-v"),
-        help: "say who holds the lock while waiting, also where stderr is no terminal",
+        help: "say who holds the lock while it waits, also where stderr is no terminal",
         commands: &[Acquire, Run, Hold],
         set: Flag(|options| options.verbose = true),
     },
