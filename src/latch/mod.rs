@@ -113,10 +113,7 @@ fn system_error(what: &str, error: &io::Error) -> Failure {
 }
 
 fn unprintable(error: &io::Error) -> Failure {
-    Failure::new(
-        FILE_ERROR,
-        format_args!("standard output: {}", reason(error)),
-    )
+    Failure::new(FILE_ERROR, output::unprintable(error))
 }
 
 fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {

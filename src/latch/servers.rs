@@ -69,7 +69,7 @@ fn refuse_tls(reach: Reach<'_>) -> Result<(), Failure> {
 }
 
 /// The failure for a wrong environment, or for what the command line has in its place.
-pub(super) fn unusable(error: Error) -> Failure {
+fn unusable(error: Error) -> Failure {
     match error {
         Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
         _ => usage(error),

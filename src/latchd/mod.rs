@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let options = match parsed {
         Parsed::Run(options) => options,
-        Parsed::Print(text) => return server::print(&text),
+        Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     capacity::reexec_with_malloc_settings();

@@ -60,7 +60,7 @@ const MAX_NEWCOMERS: usize = 16;
 pub fn main() -> ExitCode {
     let options = match options::read(std::env::args_os().skip(1)) {
         Parsed::Run(options) => options,
-        Parsed::Print(text) => return server::print(&text),
+        Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     let inherited = match inherited::from_environment() {

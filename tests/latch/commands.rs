@@ -555,7 +555,10 @@ fn a_file_without_a_usable_auth_token_is_74() {
         fs::write(file, content).expect("write");
         let output = output(&mut latch(&daemon, &["ping", "--auth-token-file", file]));
         let said = text(&output.stderr);
-        assert_eq!(said, format!("latch: {file}: {reason}\n"));
+        assert_eq!(
+            said,
+            format!("latch: cannot use the auth token file {file}: {reason}\n")
+        );
         assert_eq!(output.status.code(), Some(74));
     }
 }

@@ -74,6 +74,24 @@ fn help_goes_to_stdout_and_is_no_failure() {
 }
 
 #[test]
+fn help_on_a_full_disk_says_so_and_a_gone_reader_is_fine() {
+    let (gone, _) = UnixStream::pair().expect("two sockets");
+    let full = fs::File::options().write(true).open("/dev/full");
+    let why = "latchd: standard output: no space left on device\n";
+    for (stdout, status, said) in [
+        (Stdio::from(full.expect("every Linux has it")), 1, why),
+        (Stdio::from(OwnedFd::from(gone)), 0, ""),
+    ] {
+        let mut command = Daemon::command();
+        command.arg("--help").stdout(stdout).stderr(Stdio::piped());
+        let child = command.spawn().expect("it was built by cargo");
+        let end = child.wait_with_output().expect("it exits");
+        assert_eq!(end.status.code(), Some(status));
+        assert_eq!(String::from_utf8_lossy(&end.stderr), said);
+    }
+}
+
+#[test]
 fn the_version_goes_to_stdout_and_is_no_failure() {
     for flag in ["-V", "--version"] {
         let end = run(Daemon::command().arg(flag));
