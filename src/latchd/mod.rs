@@ -145,7 +145,7 @@ fn run(
         server::print_port(&listeners)?;
     }
     if let Err(error) = notify(ready(&session_rules)) {
-        warn!("cannot-notify error=\"{error}\"");
+        warn!("cannot-notify error=\"{}\"", reason(&error));
     }
 
     let end = shutdown::End {

@@ -231,9 +231,6 @@ fn serve_all(
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
     let listeners: Arc<[Listener]> = listeners.into();
-    for listener in listeners.iter() {
-        info!("listening at={listener}");
-    }
     accept_from_all(&listeners, &connections, &workers).map_err(server::no_thread)?;
     if options.print_port {
         server::print_port(&listeners)?;
