@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | --lease | --limit | --tag | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | --lease | --limit | --tag | --kill-after | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -35,11 +35,11 @@ _latch() {
     fi
     case $option in
         '') ;;
-        --busy-ok | --json | --watch)
+        --busy-ok | --tls | --json | --watch)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --auth-token-file | --admin-token-file)
+        --auth-token-file | --tls-ca | --admin-token-file)
             _latch_files
             return
             ;;
@@ -47,15 +47,15 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --lease --limit --tag --kill-after --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --help --version --' ;;
-        'hold') words='--timeout --lease --limit --tag --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --help --version' ;;
-        'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --help --version' ;;
-        'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --help --version' ;;
-        'renew') words='--lease --limit --server --auth-token-file --connect-timeout --help --version' ;;
-        'release') words='--limit --server --auth-token-file --connect-timeout --help --version' ;;
-        'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --help --version' ;;
-        'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --help --version' ;;
-        'ping') words='--server --auth-token-file --connect-timeout --help --version' ;;
+        'run') words='--timeout --lease --limit --tag --kill-after --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'hold') words='--timeout --lease --limit --tag --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'release') words='--limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'ping') words='--server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'fence-check') words='--help --version' ;;
     esac
     if [[ $cur != -* ]]; then

@@ -11,7 +11,7 @@ complete -c lfpd -l search-dirs -x -d 'where else lock files are respected, with
 complete -c lfpd -l peer-uid -x -d 'what to do if a client names another user'\''s process: enforce, log or off (enforce)'
 complete -c lfpd -l require-live-pid -d 'refuse locks for processes that are not there'
 complete -c lfpd -l chown -d 'give lock files to the user whose process holds them'
-complete -c lfpd -l idle-timeout -x -d 'how long a command may take to arrive, in seconds (300)'
+complete -c lfpd -l idle-timeout -x -d 'how long a command may take to arrive (300)'
 complete -c lfpd -l max-connections -x -d 'the most connections at once (256)'
 complete -c lfpd -l print-port -d 'print the bound port on stdout once listening'
 complete -c lfpd -l log -x -d 'where the log goes: stderr or syslog (stderr)'

@@ -15,6 +15,9 @@ const OUR_HELP: &str =
 /// What argh's usage has before the operands. [`parse`] refuses it.
 const ARGH_DASHES: &str = " [--] ";
 
+/// What the help says at its end if an option wants a time.
+const TIMES: &str = "\nA time is in seconds, or has units: 90s, 2m, 1m30s, 1h.\n";
+
 /// What a command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
@@ -260,7 +263,7 @@ fn read(
             }
             // argh would read `help` as --help, and skip `--`.
             "help" | "--" => {
-                return Err(Instead::Usage(format!("Unrecognized argument: {argument}")))
+                return Err(Instead::Usage(format!("unexpected argument: {argument}")))
             }
             _ => {}
         }
@@ -304,19 +307,19 @@ fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins)
     match T::from_args(&[program], &words(arguments)) {
         Ok(options) => Parsed::Run(options),
         Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
-        Err(exit) => Parsed::Usage(refusal(&exit.output, arguments, origins)),
+        Err(exit) => Parsed::Usage(refusal(&exit.output, &words(arguments), origins)),
     }
 }
 
 /// argh's message in one line, and in our form.
-fn refusal(message: &str, arguments: &[Argument], origins: &Origins) -> String {
-    bad_value(message, arguments, origins).unwrap_or_else(|| one_line(message))
+fn refusal(message: &str, words: &[&str], origins: &Origins) -> String {
+    bad_value(message, words, origins).unwrap_or_else(|| in_our_words(message))
 }
 
 /// argh's message about a value, in our form; `None` if it is about something else.
-fn bad_value(message: &str, arguments: &[Argument], origins: &Origins) -> Option<String> {
-    arguments.iter().find_map(|Argument { name, value }| {
-        let value = value.as_deref()?;
+fn bad_value(message: &str, words: &[&str], origins: &Origins) -> Option<String> {
+    words.windows(2).find_map(|pair| {
+        let (name, value) = (pair[0], pair[1]);
         let about = format!("Error parsing option '{name}' with value '{value}': ");
         let reason = message.strip_prefix(&about)?.trim_end();
         Some(match reason {
@@ -353,6 +356,9 @@ fn our_help(text: String, booleans: &[&str]) -> String {
             }
         }
     }
+    if text.contains("<time>") {
+        text += TIMES;
+    }
     text
 }
 
@@ -368,30 +374,38 @@ fn split_value(argument: &str) -> Option<(&str, &str)> {
     argument.split_once('=')
 }
 
-/// Shortens argh's message to one line. Its first line says what is wrong, and a list may follow
-/// it.
-fn one_line(message: &str) -> String {
-    let mut lines = message
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty());
-    let mut line = lines.next().unwrap_or("bad usage").to_owned();
-    if line.ends_with(':') {
-        // The list has a command of argh's own.
-        for word in lines.filter(|word| *word != "help") {
-            line += " ";
-            line += word;
-        }
-    }
-    line.chars()
-        .flat_map(|c| {
-            if c.is_control() {
-                c.escape_default().collect()
-            } else {
-                vec![c]
+/// argh's message in one line and in the words of all programs. Its first line says what is wrong,
+/// and a list may follow it.
+fn in_our_words(message: &str) -> String {
+    let mut lines = message.lines().map(str::trim);
+    let first = lines.next().unwrap_or_default();
+    // The list of commands has one of argh's own.
+    let list: Vec<&str> = lines.filter(|line| !["", "help"].contains(line)).collect();
+    let list = list.join(", ");
+    let line = match first.split_once(['\'', ':']) {
+        Some(("Unrecognized argument", _)) => {
+            // What is wrong may have a line end in it.
+            let word = message.split_once(": ").map_or("", |(_, word)| word);
+            let word = word.strip_suffix('\n').unwrap_or(word);
+            match word.len() > 1 && word.starts_with('-') {
+                true => format!("unknown option: {word}"),
+                false => format!("unexpected argument: {word}"),
             }
-        })
-        .collect()
+        }
+        Some(("No value provided for option ", option)) => {
+            format!("{} requires a value", option.trim_end_matches("'."))
+        }
+        Some(("Required positional arguments not provided", _)) => format!("missing {list}"),
+        Some(("One of the following subcommands must be present", _)) => {
+            format!("missing command: one of {list}")
+        }
+        _ => message.to_owned(),
+    };
+    let shown = line.chars().map(|c| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    });
+    shown.collect()
 }
 
 #[cfg(test)]
@@ -464,22 +478,21 @@ mod tests {
     }
 
     #[test]
-    fn bad_usage_is_said_in_one_line() {
-        for arguments in [
-            &["--nonsense"][..],
-            &["--text"],
-            &["word"],
-            &["-x"],
-            &["--text=a", "--text=b"],
-            &["--x\ny"],
+    fn bad_usage_is_said_in_one_line_and_in_our_words() {
+        for (arguments, message) in [
+            (&["--nonsense"][..], "unknown option: --nonsense"),
+            (&["--text"], "--text requires a value"),
+            (&["word"], "unexpected argument: word"),
+            (&["-"], "unexpected argument: -"),
+            (&["help"], "unexpected argument: help"),
+            (&["-x"], "unknown option: -x"),
+            (
+                &["--text=a", "--text=b"],
+                "--text: it is given more than once",
+            ),
+            (&["--x\ny", "a"], "unknown option: --x\\ny"),
         ] {
-            let Parsed::Usage(message) = read(arguments) else {
-                panic!("{arguments:?} was accepted");
-            };
-            assert!(
-                !message.is_empty() && !message.contains('\n'),
-                "{message:?}"
-            );
+            assert_eq!(read(arguments), Parsed::Usage(message.into()));
         }
     }
 

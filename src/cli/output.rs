@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use crate::text::reason;
+
 /// Writes `text` to stdout at once.
 pub fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
@@ -16,6 +18,11 @@ pub fn print_if_read(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed,
     }
+}
+
+/// The message for a text that could not be printed.
+pub fn unprintable(error: &io::Error) -> String {
+    format!("standard output: {}", reason(error))
 }
 
 /// Writes one line to stderr. If that fails, the exit status still says what is wrong.

@@ -1,7 +1,9 @@
 //! The values of options: one way to read each kind, and one form of the message about a bad one.
 
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Says that `value` does not fit the option or variable `name`; `reason` says what does.
@@ -13,19 +15,17 @@ pub fn invalid(value: &str, name: &str, reason: &str) -> String {
 }
 
 /// A number in decimal digits, or the range that is expected.
-pub fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, String> {
+pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
+where
+    N: FromStr + PartialOrd + Display,
+{
     digits(text)
         .filter(|number| range.contains(number))
         .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
 }
 
-/// A number of things in memory, or the range that is expected.
-pub fn count(text: &str, range: RangeInclusive<u64>) -> Result<usize, String> {
-    number(text, range).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
-}
-
 /// A number in decimal digits and without a sign, if it fits.
-pub fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
+pub fn digits<N: FromStr>(text: &str) -> Option<N> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
 }
@@ -92,21 +92,14 @@ pub fn time(text: &str) -> Result<Duration, String> {
     duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
 }
 
-/// A time in whole seconds, or what is expected.
-pub fn whole_seconds(text: &str) -> Result<u64, String> {
-    duration(text)
-        .filter(|time| time.subsec_nanos() == 0)
-        .map(|time| time.as_secs())
-        .ok_or_else(|| "expected whole seconds, such as 90, 90s or 1m30s".into())
-}
-
 /// A time in whole seconds, or the range that is expected.
 pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
-    whole_seconds(text)
-        .ok()
-        .filter(|seconds| range.contains(seconds))
-        .map(Duration::from_secs)
-        .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
+    duration(text)
+        .filter(|time| time.subsec_nanos() == 0 && range.contains(&time.as_secs()))
+        .ok_or_else(|| {
+            let (least, most) = range.into_inner();
+            format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s")
+        })
 }
 
 /// A path that is not empty.
@@ -196,14 +189,13 @@ mod tests {
 
     #[test]
     fn a_fraction_of_a_second_is_no_whole_number() {
-        assert_eq!(whole_seconds("1m30s"), Ok(90));
-        assert_eq!(whole_seconds("0.5m"), Ok(30));
-        assert_eq!(whole_seconds("2000ms"), Ok(2));
-        for text in ["1.5", "500ms", "x", ""] {
-            assert!(whole_seconds(text).is_err(), "{text:?}");
+        for (text, count) in [("1m30s", 90), ("0.5m", 30), ("2000ms", 2), ("2m", 120)] {
+            assert_eq!(seconds(text, 1..=120), Ok(Duration::from_secs(count)));
         }
-        assert_eq!(seconds("2m", 1..=120), Ok(Duration::from_secs(120)));
-        assert_eq!(seconds("2m1s", 1..=120), Err("expected 1-120".into()));
+        let expected = "expected 1-120 in whole seconds, such as 90 or 1m30s";
+        for text in ["1.5", "500ms", "x", "", "0", "2m1s"] {
+            assert_eq!(seconds(text, 1..=120), Err(expected.into()), "{text:?}");
+        }
     }
 
     #[test]

@@ -126,6 +126,8 @@ fn variable(name: &str) -> Result<Option<String>, Error> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
         Err(VarError::NotPresent) => Ok(None),
-        Err(VarError::NotUnicode(_)) => Err(Error::Environment(format!("{name}: it is not UTF-8"))),
+        Err(VarError::NotUnicode(_)) => Err(Error::Environment(format!(
+            "{name}: the value is not UTF-8"
+        ))),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::address::Address;
 use crate::text::{reason, Escaped};
@@ -139,10 +139,8 @@ impl Error {
             Error::BadReply { reply, .. } => {
                 return format!("the server answered {}", Escaped(reply.as_bytes()));
             }
-            Error::AuthTokenFile(file, error) | Error::CaFile(file, error) => {
-                let file = file.as_os_str().as_encoded_bytes();
-                return format!("{}: {}", Escaped(file), reason(error));
-            }
+            Error::AuthTokenFile(file, error) => return unusable("auth token", file, error),
+            Error::CaFile(file, error) => return unusable("CA", file, error),
             Error::Environment(what) => what.as_str(),
             Error::InvalidArgument(what) => what,
             Error::Closed { .. } => "the server closed the connection",
@@ -165,6 +163,11 @@ impl Error {
         };
         text.to_owned()
     }
+}
+
+fn unusable(what: &str, file: &Path, error: &io::Error) -> String {
+    let (file, reason) = (Escaped::path(file), reason(error));
+    format!("cannot use the {what} file {file}: {reason}")
 }
 
 impl fmt::Display for Error {

@@ -52,6 +52,8 @@ mod tls;
 
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "programs")]
+pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use log::{error, info, warn};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 
-use crate::sys::directory::{missing_directory, open_exclusive, sync_name};
+use crate::sys::directory::{open_exclusive, sync_name};
 use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 
@@ -54,8 +54,6 @@ impl Disk for File {
 pub enum Unusable {
     /// It cannot be opened, locked, read or written.
     Io(io::Error),
-    /// This directory, where it would be, does not exist.
-    NoDirectory(PathBuf),
     /// Another server has it.
     InUse,
     /// Its content says nothing that could be relied on.
@@ -68,7 +66,6 @@ impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unusable::Io(error) => f.write_str(&reason(error)),
-            Unusable::NoDirectory(path) => write!(f, "no such directory: {}", Escaped::path(path)),
             Unusable::InUse => f.write_str("another server is using it"),
             Unusable::Malformed(malformed) => malformed.fmt(f),
             Unusable::Exhausted => f.write_str("its fences have come to their end"),
@@ -90,11 +87,7 @@ pub fn open(
     clock: u64,
     range: u64,
 ) -> Result<(ReservedFences, Reserver<File>), Unusable> {
-    let opened = open_exclusive(path, OFlags::NOFOLLOW, 0o600, LOCK_PATIENCE);
-    let opened = opened.map_err(|error| match missing_directory(path, &error) {
-        Some(directory) => Unusable::NoDirectory(directory.to_owned()),
-        None => Unusable::Io(error),
-    })?;
+    let opened = open_exclusive(path, OFlags::NOFOLLOW, 0o600, LOCK_PATIENCE)?;
     let mut file = opened.ok_or(Unusable::InUse)?;
     let mut content = Vec::with_capacity(FILE_LEN);
     (&mut file)
@@ -469,9 +462,8 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).expect("still there"), content);
         });
         in_directory(|path| {
-            let missing = path.join("deeper");
-            let opened = open(&missing, CLOCK, 10);
-            assert!(matches!(opened, Err(Unusable::NoDirectory(directory)) if directory == path));
+            let missing = format!("no such directory: {}", path.display());
+            assert_eq!(refusal(&path.join("deeper")), missing);
         });
         assert_eq!(refusal(Path::new("/dev/null")), "it is not a regular file");
     }

@@ -1,10 +1,14 @@
 //! The commands that ask a server once: wait, acquire, renew, release, break and ping.
 
+use std::path::Path;
+
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{environment, Error};
+use crate::client::Error;
+use crate::sys::secret;
+use crate::text::reason;
 
-use super::servers::{client, unusable, Target};
+use super::servers::{client, Target};
 use super::table::Statistics;
 use super::tag::tag_of;
 use super::{
@@ -87,8 +91,8 @@ fn lost(target: &Target, why: &str) -> Failure {
 pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     let target = Target::new(options.reach(), None, &options.key, None, None)?;
     let file = options.admin_token_file.as_deref();
-    let admin_token = file.map(environment::read_auth_token).transpose();
-    let admin_token = admin_token.map_err(unusable)?;
+    let admin_token = file.map(|file| secret::read(Path::new(file))).transpose();
+    let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
     let mut connection = target.connect()?;
     let has_holders = match connection.holders(Some(&target.key)) {
         Ok(json) => Statistics::parse(&json).is_some_and(|statistics| statistics.has_holders()),
@@ -111,12 +115,16 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
             let what = format!("{}: {why}", target.place());
             Err(Failure::new(NO_PERMISSION, what))
         }
-        (Err(error @ Error::InvalidArgument(_)), _) => {
-            let what = format!("{}: {error}", shown(file.unwrap_or_default()));
-            Err(Failure::new(FILE_ERROR, what))
-        }
+        (Err(error @ Error::InvalidArgument(_)), _) => Err(unusable(file, &error.reason())),
         (Err(error), _) => Err(target.failure(&error)),
     }
+}
+
+/// The failure about the file with the admin token.
+fn unusable(file: Option<&str>, why: &str) -> Failure {
+    let file = shown(file.unwrap_or_default());
+    let what = format!("cannot use the admin token file {file}: {why}");
+    Failure::new(FILE_ERROR, what)
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::sys::directory::{missing_directory, open_exclusive, sync_name};
-use crate::text::{reason, Escaped};
+use crate::sys::directory::{open_exclusive, sync_name};
+use crate::text::reason;
 
 use super::{options, shown, token, FILE_ERROR, OUTDATED};
 
@@ -39,11 +39,7 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
         Ok(Verdict::Current) => Ok(0),
         Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
         Err(error) => {
-            let why = match missing_directory(file, &error) {
-                Some(directory) => format!("no such directory: {}", Escaped::path(directory)),
-                None => reason(&error),
-            };
-            let message = format!("{}: {why}", shown(&options.file));
+            let message = format!("{}: {}", shown(&options.file), reason(&error));
             Err(Failure::new(FILE_ERROR, message))
         }
     }

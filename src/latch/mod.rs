@@ -50,8 +50,9 @@ pub fn main() -> ExitCode {
         .take_while(|argument| argument != "--")
         .collect();
     let command: Vec<OsString> = arguments.collect();
+    let words = ours.iter().cloned();
     let is_run = ours.first().is_some_and(|name| name == "run");
-    let flags: Flags = match arguments::parse(PROGRAM, options::BOOLEANS, ours.into_iter()) {
+    let flags: Flags = match arguments::parse(PROGRAM, options::BOOLEANS, words) {
         Parsed::Run(flags) => flags,
         Parsed::Print(text) if is_run => {
             // argh does not know of what follows the two dashes.
@@ -59,7 +60,7 @@ pub fn main() -> ExitCode {
             return print(&text).map_or_else(fail, ExitCode::from);
         }
         Parsed::Print(text) => return print(&text).map_or_else(fail, ExitCode::from),
-        Parsed::Usage(reason) => return fail(usage(with_hint(&reason, is_run, &command))),
+        Parsed::Usage(reason) => return fail(usage(with_hint(reason, &ours, &command))),
     };
     match dispatch(&flags.command, &command) {
         Ok(status) => ExitCode::from(status),
@@ -67,18 +68,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The reason why the command line is wrong; or that this build has no TLS; or, if the command of
-/// `run` is not behind `--`, that it belongs there.
-fn with_hint<'a>(reason: &'a str, is_run: bool, command: &[OsString]) -> &'a str {
-    let stray = reason.strip_prefix("Unrecognized argument: ");
-    match stray {
-        #[cfg(not(feature = "tls"))]
-        Some(word) if word == "--tls" || word.starts_with("--tls-") => {
-            "TLS needs a build with --features tls"
-        }
-        Some(word) if is_run && command.is_empty() && !word.starts_with('-') => {
-            "put -- before the command"
-        }
+/// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
+/// it belongs there; or that there is no such sub-command.
+fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
+    let Some(word) = reason.strip_prefix("unexpected argument: ") else {
+        return reason;
+    };
+    match ours.first() {
+        Some(name) if name == "run" && command.is_empty() => "put -- before the command".into(),
+        Some(name) if name == word => format!("unknown command: {word}"),
         _ => reason,
     }
 }
@@ -115,10 +113,7 @@ fn system_error(what: &str, error: &io::Error) -> Failure {
 }
 
 fn unprintable(error: &io::Error) -> Failure {
-    Failure::new(
-        FILE_ERROR,
-        format_args!("standard output: {}", reason(error)),
-    )
+    Failure::new(FILE_ERROR, output::unprintable(error))
 }
 
 fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-use crate::cli::values::{time, whole_seconds, yes_or_no};
+use crate::cli::values::{number, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
+use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 
 use super::claim::Patience;
 
@@ -17,7 +18,6 @@ pub(super) const BOOLEANS: &[&str] = &[
     "--quiet",
     "-q",
     "--retry",
-    #[cfg(feature = "tls")]
     "--tls",
     "--verbose",
     "-v",
@@ -70,16 +70,13 @@ macro_rules! command {
             )]
             pub(super) connect_timeout: Duration,
             /// speak TLS with servers that are reached over TCP
-            #[cfg(feature = "tls")]
             #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
             pub(super) tls: Option<bool>,
             /// trust the certificates in this file, and those that they have signed; speaks TLS
             /// (those that this host trusts)
-            #[cfg(feature = "tls")]
             #[argh(option, arg_name = "path")]
             pub(super) tls_ca: Option<String>,
             /// the name that the server's certificate is for; speaks TLS (the host of the server)
-            #[cfg(feature = "tls")]
             #[argh(option, arg_name = "name")]
             pub(super) tls_name: Option<String>,
         }
@@ -90,12 +87,9 @@ macro_rules! command {
                     servers: &self.server,
                     auth_token_file: self.auth_token_file.as_deref(),
                     connect_timeout: self.connect_timeout,
-                    #[cfg(feature = "tls")]
-                    tls: crate::client::environment::TlsWish {
-                        is_wanted: self.tls,
-                        ca_file: self.tls_ca.as_deref(),
-                        name: self.tls_name.as_deref(),
-                    },
+                    tls: self.tls,
+                    tls_ca: self.tls_ca.as_deref(),
+                    tls_name: self.tls_name.as_deref(),
                 }
             }
         }
@@ -113,13 +107,13 @@ macro_rules! keeping_command {
                 #[argh(positional)]
                 pub(super) key: String,
                 /// how long to wait for the lock; 0 tries once (for ever)
-                #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+                #[argh(option, arg_name = "time", from_str_fn(wait_time))]
                 pub(super) timeout: Option<u64>,
                 /// length of the lease (the server's default)
-                #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+                #[argh(option, arg_name = "time", from_str_fn(lease))]
                 pub(super) lease: Option<u64>,
                 /// take one of this many slots of a semaphore
-                #[argh(option, arg_name = "count")]
+                #[argh(option, arg_name = "count", from_str_fn(limit))]
                 pub(super) limit: Option<u32>,
                 $($fields)*
                 /// while it waits, try again if the server restarts or is not there yet, for at
@@ -165,8 +159,9 @@ pub(super) struct Reach<'a> {
     pub(super) servers: &'a [String],
     pub(super) auth_token_file: Option<&'a str>,
     pub(super) connect_timeout: Duration,
-    #[cfg(feature = "tls")]
-    pub(super) tls: crate::client::environment::TlsWish<'a>,
+    pub(super) tls: Option<bool>,
+    pub(super) tls_ca: Option<&'a str>,
+    pub(super) tls_name: Option<&'a str>,
 }
 
 keeping_command! {
@@ -184,10 +179,16 @@ keeping_command! {
             from_str_fn(time)
         )]
         pub(super) kill_after: Duration,
-        /// exit status if another client holds the lock (75)
-        #[argh(option, short = 'E', arg_name = "status", default = "75")]
+        /// exit status if the lock is not granted in time (75)
+        #[argh(
+            option,
+            short = 'E',
+            arg_name = "status",
+            default = "75",
+            from_str_fn(exit_status)
+        )]
         pub(super) busy_status: u8,
-        /// exit with 0 if another client holds the lock
+        /// exit with 0 if the lock is not granted in time
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) busy_ok: bool,
     }
@@ -200,8 +201,14 @@ keeping_command! {
         /// what the server shows operators of this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         pub(super) tag: Option<String>,
-        /// exit status if another client holds the lock (75)
-        #[argh(option, short = 'E', arg_name = "status", default = "75")]
+        /// exit status if the lock is not granted in time (75)
+        #[argh(
+            option,
+            short = 'E',
+            arg_name = "status",
+            default = "75",
+            from_str_fn(exit_status)
+        )]
         pub(super) busy_status: u8,
     }
 }
@@ -214,10 +221,10 @@ command! {
         #[argh(positional)]
         pub(super) key: String,
         /// how long to wait; 0 tries once (for ever)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         pub(super) timeout: Option<u64>,
         /// wait for one of this many slots of a semaphore
-        #[argh(option, arg_name = "count")]
+        #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
     }
 }
@@ -230,13 +237,13 @@ command! {
         #[argh(positional)]
         pub(super) key: String,
         /// how long to wait for the lock; 0 tries once (for ever)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         pub(super) timeout: Option<u64>,
         /// length of the lease (the server's default)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        #[argh(option, arg_name = "time", from_str_fn(lease))]
         pub(super) lease: Option<u64>,
         /// take one of this many slots of a semaphore
-        #[argh(option, arg_name = "count")]
+        #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
         /// what the server shows operators while this waits (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
@@ -255,10 +262,10 @@ command! {
         #[argh(positional)]
         pub(super) token: String,
         /// length of the lease (the server's default)
-        #[argh(option, arg_name = "time", from_str_fn(whole_seconds))]
+        #[argh(option, arg_name = "time", from_str_fn(lease))]
         pub(super) lease: Option<u64>,
         /// the key is a semaphore with this many slots
-        #[argh(option, arg_name = "count")]
+        #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
     }
 }
@@ -274,7 +281,7 @@ command! {
         #[argh(positional)]
         pub(super) token: String,
         /// the key is a semaphore with this many slots
-        #[argh(option, arg_name = "count")]
+        #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
     }
 }
@@ -307,7 +314,7 @@ command! {
         #[argh(positional)]
         pub(super) key: String,
         /// only the grant with this fence, a decimal number (all grants of the key)
-        #[argh(option, arg_name = "number")]
+        #[argh(option, arg_name = "number", from_str_fn(fence))]
         pub(super) fence: Option<u64>,
         /// a file with the admin token of the server
         #[argh(option, arg_name = "path")]
@@ -375,6 +382,26 @@ pub(super) struct FenceCheck {
     /// the token to check
     #[argh(positional)]
     pub(super) token: String,
+}
+
+fn wait_time(text: &str) -> Result<u64, String> {
+    seconds(text, 0..=MAX_SECONDS).map(|time| time.as_secs())
+}
+
+fn lease(text: &str) -> Result<u64, String> {
+    seconds(text, 1..=MAX_SECONDS).map(|time| time.as_secs())
+}
+
+fn limit(text: &str) -> Result<u32, String> {
+    number(text, 1..=MAX_LIMIT)
+}
+
+fn exit_status(text: &str) -> Result<u8, String> {
+    number(text, 0..=u8::MAX)
+}
+
+fn fence(text: &str) -> Result<u64, String> {
+    number(text, 0..=u64::MAX)
 }
 
 fn positive_time(text: &str) -> Result<Duration, String> {

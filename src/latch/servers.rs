@@ -31,20 +31,45 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
     };
     let auth_token = auth_token.map_err(unusable)?;
     #[cfg(not(feature = "tls"))]
-    environment::refuse_tls().map_err(unusable)?;
+    refuse_tls(reach)?;
     let timeout = reach.connect_timeout;
     let settings = Settings {
         connect_timeout: timeout,
         reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),
         auth_token,
         #[cfg(feature = "tls")]
-        tls: environment::tls(reach.tls).map_err(unusable)?,
+        tls: tls(reach)?,
     };
     Ok(Client::with_settings(servers, settings))
 }
 
+/// How to speak TLS, by the options or else by the environment.
+#[cfg(feature = "tls")]
+fn tls(reach: Reach<'_>) -> Result<Option<crate::client::Tls>, Failure> {
+    let wish = environment::TlsWish {
+        is_wanted: reach.tls,
+        ca_file: reach.tls_ca,
+        name: reach.tls_name,
+    };
+    environment::tls(wish).map_err(unusable)
+}
+
+/// Refuses options or an environment that ask for TLS, which this build does not have.
+#[cfg(not(feature = "tls"))]
+fn refuse_tls(reach: Reach<'_>) -> Result<(), Failure> {
+    let option = match (reach.tls, reach.tls_ca, reach.tls_name) {
+        (Some(false), ..) => return Ok(()),
+        (Some(true), ..) => "--tls",
+        (None, Some(_), _) => "--tls-ca",
+        (None, None, Some(_)) => "--tls-name",
+        (None, None, None) => return environment::refuse_tls().map_err(unusable),
+    };
+    let lacking = "needs a build with --features tls";
+    Err(usage(format_args!("{option}: {lacking}")))
+}
+
 /// The failure for a wrong environment, or for what the command line has in its place.
-pub(super) fn unusable(error: Error) -> Failure {
+fn unusable(error: Error) -> Failure {
     match error {
         Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
         _ => usage(error),

@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let options = match parsed {
         Parsed::Run(options) => options,
-        Parsed::Print(text) => return server::print(&text),
+        Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     capacity::reexec_with_malloc_settings();
@@ -146,7 +146,7 @@ fn run(
         server::print_port(&listeners)?;
     }
     if let Err(error) = notify(ready(&session_rules)) {
-        warn!("cannot-notify error=\"{error}\"");
+        warn!("cannot-notify error=\"{}\"", reason(&error));
     }
 
     let end = shutdown::End {

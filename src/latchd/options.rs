@@ -19,7 +19,7 @@ use crate::sys::secret;
 #[cfg(feature = "cluster")]
 use super::cluster_options::ClusterOptions;
 
-const MAX_COUNT: u64 = u32::MAX as u64;
+const MAX_COUNT: usize = u32::MAX as usize;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -31,9 +31,7 @@ const RIVALS: &[[&str; 2]] = &[
     ],
     ["--auth-token", "--auth-token-file"],
     ["--log", "--log-file"],
-    #[cfg(feature = "tls")]
     ["--tls-cert", "--tls-self-signed"],
-    #[cfg(feature = "tls")]
     ["--tls-key", "--tls-self-signed"],
 ];
 
@@ -72,18 +70,18 @@ arguments::options! {
         /// group of the Unix socket, by name or number
         #[argh(option, arg_name = "group", from_str_fn(group))]
         unix_group: Option<u32> = ["UNIX_GROUP"],
-        /// lease of a claim that names none, in seconds (33)
-        #[argh(option, arg_name = "seconds", default = "seconds(33)", from_str_fn(some_time))]
+        /// lease of a claim that names none (33)
+        #[argh(option, arg_name = "time", default = "seconds(33)", from_str_fn(some_time))]
         default_lease_ttl: Duration = ["DEFAULT_LEASE_TTL_S"],
         /// accepted for compatibility; leases end on time anyway
-        #[argh(option, arg_name = "seconds", default = "seconds(1)", from_str_fn(some_time))]
+        #[argh(option, arg_name = "time", default = "seconds(1)", from_str_fn(some_time))]
         #[allow(dead_code)]
         lease_sweep_interval: Duration = ["LEASE_SWEEP_INTERVAL_S"],
-        /// how often idle keys are looked at, in seconds (5)
-        #[argh(option, arg_name = "seconds", default = "seconds(5)", from_str_fn(some_time))]
+        /// how often idle keys are looked at (5)
+        #[argh(option, arg_name = "time", default = "seconds(5)", from_str_fn(some_time))]
         gc_interval: Duration = ["GC_INTERVAL_S", "GC_LOOP_SLEEP"],
-        /// for how long a key may be idle before it is dropped, in seconds (60)
-        #[argh(option, arg_name = "seconds", default = "seconds(60)", from_str_fn(any_time))]
+        /// for how long a key may be idle before it is dropped (60)
+        #[argh(option, arg_name = "time", default = "seconds(60)", from_str_fn(any_time))]
         gc_max_idle: Duration = ["GC_MAX_IDLE_S", "GC_MAX_UNUSED_TIME"],
         /// the most keys at once (1024)
         #[argh(option, arg_name = "count", default = "1024", from_str_fn(count))]
@@ -106,14 +104,14 @@ arguments::options! {
         /// the most waiters at once, over all keys (65536)
         #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
         max_waiters_total: usize = ["MAX_WAITERS_TOTAL"],
-        /// how long a line may take to arrive, and an unused connection idle, in seconds (23)
-        #[argh(option, arg_name = "seconds", default = "seconds(23)", from_str_fn(some_time))]
+        /// how long a line may take to arrive, and an unused connection idle (23)
+        #[argh(option, arg_name = "time", default = "seconds(23)", from_str_fn(some_time))]
         read_timeout: Duration = ["READ_TIMEOUT_S"],
-        /// how long a reply may take to leave, in seconds; 0: for ever (5)
-        #[argh(option, arg_name = "seconds", default = "Some(seconds(5))", from_str_fn(unless_0))]
+        /// how long a reply may take to leave; 0: for ever (5)
+        #[argh(option, arg_name = "time", default = "Some(seconds(5))", from_str_fn(unless_0))]
         write_timeout: Unless<Duration> = ["WRITE_TIMEOUT_S"],
-        /// how long a shutdown waits for holders, in seconds; 0: for ever (30)
-        #[argh(option, arg_name = "seconds", default = "Some(seconds(30))", from_str_fn(unless_0))]
+        /// how long a shutdown waits for holders; 0: for ever (30)
+        #[argh(option, arg_name = "time", default = "Some(seconds(30))", from_str_fn(unless_0))]
         shutdown_timeout: Unless<Duration> = ["SHUTDOWN_TIMEOUT_S"],
         /// release what a connection holds when it closes (true)
         #[argh(option, arg_name = "bool", default = "true", from_str_fn(values::yes_or_no))]
@@ -151,8 +149,8 @@ arguments::options! {
         /// serve the listening socket on descriptor 0 (inetd wait, s6)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
-        /// exit after so many seconds without a connection or a held slot; 0: never (0)
-        #[argh(option, arg_name = "seconds", default = "None", from_str_fn(unless_0))]
+        /// exit after so long without a connection or a held slot; 0: never (0)
+        #[argh(option, arg_name = "time", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
         /// share locks with the other servers on this etcd: HOST:PORT of its members, with commas
         #[argh(option, arg_name = "list")]
@@ -165,8 +163,8 @@ arguments::options! {
         #[argh(option, arg_name = "name", default = "default_prefix()", from_str_fn(etcd_prefix))]
         #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_prefix: String = ["ETCD_PREFIX"],
-        /// how long the active server may be silent before another takes over, in seconds (10)
-        #[argh(option, arg_name = "seconds", default = "seconds(10)", from_str_fn(etcd_ttl))]
+        /// how long the active server may be silent before another takes over (10)
+        #[argh(option, arg_name = "time", default = "seconds(10)", from_str_fn(etcd_ttl))]
         #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_ttl: Duration = ["ETCD_TTL_S"],
         /// the user to be in etcd
@@ -177,41 +175,30 @@ arguments::options! {
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"],
-        // These need TLS, as the two at the end.
         /// a file with the CAs of the etcd members that speak TLS
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        #[argh(from_str_fn(values::path))]
         etcd_cacert: Option<PathBuf> = ["ETCD_CACERT"],
         /// a file with the certificate to show to etcd
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        #[argh(from_str_fn(values::path))]
         etcd_cert: Option<PathBuf> = ["ETCD_CERT"],
         /// a file with the key of that certificate
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        #[argh(from_str_fn(values::path))]
         etcd_key: Option<PathBuf> = ["ETCD_KEY"],
         // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(feature = "tls"), allow(dead_code))]
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        #[argh(from_str_fn(values::path))]
         tls_cert: Option<PathBuf> = ["TLS_CERT"],
         /// a file with the key of the first certificate
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
         #[cfg_attr(not(feature = "tls"), allow(dead_code))]
-        #[cfg_attr(feature = "tls", argh(option, arg_name = "path"))]
-        #[cfg_attr(not(feature = "tls"), argh(option, hidden_help))]
-        #[argh(from_str_fn(values::path))]
         tls_key: Option<PathBuf> = ["TLS_KEY"],
         /// speak TLS with certificates that are made in this directory if it has none
-        #[cfg(feature = "tls")]
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         tls_self_signed: Option<PathBuf>,
     }
 }
@@ -413,12 +400,12 @@ fn unless_0(text: &str) -> Result<Unless<Duration>, String> {
 }
 
 fn count(text: &str) -> Result<usize, String> {
-    values::count(text.trim(), 1..=MAX_COUNT)
+    values::number(text.trim(), 1..=MAX_COUNT)
 }
 
 /// A count for which 0 means "no cap".
 fn cap(text: &str) -> Result<Unless<usize>, String> {
-    let cap = values::count(text.trim(), 0..=MAX_COUNT)?;
+    let cap = values::number(text.trim(), 0..=MAX_COUNT)?;
     Ok(Some(cap).filter(|cap| *cap > 0))
 }
 
@@ -543,18 +530,19 @@ mod tests {
 
     #[test]
     fn a_bad_value_names_its_place() {
+        let expected = "expected 1-9223372036 in whole seconds, such as 90 or 1m30s";
         for bad in ["0", "-1", "+1", "1.5", "x", "", "9223372037"] {
             let message = lease(Some(bad), &[]).expect_err(bad);
             assert_eq!(
                 message,
-                format!("invalid value '{bad}' for --default-lease-ttl: expected 1-9223372036")
+                format!("invalid value '{bad}' for --default-lease-ttl: {expected}")
             );
         }
         let message =
             lease(None, &[("DFLOCKD_DEFAULT_LEASE_TTL_S", "soon")]).expect_err("no number");
         assert_eq!(
             message,
-            "invalid value 'soon' for DFLOCKD_DEFAULT_LEASE_TTL_S: expected 1-9223372036"
+            format!("invalid value 'soon' for DFLOCKD_DEFAULT_LEASE_TTL_S: {expected}")
         );
     }
 

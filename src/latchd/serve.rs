@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use log::{debug, info, warn};
+use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, Outlet};
 #[cfg(feature = "cluster")]
@@ -61,10 +61,6 @@ pub(super) fn start(
     spawn("reaper", move || reaper.reap())?;
     let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
     spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
-    for listener in listeners.iter() {
-        let kind = listener.port().map_or("path", |_| "addr");
-        info!("listening {kind}={listener}");
-    }
     accept_from_all(listeners, connections, &workers).map_err(no_thread)
 }
 
@@ -100,6 +96,6 @@ fn converse(
     let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
     match watch.watch(stream, admission.id()) {
         Ok(()) => session::serve(stream, seat, rules, watch),
-        Err(error) => warn!("turned-away reason=no-watch error=\"{error}\""),
+        Err(error) => warn!("turned-away reason=no-watch error=\"{}\"", reason(&error)),
     }
 }

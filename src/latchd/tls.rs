@@ -1,6 +1,7 @@
 //! TLS on the TCP port: where the certificate comes from, and how it is read again.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::{info, warn};
 
@@ -10,6 +11,12 @@ use crate::text::Escaped;
 
 use super::options::Options;
 use super::self_signed;
+
+/// A day in seconds.
+const DAY: u64 = 86_400;
+
+/// How long before a certificate expires the log says so.
+const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 
 /// The certificate that the options ask for, if any. Makes a self-signed one if it is not there
 /// yet.
@@ -24,7 +31,21 @@ pub(super) fn certificate(options: &Options) -> Result<Option<Arc<Certificate>>,
         _ => return Ok(None),
     };
     let certificate = Certificate::read(files.0, files.1)?;
+    warn_of_expiry(&certificate);
     Ok(Some(Arc::new(certificate)))
+}
+
+/// Warns of a certificate that has expired, or soon will have.
+fn warn_of_expiry(certificate: &Certificate) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    let Some(expiry) = certificate.expiry_before(now + EXPIRY_NOTICE) else {
+        return;
+    };
+    match expiry.checked_sub(now) {
+        Some(left) => warn!("certificate-expires days_left={}", left.as_secs() / DAY),
+        None => warn!("certificate-expired"),
+    }
 }
 
 /// Reads the certificate again. One that is broken changes nothing.
@@ -34,7 +55,10 @@ pub(super) fn reader_of(certificate: Option<Arc<Certificate>>) -> impl Fn() + Se
             return;
         };
         match certificate.read_again() {
-            Ok(()) => info!("certificate-read"),
+            Ok(()) => {
+                info!("certificate-read");
+                warn_of_expiry(certificate);
+            }
             Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
         }
     }

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use crate::lfpd::uucp::files::DeviceLock;
 use crate::sys::directory::FileId;
 use crate::sys::process;
+use crate::text::reason;
 
 use super::places::share_of;
 
@@ -112,7 +113,8 @@ impl Holders {
         if let (Watch::Epoll(epoll), End::Descriptor(descriptor)) = (&self.watch, &end) {
             let data = EventData::new_u64(u64::from(pid));
             if let Err(error) = epoll::add(epoll, descriptor, data, EventFlags::IN) {
-                debug!("unwatched pid={pid} reason=\"{error}\"");
+                let error = reason(&error.into());
+                debug!("unwatched pid={pid} reason=no-watch error=\"{error}\"");
                 return left_over;
             }
         }
@@ -172,7 +174,7 @@ impl Holders {
         match epoll::wait(epoll, spare_capacity(&mut events), patience.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
-                warn!("cannot-watch-holders error=\"{error}\"");
+                warn!("cannot-watch-holders error=\"{}\"", reason(&error.into()));
                 thread::sleep(POLL_INTERVAL);
             }
         }

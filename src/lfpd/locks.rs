@@ -168,7 +168,7 @@ impl Locks {
         };
         let device = shown(target);
         self.foreigners.warn(format_args!(
-            "not-their-process {verdict}=yes device={device} pid={pid} {peer}"
+            "not-their-process verdict={verdict} device={device} pid={pid} {peer}"
         ));
         self.rules.peer_rule == PeerRule::Log
     }

@@ -60,7 +60,7 @@ const MAX_NEWCOMERS: usize = 16;
 pub fn main() -> ExitCode {
     let options = match options::read(std::env::args_os().skip(1)) {
         Parsed::Run(options) => options,
-        Parsed::Print(text) => return server::print(&text),
+        Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     let inherited = match inherited::from_environment() {
@@ -231,9 +231,6 @@ fn serve_all(
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
     let listeners: Arc<[Listener]> = listeners.into();
-    for listener in listeners.iter() {
-        info!("listening at={listener}");
-    }
     accept_from_all(&listeners, &connections, &workers).map_err(server::no_thread)?;
     if options.print_port {
         server::print_port(&listeners)?;

@@ -52,8 +52,8 @@ arguments::options! {
         /// give lock files to the user whose process holds them
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         chown: bool,
-        /// how long a command may take to arrive, in seconds (300)
-        #[argh(option, arg_name = "seconds", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
+        /// how long a command may take to arrive (300)
+        #[argh(option, arg_name = "time", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
         idle_timeout: Duration,
         /// the most connections at once (256)
         #[argh(option, arg_name = "count", default = "256", from_str_fn(connection_count))]
@@ -185,7 +185,7 @@ fn idle_timeout(text: &str) -> Result<Duration, String> {
 }
 
 fn connection_count(text: &str) -> Result<usize, String> {
-    values::count(text, 1..=65_536)
+    values::number(text, 1..=65_536)
 }
 
 #[cfg(test)]

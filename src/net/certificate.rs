@@ -1,56 +1,96 @@
 //! The certificate that a server shows to its clients over TLS, and its key.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{Error, ServerConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 
 use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
-/// The longest file in bytes: more than any chain of certificates.
-const MAX_FILE_LEN: u64 = 1024 * 1024;
+use super::trust::read_all;
 
 /// A certificate with its key, from two files that can be read again.
 #[derive(Debug)]
 pub struct Certificate {
     chain: PathBuf,
     key: PathBuf,
-    config: Mutex<Arc<ServerConfig>>,
+    content: Mutex<Content>,
+}
+
+/// What was read from the files.
+#[derive(Debug)]
+struct Content {
+    config: Arc<ServerConfig>,
+    /// The certificate of the server itself.
+    first: CertificateDer<'static>,
 }
 
 impl Certificate {
     /// Reads a chain of certificates and the key of its first one, both in PEM. The error names the
     /// file.
     pub fn read(chain: PathBuf, key: PathBuf) -> Result<Certificate, String> {
-        let config = Mutex::new(config(&chain, &key)?);
-        Ok(Certificate { chain, key, config })
+        let content = Mutex::new(content(&chain, &key)?);
+        Ok(Certificate {
+            chain,
+            key,
+            content,
+        })
     }
 
     /// Reads the files again, for connections to come. After an error the old certificate stays.
     pub fn read_again(&self) -> Result<(), String> {
-        let new = config(&self.chain, &self.key)?;
-        let old = std::mem::replace(&mut *self.config.lock(), new);
+        let new = content(&self.chain, &self.key)?;
+        let old = std::mem::replace(&mut *self.content.lock(), new);
         drop(old);
         Ok(())
     }
 
     /// The settings of a connection.
     pub fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.config.lock())
+        Arc::clone(&self.content.lock().config)
+    }
+
+    /// When the certificate expires, if that is before `time`; both since 1970.
+    pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
+        let first = self.content.lock().first.clone();
+        match verify_at(&first, UnixTime::since_unix_epoch(time)) {
+            Err(Error::InvalidCertificate(CertificateError::ExpiredContext {
+                not_after, ..
+            })) => Some(Duration::from_secs(not_after.as_secs())),
+            _ => None,
+        }
     }
 }
 
-fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, String> {
+/// Verifies a certificate as a client would at that time. Its validity is looked at first, before
+/// its issuer and its name.
+fn verify_at(certificate: &CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone())?;
+    let provider = ring::default_provider().into();
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider).build();
+    let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
+    let name = Ipv4Addr::LOCALHOST.into();
+    let verified = verifier.verify_server_cert(certificate, &[], &name, &[], time);
+    verified.map(drop)
+}
+
+fn content(chain_file: &Path, key_file: &Path) -> Result<Content, String> {
     let (chain, key) = chain_and_key(chain_file, key_file)?;
+    let first = chain[0].clone();
     let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .expect("ring has all cipher suites")
@@ -59,11 +99,12 @@ fn config(chain_file: &Path, key_file: &Path) -> Result<Arc<ServerConfig>, Strin
         .map_err(|error| mismatch(chain_file, key_file, &error))?;
     // Each is a message more after the handshake.
     config.send_tls13_tickets = 1;
-    Ok(Arc::new(config))
+    let config = Arc::new(config);
+    Ok(Content { config, first })
 }
 
-/// Reads a chain of certificates and the key of its first one, both in PEM. The error names the
-/// file.
+/// Reads a chain of certificates, of one at least, and the key of its first one, both in PEM. The
+/// error names the file.
 pub fn chain_and_key(
     chain_file: &Path,
     key_file: &Path,
@@ -126,10 +167,5 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(not_a_file());
     }
-    let mut content = Vec::new();
-    let mut limited = file.take(MAX_FILE_LEN + 1);
-    if limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
-        return Err(io::Error::other("it is too long"));
-    }
-    Ok(content)
+    read_all(file)
 }

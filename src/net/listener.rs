@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::debug;
+use log::{debug, info};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -20,7 +20,7 @@ use rustix::net::{
 
 use crate::log::Throttle;
 use crate::sys::thread::spawn;
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 
 #[cfg(feature = "tls")]
 use super::certificate::Certificate;
@@ -156,7 +156,8 @@ impl Listener {
                     pause = FIRST_PAUSE;
                     if let Err(error) = workers.run(admission) {
                         no_thread.warn(format_args!(
-                            "turned-away reason=no-thread error=\"{error}\""
+                            "turned-away reason=no-thread error=\"{}\"",
+                            reason(&error)
                         ));
                     }
                 }
@@ -170,11 +171,12 @@ impl Listener {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
                 Err(error) if concerns_one_peer(&error) => {
-                    debug!("accept-failed error=\"{error}\"")
+                    debug!("accept-failed error=\"{}\"", reason(&error))
                 }
                 Err(error) => {
                     failures.warn(format_args!(
-                        "cannot-accept listener={self} error=\"{error}\""
+                        "cannot-accept listener={self} error=\"{}\"",
+                        reason(&error)
                     ));
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -232,12 +234,16 @@ impl fmt::Display for Listener {
 }
 
 /// Accepts from each listener on a thread of its own, and hands the connections to the workers.
-/// Does not block.
+/// Logs where clients can connect. Does not block.
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,
     workers: &Arc<Workers>,
 ) -> io::Result<()> {
+    for listener in listeners.iter() {
+        let kind = listener.port().map_or("path", |_| "addr");
+        info!("listening {kind}={listener}");
+    }
     for at in 0..listeners.len() {
         let (listeners, connections) = (Arc::clone(listeners), Arc::clone(connections));
         let workers = Arc::clone(workers);

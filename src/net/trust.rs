@@ -1,8 +1,8 @@
 //! Which servers the client's side of TLS trusts.
 
 use std::env;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use rustls::client::WantsClientCert;
@@ -13,6 +13,9 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
 /// A file with the CAs that this host trusts, by the variable of OpenSSL.
 const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
+
+/// The longest file in bytes: more than all CAs of a host.
+const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
 /// Where distributions keep the CAs that a host trusts.
 const SYSTEM_FILES: [&str; 5] = [
@@ -37,7 +40,7 @@ pub fn system_file() -> PathBuf {
 /// signed: by TLS 1.2 or 1.3. What the client shows of itself is still to be said.
 pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
     let mut roots = RootCertStore::empty();
-    let pem = fs::read(file)?;
+    let pem = read_all(File::open(file)?)?;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
         // One of many that this build does not understand does not spoil the others.
@@ -52,6 +55,16 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
             .expect("ring has all cipher suites")
             .with_root_certificates(roots),
     )
+}
+
+/// Reads a file with certificates or a key, unless it is too long.
+pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let mut limited = file.take(MAX_FILE_LEN + 1);
+    match limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
+        true => Err(io::Error::other("it is too long")),
+        false => Ok(content),
+    }
 }
 
 /// The name that a server's certificate must be for; `None` if it cannot be in a certificate.

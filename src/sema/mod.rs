@@ -19,6 +19,7 @@ use nix::unistd::{self, getsid};
 
 use crate::cli::arguments::Parsed;
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::output;
 use crate::cli::waiting::{Talk, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
@@ -82,7 +83,7 @@ impl Failure {
 
     /// An error of the standard output.
     fn unprintable(error: io::Error) -> Failure {
-        Failure::of_file(format_args!("standard output: {}", reason(&error)))
+        Failure::of_file(output::unprintable(&error))
     }
 
     /// Prints the reason, and returns the exit status.

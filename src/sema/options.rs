@@ -57,7 +57,7 @@ const COMMANDS: [(SubCommand, &str, &str); 8] = [
         "clean",
         "remove a stale lock and the left-overs of crashes",
     ),
-    (Run, "run", "run a command while holding the lock"),
+    (Run, "run", "run a program while holding the lock"),
     (
         Hold,
         "hold",
@@ -169,7 +169,7 @@ const OPTIONS: [OptionRow; 20] = [
     OptionRow {
         name: "--verbose",
         short: Some("-v"),
-        help: "say who holds the lock while waiting, also where stderr is no terminal",
+        help: "say who holds the lock while it waits, also where stderr is no terminal",
         commands: &[Acquire, Run, Hold],
         set: Flag(|options| options.verbose = true),
     },
@@ -256,7 +256,7 @@ const OPTIONS: [OptionRow; 20] = [
     },
     OptionRow {
         name: "--on-lost",
-        help: "if the lock is lost, end the command: term or ignore (term)",
+        help: "if the lock is lost, end the program: term or ignore (term)",
         commands: &[Run],
         set: Value("what", |options, value| {
             let all = [("term", LossPolicy::Term), ("ignore", LossPolicy::Ignore)];
@@ -266,7 +266,7 @@ const OPTIONS: [OptionRow; 20] = [
     },
     OptionRow {
         name: "--kill-after",
-        help: "how long the command may take to end once the lock is lost (10)",
+        help: "how long the program may take to end once the lock is lost (10)",
         commands: &[Run],
         set: Value("time", |options, value| {
             duration(value).map(|time| options.kill_after = time)

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::cli::output::unprintable;
 use crate::lockfile::{
     acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
     Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
@@ -339,7 +340,7 @@ fn print_out(text: &str, status: u8) -> u8 {
     match print(text) {
         Ok(()) => status,
         Err(error) => {
-            complain(&format!("Error: standard output: {}\n", reason(&error)));
+            complain(&format!("Error: {}\n", unprintable(&error)));
             FAILED
         }
     }

@@ -20,6 +20,7 @@ use crate::cli::output;
 use crate::log::{syslog, Log, LogRules, LogTarget};
 use crate::net::inherited;
 use crate::net::listener::Listener;
+use crate::sys::directory::naming_directory;
 use crate::sys::thread;
 use crate::text::{reason, Escaped};
 
@@ -32,10 +33,10 @@ pub const USAGE: u8 = 2;
 const PAUSE_BEFORE_RESTART: Duration = Duration::from_secs(1);
 
 /// Prints a text instead of serving, and returns the exit status.
-pub fn print(text: &str) -> ExitCode {
-    match output::print(text) {
+pub fn print(program: &str, text: &str) -> ExitCode {
+    match output::print_if_read(text) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(CANNOT_START),
+        Err(error) => refuse(program, CANNOT_START, output::unprintable(&error)),
     }
 }
 
@@ -66,8 +67,8 @@ pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String>
     }
     Log::start(program, rules).map_err(|error| match &rules.target {
         LogTarget::File(path) => {
-            let (path, reason) = (Escaped::path(path), reason(&error));
-            format!("cannot open the log file {path}: {reason}")
+            let reason = reason(&naming_directory(path, error));
+            format!("cannot open the log file {}: {reason}", Escaped::path(path))
         }
         LogTarget::Stderr | LogTarget::Syslog => {
             format!("cannot start the log: {}", reason(&error))
@@ -143,6 +144,7 @@ pub fn listen(
     }
     if let Some(path) = path {
         let bound = Listener::bind_unix(path, mode, group);
+        let bound = bound.map_err(|error| naming_directory(path, error));
         listeners.push(bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))?);
     }
     Ok(listeners)
@@ -163,9 +165,7 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
     };
     match output::print(&format!("{port}\n")) {
         // Under inetd, stdout is the listening socket.
-        Err(error) if !inherited::stderr_is_a_peers() => {
-            Err(format!("cannot print the port: {}", reason(&error)))
-        }
+        Err(error) if !inherited::stderr_is_a_peers() => Err(output::unprintable(&error)),
         _ => Ok(()),
     }
 }

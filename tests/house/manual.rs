@@ -46,6 +46,12 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--etcd-ttl", Some("ETCD_TTL_S")),
     ("--etcd-user", Some("ETCD_USER")),
     ("--etcd-password-file", Some("ETCD_PASSWORD_FILE")),
+    ("--etcd-cacert", Some("ETCD_CACERT")),
+    ("--etcd-cert", Some("ETCD_CERT")),
+    ("--etcd-key", Some("ETCD_KEY")),
+    ("--tls-cert", Some("TLS_CERT")),
+    ("--tls-key", Some("TLS_KEY")),
+    ("--tls-self-signed", None),
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
@@ -141,11 +147,19 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let mut usage = usage_options(&help);
         // What takes a value only after an equals sign is said once for all.
         usage.retain(|_, value| value.as_deref() != Some("bool"));
-        let (from, _) = page
-            .split_once(&format!("\n.Ss latch {name}\n"))
-            .and_then(|(_, from)| from.split_once("\n.Ss "))
-            .unwrap_or_else(|| panic!("{name} has no section"));
-        let entries = from.lines().filter_map(|line| line.strip_prefix(".It "));
+        let section = |heading: &str| {
+            let (_, from) = page.split_once(&format!("\n.Ss {heading}\n"))?;
+            from.split("\n.Ss ").next()?.split("\n.Sh ").next()
+        };
+        let own =
+            section(&format!("latch {name}")).unwrap_or_else(|| panic!("{name} has no section"));
+        // The options of all sub-commands that ask a server have a section of their own.
+        let shared = match name.as_str() {
+            "fence-check" => "",
+            _ => section("Servers").expect("it is there"),
+        };
+        let lines = own.lines().chain(shared.lines());
+        let entries = lines.filter_map(|line| line.strip_prefix(".It "));
         let mut manual: BTreeMap<String, Option<String>> = entries
             .flat_map(|entry| {
                 let (names, value) = match entry.split_once(" Ar ") {

@@ -31,12 +31,10 @@ fn a_build_without_tls_refuses_to_go_without() {
         text(&output.stderr)
     };
     let lacking = "needs a build with --features tls\n";
-    for option in ["--tls", "--tls-ca=x", "--tls-name"] {
-        let line = refusal(&mut latch(
-            &daemon,
-            &["run", "k", option, "x", "--", "true"],
-        ));
-        assert_eq!(line, format!("latch: TLS {lacking}"));
+    for option in [&["--tls"][..], &["--tls-ca", "x"], &["--tls-name", "x"]] {
+        let arguments = [&["run", "k"], option, &["--", "true"]].concat();
+        let line = refusal(&mut latch(&daemon, &arguments));
+        assert_eq!(line, format!("latch: {}: {lacking}", option[0]));
     }
     for (name, value) in [
         ("LATCH_TLS", "yes"),
@@ -48,6 +46,9 @@ fn a_build_without_tls_refuses_to_go_without() {
     }
     let mut plain = latch(&daemon, &["ping"]);
     plain.env("LATCH_TLS", "no").env("LATCH_TLS_CA", "x");
+    assert_eq!(plain.status().expect("it runs").code(), Some(0));
+    let mut plain = latch(&daemon, &["ping", "--tls=no"]);
+    plain.env("LATCH_TLS", "yes");
     assert_eq!(plain.status().expect("it runs").code(), Some(0));
 }
 
@@ -152,13 +153,24 @@ fn a_usage_error_says_what_to_write_instead() {
         ),
         (
             &["run", "k", "-x", "--", "true"],
-            "latch: Unrecognized argument: -x",
+            "latch: unknown option: -x",
         ),
         (
             &["run", "k", "--lease", "500ms", "--", "true"],
-            "latch: invalid value '500ms' for --lease: expected whole seconds, \
-             such as 90, 90s or 1m30s",
+            "latch: invalid value '500ms' for --lease: expected 1-9223372036 in whole seconds, \
+             such as 90 or 1m30s",
         ),
+        (
+            &["run", "k", "--limit", "0", "--", "true"],
+            "latch: invalid value '0' for --limit: expected 1-1048576",
+        ),
+        (
+            &["run", "k", "-E", "256", "--", "true"],
+            "latch: invalid value '256' for -E: expected 0-255",
+        ),
+        (&["runs", "k"], "latch: unknown command: runs"),
+        (&["ping", "k"], "latch: unexpected argument: k"),
+        (&["renew", "--lease"], "latch: --lease requires a value"),
         (
             &["ping", "--connect-timeout", "0s"],
             "latch: invalid value '0s' for --connect-timeout: expected more than 0",
@@ -304,10 +316,10 @@ fn a_grant_whose_token_cannot_be_printed_is_released() {
 fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
-        (&["renew"][..], "key token"),
+        (&["renew"][..], "missing key, token"),
         (
             &[],
-            "run hold wait acquire renew release stats break ping fence-check",
+            "run, hold, wait, acquire, renew, release, stats, break, ping, fence-check",
         ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],
@@ -543,7 +555,10 @@ fn a_file_without_a_usable_auth_token_is_74() {
         fs::write(file, content).expect("write");
         let output = output(&mut latch(&daemon, &["ping", "--auth-token-file", file]));
         let said = text(&output.stderr);
-        assert_eq!(said, format!("latch: {file}: {reason}\n"));
+        assert_eq!(
+            said,
+            format!("latch: cannot use the auth token file {file}: {reason}\n")
+        );
         assert_eq!(output.status.code(), Some(74));
     }
 }

@@ -484,10 +484,8 @@ fn a_break_that_cannot_be_asked_for_has_its_status() {
     for file in [two_words.to_str().expect("text"), "/nowhere/at/all"] {
         let output = run(&daemon, &["break", "k", "--admin-token-file", file]);
         assert_eq!(output.status.code(), Some(74), "{file}");
-        assert!(
-            text(&output.stderr).starts_with(&format!("latch: {file}: ")),
-            "{file}"
-        );
+        let expected = format!("latch: cannot use the admin token file {file}: ");
+        assert!(text(&output.stderr).starts_with(&expected), "{file}");
     }
     assert_eq!(status(&daemon, &["break", "k", "--fence", "soon"]), 64);
     let (_port, dead) = refusing_addr();

@@ -490,7 +490,7 @@ fn a_log_file_that_cannot_be_opened_is_named() {
     let fifo = directory.path().join("fifo");
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("there is room");
     for (path, reason) in [
-        (Path::new("/nowhere/log"), "no such file or directory"),
+        (Path::new("/nowhere/log"), "no such directory: /nowhere"),
         (directory.path(), "is a directory"),
         (&fifo, "no such device or address"),
     ] {

@@ -72,6 +72,24 @@ fn help_goes_to_stdout_and_is_no_failure() {
 }
 
 #[test]
+fn help_on_a_full_disk_says_so_and_a_gone_reader_is_fine() {
+    let (gone, _) = UnixStream::pair().expect("two sockets");
+    let full = fs::File::options().write(true).open("/dev/full");
+    let why = "latchd: standard output: no space left on device\n";
+    for (stdout, status, said) in [
+        (Stdio::from(full.expect("every Linux has it")), 1, why),
+        (Stdio::from(OwnedFd::from(gone)), 0, ""),
+    ] {
+        let mut command = Daemon::command();
+        command.arg("--help").stdout(stdout).stderr(Stdio::piped());
+        let child = command.spawn().expect("it was built by cargo");
+        let end = child.wait_with_output().expect("it exits");
+        assert_eq!(end.status.code(), Some(status));
+        assert_eq!(String::from_utf8_lossy(&end.stderr), said);
+    }
+}
+
+#[test]
 fn the_version_goes_to_stdout_and_is_no_failure() {
     for flag in ["-V", "--version"] {
         let end = run(Daemon::command().arg(flag));
@@ -317,6 +335,8 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 #[cfg(not(feature = "tls"))]
 fn options_this_build_has_not_are_refused() {
     let lacking = "needs a build with --features tls";
+    let line = refusal(Daemon::command().args(["--tls-self-signed", "x"]), 2);
+    assert_eq!(line, format!("latchd: --tls-self-signed: {lacking}"));
     let both = ["--tls-cert=some.pem", "--tls-key", "some.pem"];
     let line = refusal(Daemon::command().args(both), 2);
     assert_eq!(line, format!("latchd: --tls-cert: {lacking}"));

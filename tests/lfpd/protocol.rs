@@ -588,10 +588,7 @@ fn a_failure_under_inetd_is_in_the_syslog_and_not_on_the_wire() {
         .spawn()
         .expect("lfpd was built");
     drop((command, ours));
-    let expected = format!(
-        "<27>lfpd[{}]: Unrecognized argument: --nonsense",
-        child.id()
-    );
+    let expected = format!("<27>lfpd[{}]: unknown option: --nonsense", child.id());
     assert_eq!(syslog.next(), expected);
     assert_eq!(child.wait().expect("a child").code(), Some(2));
     let mut text = String::new();

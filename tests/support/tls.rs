@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
@@ -34,6 +34,15 @@ impl Set {
 
     /// Replaces all certificates by others, of another CA.
     pub fn renew(&self) {
+        self.make(|_| {});
+    }
+
+    /// Replaces all certificates by others; that of the server is valid until then.
+    pub fn expire_at(&self, time: SystemTime) {
+        self.make(|params| params.not_after = time.into());
+    }
+
+    fn make(&self, change: impl FnOnce(&mut CertificateParams)) {
         let key_pair = || KeyPair::generate().expect("there is randomness");
         let (ca_key, key) = (key_pair(), key_pair());
         let mut ca = CertificateParams::default();
@@ -42,7 +51,8 @@ impl Set {
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_certificate = ca.self_signed(&ca_key).expect("the parameters are valid");
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let certificate = CertificateParams::new(names).expect("these are names");
+        let mut certificate = CertificateParams::new(names).expect("these are names");
+        change(&mut certificate);
         let certificate = certificate
             .signed_by(&key, &Issuer::new(ca, ca_key))
             .expect("the parameters are valid");

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{mknodat, FileType, Mode, CWD};
 
@@ -85,6 +85,29 @@ fn sighup_replaces_the_certificate_and_keeps_connections_once() {
     std::thread::sleep(lease);
     assert!(guard.is_held());
     guard.release().expect("it is held");
+}
+
+#[test]
+fn the_log_warns_before_a_certificate_expires() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let set = Set::new();
+    let now = SystemTime::now();
+    set.expire_at(now + 3 * DAY + DAY / 2);
+    let daemon = with(&set);
+    let warnings = || daemon.log().matches("WARN certificate-expire").count();
+    assert!(daemon
+        .log()
+        .contains("WARN certificate-expires days_left=3"));
+    set.expire_at(now - DAY);
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("WARN certificate-expired", PATIENCE);
+    assert_eq!(warnings(), 2, "{}", daemon.log());
+    set.expire_at(now + 15 * DAY);
+    daemon.signal(Signal::HUP);
+    let read = || daemon.log().matches("certificate-read").count();
+    crate::support::eventually(PATIENCE, "it is read", || read() == 2);
+    assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+    assert_eq!(warnings(), 2, "{}", daemon.log());
 }
 
 #[test]

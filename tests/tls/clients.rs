@@ -360,7 +360,7 @@ fn latch_takes_tls_from_options_and_variables() {
             &[],
             &[("LATCH_TLS_CA", "none.pem")],
             74,
-            "none.pem: no such file or directory",
+            "cannot use the CA file none.pem: no such file or directory",
         ),
         (
             &["--tls-ca", ca, "--tls-name=x y"],

@@ -14,7 +14,7 @@ use rustix::fs::{fchown, fstat, Dir, Uid};
 use rustix::io::Errno;
 
 use crate::sys::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 
 use super::device::Device;
 use super::mark::{LockedFor, MODE};
@@ -144,7 +144,10 @@ pub(super) fn make(
         if let Some(owner) = owner {
             // Only now: not every user may give a name to another user's file.
             if let Err(error) = fchown(staged.file(), Some(Uid::from_raw(owner)), None) {
-                debug!("cannot-give-away pid={pid} error=\"{error}\"");
+                debug!(
+                    "cannot-give-away pid={pid} error=\"{}\"",
+                    reason(&error.into())
+                );
             }
         }
         Ok(lock)

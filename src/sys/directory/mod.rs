@@ -25,12 +25,16 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// The directory of `file`, if `error` came because there is none.
-pub fn missing_directory<'a>(file: &'a Path, error: &io::Error) -> Option<&'a Path> {
-    let directory = file.parent()?;
-    let is_named = !directory.as_os_str().is_empty();
-    let is_missing = error.kind() == io::ErrorKind::NotFound && is_named && !directory.exists();
-    is_missing.then_some(directory)
+use crate::text::Escaped;
+
+/// The error about `file`, which names the directory if that is missing.
+pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
+    let directory = parent_of(file);
+    if error.kind() != io::ErrorKind::NotFound || directory.exists() {
+        return error;
+    }
+    let directory = Escaped::path(directory);
+    io::Error::new(error.kind(), format!("no such directory: {directory}"))
 }
 
 /// Which file it is, whatever its name. Valid for as long as the file has a name or is open.
@@ -251,7 +255,7 @@ pub fn open_exclusive(
             io::Error::other("it is a symbolic link")
         }
         Some(Errno::ISDIR) => not_a_file(),
-        _ => error,
+        _ => naming_directory(path, error),
     })?;
     if !file.metadata()?.is_file() {
         return Err(not_a_file());
