@@ -1207,14 +1207,17 @@ fn as_process_1_it_passes_the_status_on_and_reaps_orphans() {
     needs!("unshare");
     let daemon = Daemon::start(&[]);
     // Each orphan prints its new parent. Then all of them must be reaped.
+    let directory = directory();
     let script = "for i in 1 2 3 4 5 6 7 8; do
   (setsid sh -c 'for try in $(seq 200); do
     parent=$(cut -d \" \" -f 4 /proc/$$/stat)
     test $parent = 1 && break
     sleep 0.02
   done
-  echo orphan of $parent' &)
+  echo orphan of $parent
+  : > $0/$1' $ENDED $i &)
 done
+until test $(ls $ENDED | wc -l) = 8; do sleep 0.02; done
 for try in $(seq 400); do
   set -- /proc/[0-9]*
   test $# -le 3 && ! grep -q '^State:.Z' /proc/[0-9]*/status 2> /dev/null && echo clean && exit 9
@@ -1224,7 +1227,7 @@ grep . /proc/[0-9]*/status; exit 8";
     let Some(mut command) = as_process_1(&daemon, &[], script) else {
         return;
     };
-    let output = output(&mut command);
+    let output = output(command.env("ENDED", directory.path()));
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(9), "{said}");
     assert_eq!(said, "orphan of 1\n".repeat(8) + "clean\n");

@@ -17,6 +17,7 @@ use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, R
 use crate::support::amount::amount;
 use crate::support::limited::copy_program;
 use crate::support::needs::{needs, skipped};
+use crate::support::stalls::fair_test;
 use crate::support::syslog::Syslog;
 use crate::support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
 
@@ -436,6 +437,10 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 
 #[test]
 fn commands_before_the_stop_signal_are_done_even_if_slow() {
+    fair_test(commands_before_the_stop_signal_are_done_even_if_slow_once);
+}
+
+fn commands_before_the_stop_signal_are_done_even_if_slow_once() {
     needs!("strace");
     const COUNT: usize = 50;
     // 20 ms for each lock.

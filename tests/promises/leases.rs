@@ -148,7 +148,7 @@ impl Pair {
             self.note(0, begin, Request::Acquire { wait, lease }, reply);
 
             let asked = now();
-            self.waiter.send(&format!("l\n{key}\n30 1\n"));
+            self.waiter.send(&format!("l\n{key}\n30 600\n"));
             let step = 2 * within * ((self.key * 7 + round * 11) % pairs) / pairs;
             let renewal = told + LEASE + step;
             thread::sleep(renewal.saturating_sub(within + now()));
@@ -171,7 +171,7 @@ impl Pair {
     fn let_the_waiter_have_it(&mut self, key: &str, asked: Instant) {
         let line = self.waiter.line();
         let next = parse_grant(&line, "ok").unwrap_or_else(|| panic!("no grant: {line}"));
-        let (lease, wait) = (LEASE, Duration::from_secs(30));
+        let (lease, wait) = (Duration::from_secs(600), Duration::from_secs(30));
         let fence = fence(&next.token);
         let reply = Reply::Granted { fence };
         self.note(1, asked, Request::Acquire { wait, lease }, reply);

@@ -16,7 +16,7 @@ const STALL: Duration = Duration::from_millis(20);
 const CHANCES: u32 = 5;
 
 /// There is another chance at least for so long.
-const PERSISTENCE: Duration = Duration::from_secs(60);
+const PERSISTENCE: Duration = Duration::from_secs(120);
 
 /// The verdict of `timed`. A bad one counts only if a thread that did nothing but sleep meanwhile
 /// was woken in time: if not, the machine was late, whatever else was, and `timed` has another
