@@ -79,7 +79,7 @@ pub enum Error {
     InvalidArgument(&'static str),
     /// A variable of the environment, or an address in it, is not valid: which one, and why.
     Environment(String),
-    /// The file with the auth token cannot be read.
+    /// The file with the auth token cannot be read, or does not have one in it.
     AuthTokenFile(PathBuf, io::Error),
     /// A file with certificates cannot be read, or does not have any in it.
     CaFile(PathBuf, io::Error),

@@ -136,8 +136,8 @@ impl Client {
     ///
     /// [`Error::Environment`] for an address that is none, for a list without any, for a value
     /// that is not UTF-8, and for TLS without the feature `tls`; [`Error::AuthTokenFile`] for a
-    /// file that cannot be read, or does not have an auth token in it; an error about a file with
-    /// certificates.
+    /// file that cannot be read, or does not have an auth token in it; [`Error::CaFile`] for one
+    /// that cannot be read, or does not have a certificate in it.
     ///
     /// ```
     /// use latchd::client::Client;

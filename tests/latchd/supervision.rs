@@ -634,7 +634,7 @@ fn the_s6_script_becomes_the_server_and_reports_readiness() {
         let [ready, log] = ["ready", "log"].map(|name| directory.path().join(name));
         fs::write(&ready, "").expect("there is room");
         let addr = free_addr();
-        let mut command = quiet_command("sh");
+        let mut command = Daemon::command_of("sh");
         command.args(["-c", &format!("{fd_3}; exec sh \"$0\"")]);
         command.arg(examples().join("s6-latchd-run")).arg(&ready);
         command.env("DAEMON", PROGRAM).env("RUN_AS", "");
@@ -835,7 +835,7 @@ impl Host {
     /// What every init script must do.
     fn runs(&self, script: Command) {
         let call = |action: &str| {
-            let mut command = quiet_command(script.get_program());
+            let mut command = Daemon::command_of(script.get_program());
             command.args(script.get_args()).arg(action);
             for (name, value) in script.get_envs() {
                 command.env(name, value.expect("none is removed"));
@@ -917,7 +917,7 @@ fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command 
     let script = format!(
         "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID={listen_pid}; exec \"$0\" \"$@\""
     );
-    let mut command = quiet_command("sh");
+    let mut command = Daemon::command_of("sh");
     command.args(["-c", &script, PROGRAM]);
     command.stdin(descriptor.into());
     command
@@ -925,7 +925,7 @@ fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command 
 
 /// What becomes a server, of the words in `command`, once somebody connects to one of `places`.
 fn activated(places: &[&str], command: &[&str]) -> Daemon {
-    let mut activate = quiet_command(installed("systemd-socket-activate", "systemd"));
+    let mut activate = Daemon::command_of(installed("systemd-socket-activate", "systemd"));
     for place in places {
         activate.args(["-l", place]);
     }
@@ -1066,19 +1066,6 @@ fn units_of_this_build() -> TempDir {
     directory
 }
 
-/// A command that leaves the server it becomes as deaf to the environment as [`Daemon::command`].
-fn quiet_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in Daemon::command().get_envs() {
-        command.env_remove(name);
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
 /// Runs `command` to its end, which must come in time. Gives its status and all that it has said.
 fn finished(command: &mut Command) -> (ExitStatus, String) {
     // A file, because what it leaves running would keep a pipe open.
@@ -1145,10 +1132,10 @@ fn account() -> String {
 fn unprivileged(program: &str, directory: &Path) -> Command {
     const NOBODY: u32 = 65_534;
     if !is_root() {
-        return quiet_command(program);
+        return Daemon::command_of(program);
     }
     std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("we are root");
-    let mut command = quiet_command(installed("setpriv", "util-linux"));
+    let mut command = Daemon::command_of(installed("setpriv", "util-linux"));
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.arg(program);
     command

@@ -469,20 +469,23 @@ struct Inetd {
     own: std::path::PathBuf,
 }
 
+/// Starts a program with `socket` on all three standard descriptors, as inetd does.
+fn spawn_on(mut command: Command, socket: impl Into<OwnedFd>) -> Child {
+    let socket: OwnedFd = socket.into();
+    let copy = || Stdio::from(socket.try_clone().expect("a descriptor"));
+    command.stdin(copy()).stdout(copy()).stderr(copy());
+    command.spawn().expect("lfpd was built")
+}
+
 impl Inetd {
-    /// Starts `lfpd` with `socket` on all three standard descriptors, as inetd does.
+    /// Starts `lfpd` as inetd does.
     fn start(socket: OwnedFd, args: &[&str]) -> Inetd {
         let dirs = lock_dirs();
         let own = dirs.path().join("own");
         let mut command = command(dirs.path());
-        let copy = || Stdio::from(socket.try_clone().expect("a descriptor"));
-        command
-            .args(args)
-            .stdin(copy())
-            .stdout(copy())
-            .stderr(copy());
+        command.args(args);
         Inetd {
-            child: command.spawn().expect("lfpd was built"),
+            child: spawn_on(command, socket),
             _dirs: dirs,
             own,
         }
@@ -584,15 +587,8 @@ fn a_failure_under_inetd_is_in_the_syslog_and_not_on_the_wire() {
     let Some(syslog) = Syslog::new() else { return };
     let dirs = lock_dirs();
     let (mut theirs, ours) = tcp_pair();
-    let mut command = syslog.reached_by(command(dirs.path()).arg("--nonsense"));
-    let copy = || OwnedFd::from(ours.try_clone().expect("a descriptor"));
-    let mut child = command
-        .stdin(copy())
-        .stdout(copy())
-        .stderr(copy())
-        .spawn()
-        .expect("lfpd was built");
-    drop((command, ours));
+    let command = syslog.reached_by(command(dirs.path()).arg("--nonsense"));
+    let mut child = spawn_on(command, ours);
     let expected = format!("<27>lfpd[{}]: unknown option: --nonsense", child.id());
     assert_eq!(syslog.next(), expected);
     assert_eq!(child.wait().expect("a child").code(), Some(2));
@@ -608,14 +604,8 @@ fn under_inetd_the_log_can_go_to_the_syslog() {
     let dirs = lock_dirs();
     let (mut theirs, ours) = tcp_pair();
     let mut command = command(dirs.path());
-    let mut command = syslog.reached_by(command.args(["--log", "syslog", "--debug"]));
-    let copy = || OwnedFd::from(ours.try_clone().expect("a descriptor"));
-    let mut child = command
-        .stdin(copy())
-        .stdout(copy())
-        .stderr(copy())
-        .spawn()
-        .expect("lfpd was built");
+    let command = syslog.reached_by(command.args(["--log", "syslog", "--debug"]));
+    let mut child = spawn_on(command, ours);
     let lines = format!("lock /dev/lfpd-a {}\nquit\n", own_pid());
     theirs.write_all(lines.as_bytes()).expect("sent");
     let message = std::iter::from_fn(|| Some(syslog.next())).find(|line| line.contains("lfpd-a"));
@@ -1546,11 +1536,8 @@ fn race_of_servers(content: Option<String>) {
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         clients.push(Client::tcp(addr));
-        let ours = OwnedFd::from(listener.accept().expect("accept").0);
-        let copy = || Stdio::from(ours.try_clone().expect("a descriptor"));
-        let mut lfpd = command(dirs.path());
-        lfpd.stdin(copy()).stdout(copy()).stderr(copy());
-        servers.push(lfpd.spawn().expect("lfpd was built"));
+        let (ours, _) = listener.accept().expect("accept");
+        servers.push(spawn_on(command(dirs.path()), ours));
     }
     clients.iter_mut().for_each(greeted);
     let own = dirs.path().join("own");

@@ -20,6 +20,7 @@ pub mod syslog;
 pub mod tls;
 pub mod tunnel;
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -122,7 +123,12 @@ impl Daemon {
     /// Gives a command which runs `latchd` without arguments, deaf to whatever the environment of
     /// the test says. Stdin is empty, stdout and stderr are collected unless set otherwise.
     pub fn command() -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_latchd"));
+        Daemon::command_of(env!("CARGO_BIN_EXE_latchd"))
+    }
+
+    /// The same of another program, which starts `latchd` or becomes it.
+    pub fn command_of(program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             if is_heard_by_the_daemon(&name.to_string_lossy()) {
                 command.env_remove(name);
