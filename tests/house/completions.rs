@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::features::help;
+use crate::manual::help;
 use crate::support::installed;
 use crate::support::needs::needs;
 

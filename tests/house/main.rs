@@ -5,7 +5,6 @@ mod support;
 
 mod completions;
 mod examples;
-mod features;
 mod install;
 mod layering;
 mod library;

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::features::help;
 use crate::support::needs::needs;
 
 const LATCH: &str = env!("CARGO_BIN_EXE_latch");
@@ -549,6 +548,15 @@ fn sources() -> Vec<(String, String)> {
         }
     }
     texts
+}
+
+/// The help of a program, or of one of its commands.
+pub fn help(program: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).arg("--help").output();
+    let output = output.expect("it was built beside this test");
+    assert!(output.status.success(), "{program} {arguments:?} --help");
+    String::from_utf8(output.stdout).expect("the help is UTF-8")
 }
 
 /// The sub-commands that a help lists.
