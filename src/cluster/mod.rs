@@ -296,9 +296,8 @@ fn exec_again() {
     // An upgrade may have replaced the file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
-        if let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]) {
-            error!("cannot-start-over error=\"{error}\"");
-        }
+        let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, "1")]);
+        error!("cannot-start-over error=\"{error}\"");
     }
 }
 
