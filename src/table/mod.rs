@@ -41,7 +41,8 @@ use map::PartedMap;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
-use slab::{shrink, Slab};
+pub use slab::shrink;
+use slab::Slab;
 pub use snapshot::{HolderSnapshot, KeyQueueSnapshot, KeySnapshot, PlaceSnapshot, Usage};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
