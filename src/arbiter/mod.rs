@@ -318,8 +318,8 @@ impl Arbiter {
     ///
     /// A thread that waits for the mutex gets it: otherwise this one would have taken it again
     /// before the other one runs, for many steps in a row. And a thread that has a request to read
-    /// gets this one's processor, if there is no other: otherwise it would wait for several ticks of
-    /// the kernel's clock.
+    /// gets this one's processor, if there is no other: otherwise it would wait for several ticks
+    /// of the kernel's clock.
     fn give_way(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {

@@ -482,11 +482,7 @@ impl LockTable {
             .conns
             .entry(claimant.conn)
             .or_insert_with(|| ConnectionEntry::new(now));
-        let list = match is_told {
-            true => &mut entry.held,
-            false => &mut entry.pending,
-        };
-        list.push(&mut self.places, id);
+        entry.list_of(is_told).push(&mut self.places, id);
         entry.count += 1;
         id
     }
@@ -590,11 +586,7 @@ impl LockTable {
         let has_ended = matches!(place.state, PlaceState::Ended(_));
         // A connection that is gone may have left slots behind.
         if let Some(entry) = self.conns.get_mut(&conn) {
-            let list = match is_told {
-                true => &mut entry.held,
-                false => &mut entry.pending,
-            };
-            list.remove(&mut self.places, id);
+            entry.list_of(is_told).remove(&mut self.places, id);
             entry.count -= usize::from(!has_ended);
             entry.last_busy = now;
         }
