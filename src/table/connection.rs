@@ -48,6 +48,14 @@ impl ConnectionEntry {
         }
     }
 
+    /// The list of a place, whose client knows its token or does not.
+    pub(super) fn list_of(&mut self, is_told: bool) -> &mut ConnPlaces {
+        match is_told {
+            true => &mut self.held,
+            false => &mut self.pending,
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty() && self.pending.is_empty() && self.ended.0.is_empty()
     }

@@ -41,7 +41,8 @@ use map::PartedMap;
 pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
-use slab::{shrink, Slab};
+pub use slab::shrink;
+use slab::Slab;
 pub use snapshot::{HolderSnapshot, KeyQueueSnapshot, KeySnapshot, PlaceSnapshot, Usage};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
@@ -481,11 +482,7 @@ impl LockTable {
             .conns
             .entry(claimant.conn)
             .or_insert_with(|| ConnectionEntry::new(now));
-        let list = match is_told {
-            true => &mut entry.held,
-            false => &mut entry.pending,
-        };
-        list.push(&mut self.places, id);
+        entry.list_of(is_told).push(&mut self.places, id);
         entry.count += 1;
         id
     }
@@ -589,11 +586,7 @@ impl LockTable {
         let has_ended = matches!(place.state, PlaceState::Ended(_));
         // A connection that is gone may have left slots behind.
         if let Some(entry) = self.conns.get_mut(&conn) {
-            let list = match is_told {
-                true => &mut entry.held,
-                false => &mut entry.pending,
-            };
-            list.remove(&mut self.places, id);
+            entry.list_of(is_told).remove(&mut self.places, id);
             entry.count -= usize::from(!has_ended);
             entry.last_busy = now;
         }

@@ -238,7 +238,7 @@ impl<T, const ROLE: usize> List<T, ROLE> {
 }
 
 /// Gives unused memory back.
-pub(super) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
+pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if let Some(capacity) = sparse(map.len(), map.capacity()) {
         map.shrink_to(capacity);
     }
