@@ -68,7 +68,7 @@ fn pass_on(daemon: &Daemon, count: usize) -> Vec<Duration> {
 #[test]
 fn a_renewal_at_the_end_of_a_lease_is_granted_or_dead() {
     // Pairs of clients: one renews at the end of its lease, the other waits for the key.
-    let (pairs, rounds) = amount((48, 3), (1000, 100));
+    let (pairs, rounds) = amount((48, 3), (250, 400));
     raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let histories: Vec<Vec<Record>> = thread::scope(|scope| {
