@@ -7,7 +7,7 @@ use crate::history::{History, Instant, Record, Reply, Request};
 use crate::journal::now;
 use crate::support::amount::amount;
 use crate::support::limited::raise_our_own_limit;
-use crate::support::stalls::fairly;
+use crate::support::stalls::{fairly, lateness_during};
 use crate::support::{fence, parse_grant, Client, Daemon};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -71,21 +71,24 @@ fn a_renewal_at_the_end_of_a_lease_is_granted_or_dead() {
     let (pairs, rounds) = amount((48, 3), (250, 400));
     raise_our_own_limit();
     let daemon = Daemon::start(&[]);
-    let histories: Vec<Vec<Record>> = thread::scope(|scope| {
-        let daemon = &daemon;
-        let pairs: Vec<_> = (0..pairs)
-            .map(|pair| {
-                let (holder, waiter) = (daemon.connect(), daemon.connect());
-                scope.spawn(move || Pair::new(pair, holder, waiter).play(pairs, rounds))
-            })
-            .collect();
-        let records = pairs.into_iter().map(|pair| pair.join());
-        records.map(|records| records.expect("it ended")).collect()
-    });
+    let play = || {
+        thread::scope(|scope| {
+            let daemon = &daemon;
+            let pairs: Vec<_> = (0..pairs)
+                .map(|pair| {
+                    let (holder, waiter) = (daemon.connect(), daemon.connect());
+                    scope.spawn(move || Pair::new(pair, holder, waiter).play(pairs, rounds))
+                })
+                .collect();
+            let records = pairs.into_iter().map(|pair| pair.join());
+            records.map(|records| records.expect("it ended")).collect()
+        })
+    };
+    let (histories, lateness): (Vec<Vec<Record>>, _) = lateness_during(play);
     let history = History {
         records: histories.concat(),
         limits: (0..pairs).map(|key| (key, 1)).collect(),
-        slack: Duration::from_secs(2),
+        slack: Duration::from_secs(2) + 2 * lateness,
         ..History::default()
     };
     let renewed = |reply| {
