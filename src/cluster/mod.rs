@@ -212,7 +212,7 @@ impl Office {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
-        // If another thread is about to resign, too, the process must not end before the lease does.
+        // Another thread may be about to resign, too. The process must not end before the lease.
         let Some(lease) = state.lease else {
             return;
         };
