@@ -212,7 +212,8 @@ impl Office {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
-        let Some(lease) = state.lease.take() else {
+        // Another thread may be about to resign, too. The process must not end before the lease.
+        let Some(lease) = state.lease else {
             return;
         };
         state.is_resigning = true;
