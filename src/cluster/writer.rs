@@ -23,8 +23,8 @@ use crate::token::Fence;
 /// anew.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How many holders are read at a time, and by what that is divided if it was too much: for the time
-/// that a request may take, or for the length of an answer.
+/// How many holders are read at a time, and by what that is divided if it was too much: for the
+/// time that a request may take, or for the length of an answer.
 const PAGE_LEN: usize = 1000;
 const PAGE_DIVISOR: usize = 4;
 
