@@ -132,6 +132,8 @@ impl Writer {
                 Some(last) if page.len() == page_len => {
                     next = last.key.clone();
                     next.push(0);
+                    // What was too much may be behind, and a slow etcd may have recovered.
+                    page_len = (page_len * 2).min(PAGE_LEN);
                 }
                 _ => return records,
             }

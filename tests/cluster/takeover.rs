@@ -322,7 +322,10 @@ fn restores_locks(etcd: &Etcd, count: usize) -> Server {
     }
     assert_eq!(etcd.holder_count("latchd"), count);
     first.kill();
-    let second = Server::active(&etcd.endpoints(), &caps);
+    let second = Server::start(&etcd.endpoints(), &caps);
+    second
+        .daemon
+        .wait_for_log("INFO active epoch=", 10 * TAKE_OVER);
     let mut client = second.connect();
     for at in [0, 999, 1000, 1001, count - 1] {
         assert_eq!(client.request("l", &key(at), "0"), "timeout");
