@@ -23,8 +23,10 @@ use crate::token::Fence;
 /// anew.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How many holders are read at a time.
+/// How many holders are read at a time, and by what that is divided if it was too much: for the
+/// time that a request may take, or for the length of an answer.
 const PAGE_LEN: usize = 1000;
+const PAGE_DIVISOR: usize = 4;
 
 /// The pause after a request without an answer, and after one that etcd has refused.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -110,9 +112,15 @@ impl Writer {
     /// The holders in etcd, in order of their fences. No other server writes them any more.
     fn read_holders(&mut self) -> Vec<HolderRecord> {
         let (mut next, end) = self.names.holders();
-        let mut records = Vec::new();
+        let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
         loop {
-            let page = self.insist(|gateway, _| gateway.range(&next, &end, PAGE_LEN));
+            let page = self.insist(|gateway, _| {
+                let page = gateway.range(&next, &end, page_len);
+                if matches!(page, Err(EtcdFailure::NoAnswer { .. })) {
+                    page_len = (page_len / PAGE_DIVISOR).max(1);
+                }
+                page
+            });
             for found in &page {
                 match self.names.decode(&found.key, &found.value) {
                     Some(_) if is_planted("orphans-dropped") => {}
@@ -121,9 +129,11 @@ impl Writer {
                 }
             }
             match page.last() {
-                Some(last) if page.len() == PAGE_LEN => {
+                Some(last) if page.len() == page_len => {
                     next = last.key.clone();
                     next.push(0);
+                    // What was too much may be behind, and a slow etcd may have recovered.
+                    page_len = (page_len * 2).min(PAGE_LEN);
                 }
                 _ => return records,
             }

@@ -1,5 +1,5 @@
-//! Two hosts, as network namespaces, and a link between them that goes down without a word to either
-//! end.
+//! Two hosts, as network namespaces, and a link between them that goes down without a word to
+//! either end.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -331,6 +331,24 @@ fn what_is_no_holder_in_the_journal_is_skipped() {
 }
 
 #[test]
+fn much_that_is_no_holder_does_not_stop_a_takeover() {
+    const COUNT: usize = 45;
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let long = "x".repeat(100_000);
+    for at in 0..COUNT {
+        let name = format!("latchd/h/{at:016x}");
+        etcd.ctl(&["put", &name, &long]).expect("etcd answers");
+    }
+    let name = format!("latchd/h/{COUNT:016x}");
+    etcd.ctl(&["put", &name, "l 1 60 00000000000000ff good"]);
+    // All of it together is a longer answer than the server takes.
+    let server = Server::active(&etcd.endpoints(), &[]);
+    server.wait_for("bad-record key=latchd/h/", COUNT);
+    assert_eq!(server.connect().request("l", "good", "0"), "timeout");
+}
+
+#[test]
 fn many_holders_are_restored() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);
@@ -379,7 +397,10 @@ fn restores_locks(etcd: &Etcd, count: usize) -> Server {
     }
     assert_eq!(etcd.holder_count("latchd"), count);
     first.kill();
-    let second = Server::active(&etcd.endpoints(), &caps);
+    let second = Server::start(&etcd.endpoints(), &caps);
+    second
+        .daemon
+        .wait_for_log("INFO active epoch=", 10 * TAKE_OVER);
     let mut client = second.connect();
     for at in [0, 999, 1000, 1001, count - 1] {
         assert_eq!(client.request("l", &key(at), "0"), "timeout");

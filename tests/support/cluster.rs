@@ -194,10 +194,10 @@ impl Etcd {
         output.status.success().then_some(text)
     }
 
-    /// How many holders are in the journal.
+    /// How many holders are in the journal. The count is that of all, whatever the limit.
     pub fn holder_count(&self, prefix: &str) -> usize {
         let first = format!("{prefix}/h/");
-        let counted = self.ctl(&["get", "--prefix", &first, "--count-only", "-w", "fields"]);
+        let counted = self.ctl(&["get", "--prefix", &first, "--limit", "1", "-w", "fields"]);
         let counted = counted.expect("etcd answers");
         let count = counted
             .lines()
