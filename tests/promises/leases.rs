@@ -173,7 +173,7 @@ impl Pair {
         let (begin, fence) = (now(), fence(&token));
         let reply = match self.waiter.request("r", key, &token) {
             reply if reply == "ok" => Reply::Done,
-            // The thread had no processor for a second. The checker knows.
+            // The checker finds it.
             _ => Reply::Refused,
         };
         self.note(1, begin, Request::Release { fence }, reply);
