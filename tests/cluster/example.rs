@@ -4,9 +4,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::house::{free_port, Etcd, Server, TAKE_OVER};
+use crate::house::{Etcd, Server, TAKE_OVER};
 use crate::support::latch::output;
 use crate::support::needs::needs;
+use crate::support::silent::{free_port, free_ports};
 use crate::support::Daemon;
 
 #[test]
@@ -78,16 +79,6 @@ fn the_benchmark_compares_the_cluster_with_etcd() {
     for gap in ["active server killed", "active server told to stop"] {
         assert!(printed.contains(gap), "{printed}");
     }
-}
-
-/// The first of so many ports in a row that are free.
-fn free_ports(count: u16) -> u16 {
-    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let mut first = free_port();
-    while !(first..first + count).all(is_free) {
-        first = free_port();
-    }
-    first
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER};
+use crate::house::{renew, Etcd, Server, TAKE_OVER};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
+use crate::support::silent::free_port;
 use crate::support::stalls::fair_test;
 use crate::support::{eventually, Event, Signal};
 

@@ -10,9 +10,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::house::{free_port, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
+use crate::support::silent::free_port;
 use crate::support::{eventually, fence, Client, Event, Signal, PATIENCE};
 
 /// The keys, with their limits, and the clients.

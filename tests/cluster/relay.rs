@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use latchd::client::{Address, Client as Guards, Loss};
 
-use crate::house::{free_port, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::support::latch::{output, wait, Latch, PROGRAM};
 use crate::support::needs::needs;
+use crate::support::silent::free_port;
 use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
 /// One member of etcd, an active server and a standby.

@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::house::{free_port, renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
+use crate::support::silent::free_port;
 use crate::support::stalls::fair_test;
 use crate::support::{eventually, fence, Daemon, Event, Signal};
 

@@ -12,9 +12,10 @@ use crate::history::Instant;
 use crate::journal::now;
 use crate::place::Place;
 #[cfg(feature = "cluster")]
-use crate::support::cluster::{self, free_port, Etcd};
+use crate::support::cluster::{self, Etcd};
 use crate::support::footprint::Footprint;
 use crate::support::limited::limit_to;
+use crate::support::silent::free_port;
 use crate::support::{eventually, Client, Daemon, Scheme, PATIENCE};
 
 /// How long holders may take after SIGTERM; leases are shorter.

@@ -1,17 +1,17 @@
 //! Members of etcd, and servers that share one service on it.
 
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
 
+use super::silent::free_port;
 use super::{eventually, needs, Client, Daemon, Grant, Signal};
 
 /// How long a server may be silent in these tests, in seconds: the least that is allowed.
@@ -19,22 +19,6 @@ pub const TTL: Duration = Duration::from_secs(5);
 
 /// How long a take-over may take: an expiry may be late, and the machine be busy.
 pub const TAKE_OVER: Duration = Duration::from_secs(40);
-
-/// Ports below those that the kernel gives to clients, so that no connection takes one meanwhile.
-/// Each is given once.
-pub fn free_port() -> u16 {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    loop {
-        let mut random = [0; 2];
-        getrandom::fill(&mut random).expect("the kernel has randomness");
-        let port = 10_240 + u16::from_ne_bytes(random) % 22_000;
-        // A port that is given must not be tried any more: its server may be about to bind it.
-        let is_new = GIVEN.lock().unwrap().insert(port);
-        if is_new && TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 /// One member of etcd.
 pub struct Member {

@@ -22,18 +22,32 @@ pub fn refusing_addr() -> (OwnedFd, SocketAddr) {
     (socket, addr.try_into().expect("it is a socket of TCP"))
 }
 
-/// An address of 127.0.0.1 for a server to come. The kernel hands out higher ports by itself, so
-/// that no other process gets it meanwhile.
+/// An address of 127.0.0.1 for a server to come.
 pub fn free_addr() -> SocketAddr {
+    loopback(free_port())
+}
+
+/// A port of 127.0.0.1 for a server to come.
+pub fn free_port() -> u16 {
+    free_ports(1)
+}
+
+/// The first of so many ports of 127.0.0.1 in a row, each for a server to come. The kernel hands out
+/// higher ports by itself, so that no other process gets one meanwhile, and no other test does.
+pub fn free_ports(count: u16) -> u16 {
     const FIRST: u16 = 15_000;
     const COUNT: u16 = 15_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let own = u16::try_from(std::process::id() % 150 * 100).expect("below 15 000");
+    let is_free = |port: u16| bound(loopback(port)).is_ok();
     (0..COUNT)
-        .map(|_| NEXT.fetch_add(1, Ordering::Relaxed) % COUNT)
-        .map(|number| SocketAddr::from(([127, 0, 0, 1], FIRST + (own + number) % COUNT)))
-        .find(|addr| bound(*addr).is_ok())
+        .map(|_| FIRST + (own + NEXT.fetch_add(count, Ordering::Relaxed) % COUNT) % COUNT)
+        .find(|first| (*first..first + count).all(is_free))
         .expect("a port is free")
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
 }
 
 /// Leaves a socket at `path` as a killed server does.
