@@ -32,8 +32,8 @@ pub fn free_port() -> u16 {
     free_ports(1)
 }
 
-/// The first of so many ports of 127.0.0.1 in a row, each for a server to come. The kernel hands out
-/// higher ports by itself, so that no other process gets one meanwhile, and no other test does.
+/// The first of so many ports of 127.0.0.1 in a row, each for a server to come. The kernel hands
+/// out higher ports by itself, so that no other process gets one meanwhile. Nor does another test.
 pub fn free_ports(count: u16) -> u16 {
     const FIRST: u16 = 15_000;
     const COUNT: u16 = 15_000;
