@@ -15,6 +15,7 @@ use crate::place::Place;
 use crate::support::cluster::{self, Etcd};
 use crate::support::footprint::Footprint;
 use crate::support::limited::limit_to;
+#[cfg(feature = "cluster")]
 use crate::support::silent::free_port;
 use crate::support::{eventually, Client, Daemon, Scheme, PATIENCE};
 
