@@ -12,6 +12,7 @@ mod hostile;
 mod limits;
 mod log;
 mod machine;
+mod memory;
 mod operators;
 mod options;
 mod real_tools;
