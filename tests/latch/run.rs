@@ -8,9 +8,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::amount::amount;
 use crate::support::latch::{
     fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
     text, wait_as_shell, Latch, PROGRAM,
@@ -956,6 +958,51 @@ fn processes_left_in_the_group_are_killed_in_the_end() {
     assert_eq!(status(&daemon, &arguments), 3);
     assert!(is_gone(number_in(&left).expect("written")));
     assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn of_many_runs_none_leaves_a_process_in_the_group() {
+    let next = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| loop {
+                match next.fetch_add(1, Ordering::Relaxed) {
+                    number if number < amount(20, 1000) => leave_nothing(number),
+                    _ => break,
+                }
+            });
+        }
+    });
+}
+
+/// The command starts a process that ignores SIGTERM. Of ten commands, one loses its server, and
+/// the `latch` of one is stopped for longer than the lease; the others end by themselves.
+fn leave_nothing(number: u32) {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let left = directory.path().join("left");
+    let (lease, end, expected) = match number % 10 {
+        0 | 1 => ("4", "exec sleep 60", 70),
+        _ => ("60", "exit 3", 3),
+    };
+    let script = format!(
+        "(trap '' TERM; exec sleep 60) & echo $! > {}; eval \"$READY\"; {end}",
+        left.display()
+    );
+    let options = ["--lease", lease, "--kill-after", "1"];
+    let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
+    match number % 10 {
+        0 => daemon.signal(Signal::KILL),
+        1 => {
+            signal(&child, Signal::STOP);
+            thread::sleep(Duration::from_secs(5));
+            signal(&child, Signal::CONT);
+        }
+        _ => {}
+    }
+    assert_eq!(wait_as_shell(&mut child), Some(expected), "run {number}");
+    assert!(is_gone(command), "run {number}");
+    assert!(is_gone(number_in(&left).expect("written")), "run {number}");
 }
 
 #[test]

@@ -398,6 +398,19 @@ fn scripts_that_create_and_remove_are_never_inside_with_us() {
     assert_eq!((seen.doubles, seen.losses), (0, 0), "{seen:?}");
 }
 
+#[test]
+#[ignore = "long: cargo test --release --lib sixteen -- --ignored --nocapture"]
+fn sixteen_processes_have_ten_thousand_turns_each() {
+    let seen = run(&Run {
+        processes: 16,
+        rounds: 10_000,
+        limit: Duration::from_secs(1200),
+        ..Run::default()
+    });
+    println!("{seen:?}");
+    assert_eq!((seen.grants, seen.doubles, seen.losses), (160_000, 0, 0));
+}
+
 /// For an idle hour.
 #[test]
 #[ignore = "takes five minutes"]
