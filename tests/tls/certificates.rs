@@ -95,9 +95,7 @@ fn the_log_warns_before_a_certificate_expires() {
     set.expire_at(now + 3 * DAY + DAY / 2);
     let daemon = with(&set);
     let warnings = || daemon.log().matches("WARN certificate-expire").count();
-    assert!(daemon
-        .log()
-        .contains("WARN certificate-expires days_left=3"));
+    daemon.wait_for_log("WARN certificate-expires days_left=3", PATIENCE);
     set.expire_at(now - DAY);
     daemon.signal(Signal::HUP);
     daemon.wait_for_log("WARN certificate-expired", PATIENCE);
@@ -266,7 +264,7 @@ fn a_self_signed_certificate_is_made_once() {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let (_, fingerprint) = printed.trim().split_once('=').expect("a fingerprint");
         let line = format!("self-signed ca={} sha256={fingerprint}\n", ca.display());
-        assert!(daemon.log().contains(&line), "{}", daemon.log());
+        daemon.wait_for_log(&line, PATIENCE);
         let key = directory.join("key.pem");
         let mode = fs::metadata(&key)
             .expect("it is there")
