@@ -2,9 +2,10 @@
 
 use std::io::{self, Read};
 
+use memchr::memchr2;
+
 use crate::sys::memory::{self, Purpose};
 
-use super::bytes::find_either;
 use super::stream::Stream;
 use super::telnet::{Telnet, INTERRUPT};
 
@@ -94,7 +95,7 @@ impl<const N: usize> LineReader<N> {
         while self.line_count < N {
             let line_start = self.line_start();
             let unseen = &self.buffer[self.scanned..self.end];
-            let Some(offset) = find_either(unseen, b'\n', INTERRUPT) else {
+            let Some(offset) = memchr2(b'\n', INTERRUPT, unseen) else {
                 self.scanned = self.end;
                 if self.is_overlong(self.end - line_start) {
                     self.keep_head(line_start);

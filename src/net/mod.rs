@@ -2,8 +2,6 @@
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
-#[cfg(feature = "programs")]
-mod bytes;
 #[cfg(all(feature = "programs", feature = "tls"))]
 pub mod certificate;
 #[cfg(feature = "programs")]

@@ -4,7 +4,7 @@
 //! 0xFF cannot occur in UTF-8, so it always begins a command. A command may be split over reads, so
 //! the state outlives a call.
 
-use super::bytes::find_either;
+use memchr::memchr2;
 
 const IAC: u8 = 255;
 const DONT: u8 = 254;
@@ -77,7 +77,7 @@ impl Telnet {
 
     /// Whether the chunk has no command in it, as chunks from programs do.
     fn is_plain(&self, chunk: &[u8]) -> bool {
-        self.state == State::Data && find_either(chunk, IAC, 0).is_none()
+        self.state == State::Data && memchr2(IAC, 0, chunk).is_none()
     }
 
     fn advance(&mut self, byte: u8, answers: &mut Vec<u8>) -> Option<u8> {
