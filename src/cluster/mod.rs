@@ -313,7 +313,7 @@ impl Office {
 
 /// Whether this process has served before, and started over.
 pub fn has_started_over() -> bool {
-    env::var_os(STARTED_OVER).is_some()
+    lease_before().is_some()
 }
 
 /// The lease that this process had before it started over, if it has: 0 for none.

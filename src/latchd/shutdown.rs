@@ -53,13 +53,11 @@ impl End<'_> {
         let (signals, options) = (self.signals, self.options);
         // A supervisor that has heard READY may have stopped listening since: its errors do not
         // matter.
-        match wait_for_reason(signals, self.arbiter, self.connections, options.idle_exit) {
-            Reason::Idle => {
-                let _ = notify("STOPPING=1\nSTATUS=Idle");
-                info!("stopping reason=idle");
-                return ExitCode::SUCCESS;
-            }
-            Reason::Signal => {}
+        let reason = wait_for_reason(signals, self.arbiter, self.connections, options.idle_exit);
+        if let Reason::Idle = reason {
+            let _ = notify("STOPPING=1\nSTATUS=Idle");
+            info!("stopping reason=idle");
+            return ExitCode::SUCCESS;
         }
         let drained = self.begin_drain();
         // From here on new claims are refused: an operator who reads this can rely on it.

@@ -139,6 +139,16 @@ impl House {
         Server { daemon, socket }
     }
 
+    /// Starts the active server on the near host, with the member at `endpoint` and perhaps a
+    /// fault, and a standby on the far one.
+    fn servers(&self, endpoint: &str, fault: Option<&str>) -> (Server, Server) {
+        let first = self.server(NEAR, endpoint, fault);
+        first.daemon.wait_for_log("INFO active epoch=", TAKE_OVER);
+        let second = self.server(FAR, FAR, None);
+        second.daemon.wait_for_log("standby active=", TAKE_OVER);
+        (first, second)
+    }
+
     /// Takes the link down, or puts it up.
     fn set_link(&self, state: &str) {
         self.near.ip(&format!("link set near {state}"));
@@ -173,10 +183,7 @@ fn a_link_that_goes_down_costs_the_office_and_no_lock() {
     let Some(house) = House::new() else {
         return;
     };
-    let first = house.server(NEAR, FAR, None);
-    first.daemon.wait_for_log("INFO active epoch=", TAKE_OVER);
-    let second = house.server(FAR, FAR, None);
-    second.daemon.wait_for_log("standby active=", TAKE_OVER);
+    let (first, second) = house.servers(FAR, None);
     let mut holder = first.connect();
     let grant = holder.acquire_for("k", 0, 120);
     let mut relayed = second.connect();
@@ -200,10 +207,7 @@ fn a_link_that_goes_down_costs_the_office_and_no_lock() {
 /// Cuts off a server together with the member that it asks, and stops it until another one is
 /// active. Returns what it says to a holder afterwards.
 fn word_from_beside_a_lonely_member(house: &House, fault: Option<&str>) -> Event {
-    let first = house.server(NEAR, NEAR, fault);
-    first.daemon.wait_for_log("INFO active epoch=", TAKE_OVER);
-    let second = house.server(FAR, FAR, None);
-    second.daemon.wait_for_log("standby active=", TAKE_OVER);
+    let (first, second) = house.servers(NEAR, fault);
     let mut holder = first.connect();
     let grant = holder.acquire_for("k", 0, 120);
     house.set_link("down");

@@ -78,15 +78,17 @@ fn table() -> LockTable {
 
 /// Enqueues for so many locks: the first connection holds them, the next ones wait.
 fn enqueue(table: &mut LockTable, conn: ConnId, count: usize, now: Instant) {
-    for number in 0..count {
-        let key = number.to_string();
-        let ask = Ask {
-            key: &key,
-            ..lock(FOREVER)
-        };
-        let salt = Salt(0);
-        table.enqueue(Claimant { conn, salt }, &ask, now);
-    }
+    (0..count).for_each(|number| enqueue_for(table, conn, number, now));
+}
+
+fn enqueue_for(table: &mut LockTable, conn: ConnId, number: usize, now: Instant) {
+    let key = number.to_string();
+    let ask = Ask {
+        key: &key,
+        ..lock(FOREVER)
+    };
+    let salt = Salt(0);
+    table.enqueue(Claimant { conn, salt }, &ask, now);
 }
 
 fn disconnect(what: &str, table: &mut LockTable, conn: ConnId, now: Instant) {
@@ -123,13 +125,7 @@ fn keys_that_come_one_by_one_come_in_short_visits() {
     for conn in [HOLDER, WAITER] {
         let mut number = 0;
         longest_visit("a claim", || {
-            let key = number.to_string();
-            let ask = Ask {
-                key: &key,
-                ..lock(FOREVER)
-            };
-            let salt = Salt(0);
-            table.enqueue(Claimant { conn, salt }, &ask, now);
+            enqueue_for(&mut table, conn, number, now);
             number += 1;
             until_done(number == MANY)
         });
