@@ -245,6 +245,11 @@ impl Client<'_> {
         LEASES[self.below(LEASES.len() as u64)]
     }
 
+    /// Mostly none: who waits for a key of a stopped client does nothing else.
+    fn wait(&mut self) -> Duration {
+        Duration::from_secs([0, 0, 0, 0, 0, 1, 2, 5][self.below(8)])
+    }
+
     fn hang_up(&mut self, connection: Connection) {
         let number = connection.number;
         self.journal.hang_up(number);
@@ -275,7 +280,7 @@ impl Client<'_> {
     }
 
     fn acquire(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
-        let wait = Duration::from_secs([0, 0, 1, 2, 5][self.below(5)]);
+        let wait = self.wait();
         self.ask(on, key, Request::Acquire { wait, lease })
     }
 
@@ -286,19 +291,19 @@ impl Client<'_> {
         if reply == Reply::Refused || is_granted && self.random.one_in(2) {
             return Ok(reply);
         }
-        let pause = match self.random.one_in(400) {
+        let pause = match self.random.one_in(1500) {
             true => lease + Duration::from_millis(100),
             false => Duration::from_millis(self.random.below(2)),
         };
         thread::sleep(pause);
-        let wait = Duration::from_secs(self.random.below(4));
+        let wait = self.wait();
         self.ask(on, key, Request::Wait { wait, lease })
     }
 
     fn hold(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<()> {
         let token = on.token.clone();
         let fence = fence(&token);
-        let pause = match self.random.one_in(600) {
+        let pause = match self.random.one_in(2500) {
             true => lease + Duration::from_millis(self.random.below(300)),
             false => Duration::from_micros(self.random.below(2000)),
         };
