@@ -1458,13 +1458,16 @@ impl Drop for KillGroup {
 // ---------------------------------------------------------------------------------------------
 // Races
 
-const CLIENTS: usize = 24;
+fn client_count() -> usize {
+    amount(24, 200)
+}
+
 /// Lets clients ask for one device at the same time, again and again; each time exactly one is to
 /// get it. `prepare` is called before each round.
 fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
     let holders: Vec<Alive> = clients.iter().map(|_| Alive::new()).collect();
     let pids: Vec<u32> = holders.iter().map(Alive::pid).collect();
-    let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
+    let (ready, done) = (Barrier::new(clients.len()), Barrier::new(clients.len()));
     let winners = Arc::new(Mutex::new(Vec::new()));
     let path = own.join("LCK..lfpd-race");
     thread::scope(|scope| {
@@ -1502,20 +1505,20 @@ fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
 }
 
 fn clients_of_one_server(server: &Lfpd) -> Vec<Client> {
-    (0..CLIENTS).map(|_| server.connect()).collect()
+    (0..client_count()).map(|_| server.connect()).collect()
 }
 
 #[test]
-fn of_24_clients_of_one_server_one_gets_a_free_device() {
+fn of_many_clients_of_one_server_one_gets_a_free_device() {
     let _alone = alone();
-    let server = Lfpd::start(&[]);
+    let server = Lfpd::start(&["--max-connections", "1000"]);
     race(clients_of_one_server(&server), &server.lock_file(""), || {});
 }
 
 #[test]
-fn of_24_clients_of_one_server_one_takes_over_a_stale_lock() {
+fn of_many_clients_of_one_server_one_takes_over_a_stale_lock() {
     let _alone = alone();
-    let server = Lfpd::start(&[]);
+    let server = Lfpd::start(&["--max-connections", "1000"]);
     let stale = format!("{:10}\n", dead_pid());
     race(
         clients_of_one_server(&server),
@@ -1534,7 +1537,7 @@ fn race_of_servers(content: Option<String>) {
     let addr = listener.local_addr().expect("an address");
     let mut servers = Vec::new();
     let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
+    for _ in 0..client_count() {
         clients.push(Client::tcp(addr));
         let (ours, _) = listener.accept().expect("accept");
         servers.push(spawn_on(command(dirs.path()), ours));
@@ -1553,11 +1556,11 @@ fn race_of_servers(content: Option<String>) {
 }
 
 #[test]
-fn of_24_servers_one_gives_a_free_device() {
+fn of_many_servers_one_gives_a_free_device() {
     race_of_servers(None);
 }
 
 #[test]
-fn of_24_servers_one_takes_over_a_stale_lock() {
+fn of_many_servers_one_takes_over_a_stale_lock() {
     race_of_servers(Some(format!("{:10}\n", dead_pid())));
 }
