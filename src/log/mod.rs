@@ -21,6 +21,7 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use env_logger::{Builder, Target};
 use log::{Level, LevelFilter};
 
+use crate::text::reason;
 pub use sink::LogTarget;
 use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
@@ -175,7 +176,10 @@ impl Writer {
         for message in messages {
             if self.must_reopen.swap(false, Ordering::Relaxed) {
                 if let Err(error) = self.sink.reopen() {
-                    self.warn(format_args!("cannot-reopen-log error=\"{error}\""));
+                    self.warn(format_args!(
+                        "cannot-reopen-log error=\"{}\"",
+                        reason(&error)
+                    ));
                 }
             }
             match message {
