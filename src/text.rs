@@ -90,6 +90,14 @@ pub fn escaped_json(json: &str) -> String {
     escaped
 }
 
+/// Says that `value` does not fit the option or variable `name`; `reason` says what does.
+pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
+    format!(
+        "invalid value '{}' for {name}: {reason}",
+        value.escape_default()
+    )
+}
+
 /// The system's reason for a failure, as the end of a sentence: `permission denied`.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -104,6 +112,14 @@ pub fn reason(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_shows_a_bad_value_in_printable_ascii() {
+        assert_eq!(
+            invalid_value("ж\n", "--port", "expected 1-9"),
+            "invalid value '\\u{436}\\n' for --port: expected 1-9"
+        );
+    }
 
     #[test]
     fn escaped_json_means_the_same() {

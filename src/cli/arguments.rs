@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use argh::FromArgs;
 
-use super::values;
+use crate::text::invalid_value;
 
 /// The last line of argh's help, and what replaces it.
 const ARGH_HELP: &str = "  --help, help      display usage information";
@@ -325,7 +325,7 @@ fn bad_value(message: &str, words: &[&str], origins: &Origins) -> Option<String>
         Some(match reason {
             // The value is not to blame, and may be secret.
             "duplicate values provided" => format!("{name}: it is given more than once"),
-            _ => values::invalid(value, origins.get(name).unwrap_or(name), reason),
+            _ => invalid_value(value, origins.get(name).unwrap_or(name), reason),
         })
     })
 }

@@ -6,14 +6,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Says that `value` does not fit the option or variable `name`; `reason` says what does.
-pub fn invalid(value: &str, name: &str, reason: &str) -> String {
-    format!(
-        "invalid value '{}' for {name}: {reason}",
-        value.escape_default()
-    )
-}
-
 /// A number in decimal digits, or the range that is expected.
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
 where
@@ -207,13 +199,5 @@ mod tests {
             assert_eq!(yes_or_no(text), Ok(value));
         }
         assert!(yes_or_no("").is_err() && yes_or_no("2").is_err());
-    }
-
-    #[test]
-    fn a_message_shows_a_bad_value_in_printable_ascii() {
-        assert_eq!(
-            invalid("ж\n", "--port", "expected 1-9"),
-            "invalid value '\\u{436}\\n' for --port: expected 1-9"
-        );
     }
 }

@@ -186,7 +186,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let servers: Option<Vec<Address>> = text.split('|').map(one).collect();
         let servers = servers.ok_or(
-            "a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
+            "expected HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
         )?;
         let server = <[Address; 1]>::try_from(servers).map(|[server]| server);
         Ok(server.unwrap_or_else(|servers| Address::Cluster(Alternatives::new(servers))))

@@ -3,13 +3,15 @@
 
 use std::env::{self, VarError};
 use std::path::Path;
+#[cfg(feature = "tls")]
+use std::path::PathBuf;
 
 use super::address::Address;
 use super::error::Error;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
 use crate::sys::secret;
-use crate::text::Escaped;
+use crate::text::invalid_value;
 
 const SERVERS: &str = "LATCH_SERVER";
 const AUTH_TOKEN_FILE: &str = "LATCH_AUTH_TOKEN_FILE";
@@ -21,8 +23,12 @@ const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 /// The servers that `LATCH_SERVER` lists, or the default one.
 pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     let listed = variable(SERVERS)?.unwrap_or_else(|| DEFAULT_SERVER.into());
-    let mut names = listed.split([',', ' ']).filter(|name| !name.is_empty());
-    let servers = addresses(&mut names)?;
+    let names = listed.split([',', ' ']).filter(|name| !name.is_empty());
+    let servers = names.map(|name| {
+        name.parse()
+            .map_err(|why: String| invalid(name, SERVERS, &why))
+    });
+    let servers: Vec<Address> = servers.collect::<Result<_, _>>()?;
     if servers.is_empty() {
         let why = format!("{SERVERS}: it names no server");
         return Err(Error::Environment(why));
@@ -30,25 +36,15 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     Ok(servers)
 }
 
-/// Reads addresses. An error names the one that is wrong.
-pub(crate) fn addresses(names: &mut dyn Iterator<Item = &str>) -> Result<Vec<Address>, Error> {
-    names
-        .map(|name| {
-            let why = |why| Error::Environment(format!("{}: {why}", Escaped(name.as_bytes())));
-            name.parse::<Address>().map_err(why)
-        })
-        .collect()
-}
-
 /// The auth token in the file that `LATCH_AUTH_TOKEN_FILE` names, if it names one.
 pub(crate) fn auth_token() -> Result<Option<String>, Error> {
     let file = variable(AUTH_TOKEN_FILE)?;
-    file.map(|file| read_auth_token(&file)).transpose()
+    file.map(|file| read_auth_token(file.as_ref())).transpose()
 }
 
 /// The auth token in a file. An error names the file.
-pub(crate) fn read_auth_token(file: &str) -> Result<String, Error> {
-    secret::read(Path::new(file)).map_err(|error| Error::AuthTokenFile(file.into(), error))
+pub(crate) fn read_auth_token(file: &Path) -> Result<String, Error> {
+    secret::read(file).map_err(|error| Error::AuthTokenFile(file.into(), error))
 }
 
 /// What is known of TLS before the environment is asked.
@@ -56,7 +52,7 @@ pub(crate) fn read_auth_token(file: &str) -> Result<String, Error> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TlsWish<'a> {
     pub(crate) is_wanted: Option<bool>,
-    pub(crate) ca_file: Option<&'a str>,
+    pub(crate) ca_file: Option<&'a Path>,
     pub(crate) name: Option<&'a str>,
 }
 
@@ -73,8 +69,10 @@ pub(crate) fn tls(wish: TlsWish<'_>) -> Result<Option<Tls>, Error> {
     if is_wanted == Some(false) {
         return Ok(None);
     }
-    let ca_file = wish.ca_file.map(str::to_owned);
-    let ca_file = ca_file.map_or_else(|| variable(TLS_CA), |file| Ok(Some(file)))?;
+    let ca_file = match wish.ca_file {
+        Some(file) => Some(file.to_owned()),
+        None => variable(TLS_CA)?.map(PathBuf::from),
+    };
     let name = wish.name.map(str::to_owned);
     let name = name.map_or_else(|| variable(TLS_NAME), |name| Ok(Some(name)))?;
     if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
@@ -116,8 +114,12 @@ fn wants_tls() -> Result<Option<bool>, Error> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "yes" | "true" => Ok(Some(true)),
         "0" | "no" | "false" => Ok(Some(false)),
-        _ => Err(Error::Environment(format!("{TLS}: expected yes or no"))),
+        _ => Err(invalid(&value, TLS, "expected yes or no")),
     }
+}
+
+fn invalid(value: &str, name: &str, why: &str) -> Error {
+    Error::Environment(invalid_value(value, name, why))
 }
 
 /// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of

@@ -1,13 +1,15 @@
 //! The command line of `latch`: see latch(1).
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use argh::FromArgs;
 
-use crate::cli::values::{number, seconds, time, yes_or_no};
+use crate::cli::values::{number, path, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
+use crate::client::Address;
 
 use super::claim::Patience;
 
@@ -57,10 +59,10 @@ macro_rules! command {
             /// between; several divide the keys, none takes over for another; repeat for several
             /// (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
-            pub(super) server: Vec<String>,
+            pub(super) server: Vec<Address>,
             /// a file with the auth token of the server
-            #[argh(option, arg_name = "path")]
-            pub(super) auth_token_file: Option<String>,
+            #[argh(option, arg_name = "path", from_str_fn(path))]
+            pub(super) auth_token_file: Option<PathBuf>,
             /// how long connecting, or a reply, may take (5)
             #[argh(
                 option,
@@ -74,8 +76,8 @@ macro_rules! command {
             pub(super) tls: Option<bool>,
             /// trust the certificates in this file, and those that they have signed; speaks TLS
             /// (those that this host trusts)
-            #[argh(option, arg_name = "path")]
-            pub(super) tls_ca: Option<String>,
+            #[argh(option, arg_name = "path", from_str_fn(path))]
+            pub(super) tls_ca: Option<PathBuf>,
             /// the name that the server's certificate is for; speaks TLS (the host of the server)
             #[argh(option, arg_name = "name")]
             pub(super) tls_name: Option<String>,
@@ -156,11 +158,11 @@ macro_rules! keeping_command {
 /// The options that say how to reach the servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach<'a> {
-    pub(super) servers: &'a [String],
-    pub(super) auth_token_file: Option<&'a str>,
+    pub(super) servers: &'a [Address],
+    pub(super) auth_token_file: Option<&'a Path>,
     pub(super) connect_timeout: Duration,
     pub(super) tls: Option<bool>,
-    pub(super) tls_ca: Option<&'a str>,
+    pub(super) tls_ca: Option<&'a Path>,
     pub(super) tls_name: Option<&'a str>,
 }
 

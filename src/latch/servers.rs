@@ -18,13 +18,10 @@ pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
 
 /// A client as [`client`] makes it, for a command with the option `--timeout`.
 fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
-    let mut named = reach.servers.iter().map(String::as_str);
-    let servers = if reach.servers.is_empty() {
-        environment::servers()
-    } else {
-        environment::addresses(&mut named)
+    let servers = match reach.servers {
+        [] => environment::servers().map_err(unusable)?,
+        named => named.to_vec(),
     };
-    let servers = servers.map_err(unusable)?;
     let auth_token = match reach.auth_token_file {
         Some(file) => environment::read_auth_token(file).map(Some),
         None => environment::auth_token(),

@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::cli::arguments::Origins;
-use crate::cli::values::{digits, invalid};
+use crate::cli::values::digits;
 use crate::cluster::{ClusterSettings, Member};
+use crate::text::invalid_value;
 
 #[cfg(feature = "tls")]
 use super::etcd_tls::EtcdTls;
@@ -135,7 +136,7 @@ fn members(list: &str, origin: &str) -> Result<Vec<Member>, String> {
         if secured.is_some() {
             need_tls(&format!("{origin}: {text}"))?;
         }
-        let wrong = || invalid(text, origin, "expected HOST:PORT or https://HOST:PORT");
+        let wrong = || invalid_value(text, origin, "expected HOST:PORT or https://HOST:PORT");
         let place = host_and_port(secured.unwrap_or(text));
         let (host, port) = place.ok_or_else(wrong)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -168,7 +169,7 @@ fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
     };
     match host_and_port(text.trim()) {
         Some((host, port)) if is_somewhere(host) => Ok(format!("{host}:{port}")),
-        _ => Err(invalid(
+        _ => Err(invalid_value(
             text,
             origin,
             "expected HOST:PORT, where the other servers reach this one",

@@ -177,8 +177,8 @@ fn a_usage_error_says_what_to_write_instead() {
         ),
         (
             &["ping", "--server", "host:x"],
-            "latch: host:x: a server is HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, \
-             or a path with a / in it",
+            "latch: invalid value 'host:x' for --server: expected HOST, HOST:PORT, \
+             tcp://HOST:PORT, unix:PATH, or a path with a / in it",
         ),
     ] {
         let output = run(&daemon, arguments);

@@ -378,7 +378,7 @@ fn latch_takes_tls_from_options_and_variables() {
             &[],
             &[("LATCH_TLS", "perhaps")],
             64,
-            "LATCH_TLS: expected yes or no",
+            "invalid value 'perhaps' for LATCH_TLS: expected yes or no",
         ),
     ];
     for (options, variables, status, why) in bad {
