@@ -89,19 +89,24 @@ fn memory_and_descriptors_stay_flat_however_long_it_runs() {
     println!("in the end {:?}", Footprint::of(daemon.pid()));
 }
 
-/// The second half of the run takes no more than the second quarter did, but for the scatter.
+/// The second half of the run takes no more than the second quarter did, but for the scatter. A
+/// look may meet a crowd, so that medians are compared: a leak lifts all of them.
 fn expect_flat(before: &[Footprint], after: &[Footprint]) {
-    let most = |looks: &[Footprint], of: Figure| looks.iter().map(of).max();
+    let median = |looks: &[Footprint], of: Figure| {
+        let mut figures: Vec<u64> = looks.iter().map(of).collect();
+        figures.sort_unstable();
+        figures[figures.len() / 2]
+    };
     let figures: [(&str, Figure, u64); 3] = [
-        ("descriptors", |look| look.descriptors as u64, 100),
-        ("threads", |look| look.threads as u64, 100),
-        ("KiB of memory", |look| look.resident, 2048),
+        ("descriptors", |look| look.descriptors as u64, 20),
+        ("threads", |look| look.threads as u64, 70),
+        ("KiB of memory", |look| look.resident, 1024),
     ];
     for (what, of, scatter) in figures {
-        let (before, after) = (most(before, of), most(after, of));
-        println!("{what}: {before:?} at most, and then {after:?}");
-        let bound = before.map(|most| most + most / 10 + scatter);
-        assert!(after <= bound, "{what} grew from {before:?} to {after:?}");
+        let (before, after) = (median(before, of), median(after, of));
+        println!("{what}: {before} as a rule, and then {after}");
+        let bound = before + before / 10 + scatter;
+        assert!(after <= bound, "{what} grew from {before} to {after}");
     }
 }
 
