@@ -3,15 +3,15 @@
 #
 #     15 3 * * * cron_guard.sh nightly backup.sh --all
 #
-# The first word is the name of the job, on which all hosts agree; the rest is its command. Whoever
-# comes first runs it, the others exit with 0 and say nothing, so that cron sends no mail. LATCH_SERVER
-# says where the server is, see latch(1).
+# The first word is the name of the job, which is the same on all hosts; the rest is its command. The
+# host that comes first runs it. The others exit with 0 and print nothing, so that cron sends no mail.
+# LATCH_SERVER says where the server is, see latch(1).
 set -eu
 
 job=${1:?usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]}
 shift
 
-# On one host a lock file does, and no server is needed: CRON_GUARD_DIR says where it is to stand.
+# On one host a lock file does, and no server is needed: CRON_GUARD_DIR names its directory.
 if [ -n "${CRON_GUARD_DIR:-}" ]; then
     exec sema run "$CRON_GUARD_DIR/cron.$job.lock" --timeout 0 -E 0 --quiet -- "$@"
 fi

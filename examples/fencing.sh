@@ -1,5 +1,5 @@
 #!/bin/sh
-# A holder that has stood still for too long wakes up, and what it writes is refused.
+# A holder that was paused for too long goes on, and what it writes is refused.
 #
 #     sh examples/fencing.sh [SERVER]
 #
@@ -20,8 +20,8 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 
-# write NAME, for a command under the lock: writes to what the lock protects, unless somebody with a
-# higher fence has been there.
+# write NAME, for a command under the lock: writes to what the lock protects, unless it
+# has seen a higher fence.
 cat >"$dir/write" <<'END'
 if latch fence-check "$dir/fence" "$LATCH_TOKEN"; then
     echo "written by $1" >>"$dir/store"
@@ -40,7 +40,7 @@ latch run store --lease 1 --kill-after 0 -- sh -c '
 slow=$!
 until [ -e "$dir/started" ]; do sleep 0.1; done
 
-# latch stands still, as on a host that is suspended. Nobody renews the lease, and so it ends.
+# latch is stopped, as on a host that is suspended. It does not renew the lease, which ends.
 kill -STOP "$slow"
 latch run store -- sh "$dir/write" fast
 

@@ -37,7 +37,7 @@ fn program(called: &OsStr) -> Option<fn() -> ExitCode> {
     match Path::new(called).file_name()?.to_str()? {
         "latchd" => Some(latchd::latchd_main),
         "latch" => Some(latchd::latch_main),
-        "sema" | "semats" | "file-semaphore-ts" => Some(latchd::sema_main),
+        "sema" | "file-semaphore" | "semats" | "file-semaphore-ts" => Some(latchd::sema_main),
         "lfpd" => Some(latchd::lfpd_main),
         _ => None,
     }

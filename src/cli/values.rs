@@ -94,6 +94,14 @@ pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, Strin
         })
 }
 
+/// The permissions of a file, in octal.
+pub fn mode(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777 && !text.starts_with('+'))
+        .ok_or_else(|| "expected an octal mode, 0-0777".into())
+}
+
 /// A path that is not empty.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {

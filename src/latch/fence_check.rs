@@ -39,7 +39,8 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
         Ok(Verdict::Current) => Ok(0),
         Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
         Err(error) => {
-            let message = format!("{}: {}", shown(&options.file), reason(&error));
+            let (file, reason) = (shown(&options.file), reason(&error));
+            let message = format!("cannot use the fence file {file}: {reason}");
             Err(Failure::new(FILE_ERROR, message))
         }
     }

@@ -65,7 +65,7 @@ arguments::options! {
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         unix: Option<PathBuf> = ["UNIX"],
         /// mode of the Unix socket, in octal (0660)
-        #[argh(option, arg_name = "mode", default = "0o660", from_str_fn(mode))]
+        #[argh(option, arg_name = "mode", default = "0o660", from_str_fn(values::mode))]
         unix_mode: u32 = ["UNIX_MODE"],
         /// group of the Unix socket, by name or number
         #[argh(option, arg_name = "group", from_str_fn(group))]
@@ -446,13 +446,6 @@ fn port(text: &str) -> Result<Unless<u16>, String> {
     }
     let port = values::digits(text).map(Some);
     port.ok_or_else(|| "expected 0-65535 or off".into())
-}
-
-fn mode(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|mode| *mode <= 0o777 && !text.starts_with('+'))
-        .ok_or_else(|| "expected an octal mode, 0-0777".into())
 }
 
 /// A group's number. A name is looked up in the host's own list, since a static build cannot use

@@ -90,7 +90,7 @@ impl Locks {
                 if process.is_none() {
                     let device = shown(target);
                     self.dead_pids.warn(format_args!(
-                        "locked-for-nobody device={device} pid={pid} {peer}"
+                        "locked-for-no-process device={device} pid={pid} {peer}"
                     ));
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
                     for left_over in holders.add(user, pid, end, lock) {

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
-use crate::cli::values::{digits, duration};
+use crate::cli::values::{mode, number, time};
 use crate::lockfile::{check_path, SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
-use crate::text::Plain;
+use crate::text::{invalid_value, Plain};
 
 /// The name that an older program of this name prints with its version.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
@@ -21,8 +21,8 @@ const MAX_TOKEN_LEN: usize = 256;
 /// The most slots that one path may have.
 const MAX_SLOT_COUNT: u32 = 1024;
 
-/// The permissions that a lock file can have.
-const MAX_MODE: u32 = 0o777;
+/// The highest process number.
+const MAX_PID: u32 = i32::MAX as u32;
 
 /// How long a grant waits for other implementations, if it waits.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -83,8 +83,11 @@ struct OptionRow {
 /// What an option sets.
 enum Set {
     Flag(fn(&mut SemaOptions)),
-    /// The name of the value in the help, and what takes it: `None` if it is invalid.
-    Value(&'static str, fn(&mut SemaOptions, &str) -> Option<()>),
+    /// The name of the value in the help, and what takes it or says what is expected.
+    Value(
+        &'static str,
+        fn(&mut SemaOptions, &str) -> Result<(), String>,
+    ),
 }
 
 use Set::{Flag, Value};
@@ -113,7 +116,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "how long to wait; 0 tries once (for ever)",
         commands: &[Acquire, Wait, Run, Hold],
         set: Value("time", |options, value| {
-            duration(value).map(|time| options.timeout = Some(time))
+            time(value).map(|time| options.timeout = Some(time))
         }),
     },
     OptionRow {
@@ -127,7 +130,7 @@ const OPTIONS: [OptionRow; 20] = [
         name: "--stale",
         help: "the age at which a lock may be stale; 0 for never (3600)",
         set: Value("time", |options, value| {
-            duration(value).map(|time| options.stale = (!time.is_zero()).then_some(time))
+            time(value).map(|time| options.stale = (!time.is_zero()).then_some(time))
         }),
         ..ROW
     },
@@ -149,7 +152,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "what the lock is held for",
         set: Value("text", |options, value| {
             options.tag = Some(value.to_owned());
-            Some(())
+            Ok(())
         }),
         ..ROW
     },
@@ -178,8 +181,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "use one of this many locks, PATH.0.lock and so on",
         commands: &[Try, Acquire, Release, Status, Wait, Run, Hold],
         set: Value("count", |options, value| {
-            let count = digits(value).filter(|count| (1..=MAX_SLOT_COUNT).contains(count));
-            count.map(|count| options.slots = Some(count))
+            number(value, 1..=MAX_SLOT_COUNT).map(|count| options.slots = Some(count))
         }),
         ..ROW
     },
@@ -188,8 +190,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "the process that holds the lock (the parent of sema)",
         commands: &[Try, Acquire, Release],
         set: Value("pid", |options, value| {
-            let pid = digits(value).filter(|pid| *pid != 0 && i32::try_from(*pid).is_ok());
-            pid.map(|pid| options.pid = Some(pid))
+            number(value, 1..=MAX_PID).map(|pid| options.pid = Some(pid))
         }),
         ..ROW
     },
@@ -201,7 +202,9 @@ const OPTIONS: [OptionRow; 20] = [
             let is_word = !value.is_empty()
                 && value.len() <= MAX_TOKEN_LEN
                 && !value.contains(|c: char| c.is_whitespace() || c.is_control());
-            is_word.then(|| options.token = Some(value.to_owned()))
+            let token = is_word.then(|| value.to_owned());
+            options.token = Some(token.ok_or("expected a word of 1-256 bytes without blanks")?);
+            Ok(())
         }),
         ..ROW
     },
@@ -217,10 +220,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "octal permissions of the lock file, before the umask (0644)",
         commands: TAKING,
         set: Value("mode", |options, value| {
-            let is_octal = !value.is_empty() && value.bytes().all(|digit| digit.is_ascii_digit());
-            let mode = u32::from_str_radix(value, 8).ok().filter(|_| is_octal);
-            mode.filter(|mode| *mode <= MAX_MODE)
-                .map(|mode| options.set_lock(|lock| lock.mode(mode)))
+            mode(value).map(|mode| options.set_lock(|lock| lock.mode(mode)))
         }),
         ..ROW
     },
@@ -251,7 +251,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "exit status if the lock is not granted in time (1 for run, 75 for hold)",
         commands: &[Run, Hold],
         set: Value("status", |options, value| {
-            digits(value).map(|status| options.busy_status = Some(status))
+            number(value, 0..=u8::MAX).map(|status| options.busy_status = Some(status))
         }),
     },
     OptionRow {
@@ -269,7 +269,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "how long the program may take to end once the lock is lost (10)",
         commands: &[Run],
         set: Value("time", |options, value| {
-            duration(value).map(|time| options.kill_after = time)
+            time(value).map(|time| options.kill_after = time)
         }),
         ..ROW
     },
@@ -466,14 +466,16 @@ fn set(
         (Value(_, set), attached) => (attached.or_else(|| rest.next()), set),
     };
     let value = value.ok_or_else(|| format!("{} requires a value", row.name))?;
-    let what = match row.name {
-        "--stale" => "stale timeout",
-        name => name.trim_start_matches('-'),
+    let taken = match value.to_str() {
+        Some(text) => set(options, text),
+        None => Err("expected UTF-8".to_owned()),
     };
-    value
-        .to_str()
-        .and_then(|value| set(options, value))
-        .ok_or_else(|| format!("invalid {what} value"))?;
+    taken.map_err(|expected| match row.name {
+        // Their messages are those of the older program.
+        "--timeout" => "invalid timeout value".to_owned(),
+        "--stale" => "invalid stale timeout value".to_owned(),
+        name => invalid_value(&value.to_string_lossy(), name, &expected),
+    })?;
     Ok(row)
 }
 
@@ -490,9 +492,13 @@ pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
 }
 
 /// Reads one of several words.
-fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Option<T> {
-    let mut all = all.into_iter();
-    all.find(|(word, _)| *word == text).map(|(_, value)| value)
+fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, String> {
+    let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
+    let chosen = all.into_iter().find(|(word, _)| *word == text);
+    chosen.map(|(_, value)| value).ok_or_else(|| {
+        let (last, others) = words.split_last().expect("there are words to choose from");
+        format!("expected {} or {last}", others.join(", "))
+    })
 }
 
 /// The usage that follows a message about the command line.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::support::needs::needs;
+use crate::tidy::expect_none;
 
 const LATCH: &str = env!("CARGO_BIN_EXE_latch");
 
@@ -441,6 +442,23 @@ fn groff_renders_every_page_without_a_warning() {
         let warnings = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && warnings.is_empty(), "{warnings}");
     }
+}
+
+#[test]
+fn mdoc_takes_no_english_word_for_a_macro() {
+    let mut taken = Vec::new();
+    for path in pages() {
+        let page = fs::read_to_string(&path).expect("it is UTF-8");
+        for line in page.lines().filter(|line| line.starts_with('.')) {
+            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+            let is_taken = |word: &&str| ["An", "At", "Do", "In", "So"].contains(word);
+            // Behind a literal, No is the macro that ends it.
+            if words.first() == Some(&"No") || words.iter().any(is_taken) {
+                taken.push(format!("{}: {line}", path.display()));
+            }
+        }
+    }
+    expect_none(&taken, "write \\&No for a word that mdoc would take away");
 }
 
 #[test]

@@ -1075,7 +1075,10 @@ fn the_missing_directory_of_a_fence_file_is_named() {
     let file = file.to_str().expect("text");
     let output = run(&daemon, &["fence-check", file, &token]);
     assert_eq!(output.status.code(), Some(74));
-    assert_eq!(text(&output.stderr), format!("latch: {expected}"));
+    assert_eq!(
+        text(&output.stderr),
+        format!("latch: cannot use the fence file {expected}")
+    );
     let mut latchd = Daemon::command();
     latchd.args(["--port", "0", "--fence-state-file", file]);
     let said = text(&latchd.output().expect("it was built").stderr);
@@ -1096,7 +1099,7 @@ fn fence_check_gives_up_on_a_file_that_stays_locked() {
     let output = output(&mut command);
     assert_eq!(output.status.code(), Some(74), "{output:?}");
     let expected = format!(
-        "latch: {}: another process keeps it locked\n",
+        "latch: cannot use the fence file {}: another process keeps it locked\n",
         path.display()
     );
     assert_eq!(text(&output.stderr), expected);

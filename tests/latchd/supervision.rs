@@ -834,15 +834,17 @@ impl Host {
 
     /// What every init script must do.
     fn runs(&self, script: Command) {
-        let call = |action: &str| {
+        let call_with = |stop_seconds: &str, action: &str| {
             let mut command = Daemon::command_of(script.get_program());
             command.args(script.get_args()).arg(action);
+            command.env("STOP_SECONDS", stop_seconds);
             for (name, value) in script.get_envs() {
                 command.env(name, value.expect("none is removed"));
             }
             let (status, said) = finished(&mut command);
             (status.code().unwrap_or(-1), said)
         };
+        let call = |action: &str| call_with("", action);
         let is_up = (0, "latchd is running\n".to_owned());
         let is_down = (3, "latchd is not running\n".to_owned());
         let started = (0, "latchd started\n".to_owned());
@@ -879,6 +881,14 @@ impl Host {
         let log = self.log();
         assert_eq!(log.matches(" listening ").count(), 3, "{log}");
         assert_eq!(log.matches("reason=drained").count(), 2, "{log}");
+
+        assert_eq!(call("start"), started, "{}", self.log());
+        let mut holder = Client::tcp(self.addr);
+        holder.acquire("k", 0);
+        let began = Instant::now();
+        assert_eq!(call_with("1", "stop"), stopped, "{}", self.log());
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(20), "it waited for {took:?}");
     }
 
     fn log(&self) -> String {

@@ -824,7 +824,9 @@ fn a_lock_for_no_process_is_logged_or_refused() {
     let dead = dead_pid();
     let mut client = server.connect();
     assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {dead}")), OKAY);
-    server.daemon.wait_for_log("locked-for-nobody", PATIENCE);
+    server
+        .daemon
+        .wait_for_log("locked-for-no-process", PATIENCE);
     assert_eq!(
         ask(&mut client, &format!("lock /dev/lfpd-a {}", own_pid())),
         OKAY,

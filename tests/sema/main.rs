@@ -881,18 +881,45 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         ),
         (
             &["try", "g", "--stale-rule", "young"],
-            "invalid stale-rule value",
+            "invalid value 'young' for --stale-rule: expected age or age-and-liveness",
         ),
-        (&["try", "g", "--mode", "8"], "invalid mode value"),
-        (&["try", "g", "--mode", "1777"], "invalid mode value"),
-        (&["try", "g", "--mode", "+644"], "invalid mode value"),
-        (&["try", "g", "--pid", "0"], "invalid pid value"),
-        (&["try", "g", "--pid", "4294967295"], "invalid pid value"),
-        (&["try", "g", "--token", "a b"], "invalid token value"),
-        (&["try", "g", "--slots", "0"], "invalid slots value"),
-        (&["try", "g", "--slots", "1025"], "invalid slots value"),
+        (
+            &["try", "g", "--mode", "8"],
+            "invalid value '8' for --mode: expected an octal mode, 0-0777",
+        ),
+        (
+            &["try", "g", "--mode", "1777"],
+            "invalid value '1777' for --mode: expected an octal mode, 0-0777",
+        ),
+        (
+            &["try", "g", "--mode", "+644"],
+            "invalid value '+644' for --mode: expected an octal mode, 0-0777",
+        ),
+        (
+            &["try", "g", "--pid", "0"],
+            "invalid value '0' for --pid: expected 1-2147483647",
+        ),
+        (
+            &["try", "g", "--pid", "4294967295"],
+            "invalid value '4294967295' for --pid: expected 1-2147483647",
+        ),
+        (
+            &["try", "g", "--token", "a b"],
+            "invalid value 'a b' for --token: expected a word of 1-256 bytes without blanks",
+        ),
+        (
+            &["try", "g", "--slots", "0"],
+            "invalid value '0' for --slots: expected 1-1024",
+        ),
+        (
+            &["try", "g", "--slots", "1025"],
+            "invalid value '1025' for --slots: expected 1-1024",
+        ),
         (&["try", "g", "--json=yes"], "--json takes no value"),
-        (&["try", "g", "--settle", "now"], "invalid settle value"),
+        (
+            &["try", "g", "--settle", "now"],
+            "invalid value 'now' for --settle: expected never, takeover or always",
+        ),
         (&["try", "g", "--force"], "--force is no option of try"),
         (
             &["clean", "g", "--slots", "2"],
@@ -917,11 +944,11 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["run", "g", "--"], "missing command to run, after --"),
         (
             &["run", "g", "-E", "256", "--", "true"],
-            "invalid busy-status value",
+            "invalid value '256' for --busy-status: expected 0-255",
         ),
         (
             &["run", "g", "--on-lost", "x", "--", "true"],
-            "invalid on-lost value",
+            "invalid value 'x' for --on-lost: expected term or ignore",
         ),
         (&["run", "--", "true"], "missing lock path"),
         (&["run", "g", "date"], "put -- before the command"),
@@ -934,6 +961,10 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["hold"], "missing lock path"),
         (&["hold", "g", "h"], "unexpected argument: h"),
         (&["hold", "g", "-w", "1m30"], "invalid timeout value"),
+        (
+            &["run", "g", "--kill-after", "1d", "--", "true"],
+            "invalid value '1d' for --kill-after: expected a time, such as 90, 1m30s or 500ms",
+        ),
         (
             &["hold", "g", "--kill-after", "1"],
             "--kill-after is no option of hold",
