@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::amount::amount;
 use crate::support::limited::raise_our_own_limit;
 use crate::support::silent::free_addr;
+use crate::support::stalls::fair_test;
 use crate::support::{described, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
 
 /// How long a server waits for its holders in these tests.
@@ -74,6 +75,37 @@ fn drain(idle: usize, waiting: usize, holding: usize) {
     }
     let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
     println!("drained in {:?}", told.elapsed());
+    assert_eq!(status.code(), Some(0));
+}
+
+/// They take more than the kernel has room for, so the server still writes when the grace period
+/// is over.
+#[test]
+fn replies_on_their_way_when_a_drain_ends_arrive_whole() {
+    fair_test(replies_on_their_way_when_a_drain_ends_arrive_whole_once);
+}
+
+fn replies_on_their_way_when_a_drain_ends_arrive_whole_once() {
+    const KEYS: usize = 500;
+    const REPLIES: usize = 40;
+    let grace = GRACE.as_secs().to_string();
+    let options = ["--shutdown-timeout", &grace, "--max-per-connection", "500"];
+    let daemon = Daemon::start(&options);
+    let mut holder = daemon.connect();
+    for number in 0..KEYS {
+        holder.acquire_for(&format!("{number:0>250}"), 0, 600);
+    }
+    let mut reader = daemon.connect();
+    reader.send(&"stats\n_\n_\n".repeat(REPLIES));
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("stopping reason=shutdown-timeout", PATIENCE);
+    for number in 0..REPLIES {
+        match reader.next_event(PATIENCE) {
+            Event::Line(line) => assert!(line.starts_with(b"ok {") && line.ends_with(b"}")),
+            end => panic!("after {number} replies came {}", described(&end)),
+        }
+    }
+    let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
     assert_eq!(status.code(), Some(0));
 }
 
