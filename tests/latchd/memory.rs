@@ -1,8 +1,7 @@
 //! Memory that runs out at any moment: the server ends or refuses, and its fences still rise.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::amount::amount;
-use crate::support::{fence, parse_grant, Daemon, Deadline, PATIENCE};
+use crate::support::{fence, parse_grant, Client, Daemon, Deadline, Event, PATIENCE};
 
 /// An allocator whose call number `FAILING_CALL` fails, and leaves the file `FAILED` as a sign.
 const ALLOCATOR: &str = r#"
@@ -107,22 +106,8 @@ fn build(allocator: &Path) {
 /// The fences that the server grants before it ends, if it does.
 fn fences_of(server: &mut Child, socket: &Path) -> Vec<u64> {
     let mut fences = Vec::new();
-    let Some(stream) = connected(server, socket) else {
+    let Some(mut client) = connected(server, socket) else {
         return fences;
-    };
-    stream
-        .set_read_timeout(Some(PATIENCE))
-        .expect("it is not zero");
-    let (mut writer, mut reader) = (&stream, BufReader::new(&stream));
-    let mut ask = |request: String| {
-        let mut reply = String::new();
-        writer.write_all(request.as_bytes()).ok()?;
-        match reader.read_line(&mut reply) {
-            Ok(0) => None,
-            Ok(_) => Some(reply),
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
-            Err(error) => panic!("no reply to {request:?}: {error}"),
-        }
     };
     for key in ["a", "b", "c"] {
         for request in [
@@ -133,10 +118,15 @@ fn fences_of(server: &mut Child, socket: &Path) -> Vec<u64> {
             "stats\n_\n_\n".into(),
             "stats\nholders\n_\n".into(),
         ] {
-            let Some(reply) = ask(request) else {
+            if client.try_send(request.as_bytes()).is_err() {
                 return fences;
+            }
+            let reply = match client.next_event(PATIENCE) {
+                Event::Line(line) => String::from_utf8(line).expect("it is text"),
+                Event::Nothing => panic!("no reply to {request:?}"),
+                _ => return fences,
             };
-            let granted = ["ok", "acquired"].map(|word| parse_grant(reply.trim_end(), word));
+            let granted = ["ok", "acquired"].map(|word| parse_grant(&reply, word));
             let token = granted.into_iter().flatten().next();
             // `sw` gives the token of `se` once more.
             let new = token.map(|grant| fence(&grant.token));
@@ -147,11 +137,11 @@ fn fences_of(server: &mut Child, socket: &Path) -> Vec<u64> {
 }
 
 /// A connection to the server, unless that ends before it listens.
-fn connected(server: &mut Child, socket: &Path) -> Option<UnixStream> {
+fn connected(server: &mut Child, socket: &Path) -> Option<Client> {
     let deadline = Deadline::after(PATIENCE);
     loop {
-        if let Ok(stream) = UnixStream::connect(socket) {
-            return Some(stream);
+        if let Some(client) = Client::try_unix(socket) {
+            return Some(client);
         }
         if server.try_wait().expect("it was started").is_some() {
             return None;

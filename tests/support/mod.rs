@@ -422,6 +422,12 @@ impl Client {
         Client::over(Stream::Unix(stream))
     }
 
+    /// Connects to a Unix socket; `None` if no server listens.
+    pub fn try_unix(path: &Path) -> Option<Client> {
+        let stream = UnixStream::connect(path).ok()?;
+        Some(Client::over(Stream::Unix(stream)))
+    }
+
     fn over(stream: Stream) -> Client {
         stream
             .set_write_timeout(PATIENCE)
