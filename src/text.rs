@@ -1,4 +1,4 @@
-//! Untrusted text, escaped for messages and logs. Pure.
+//! Untrusted text, escaped for messages and logs; messages about values and files; switches. Pure.
 
 use std::fmt;
 use std::io;
@@ -98,6 +98,20 @@ pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
     )
 }
 
+/// Says that a file, named by what it is for, is of no use, and why.
+pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String {
+    format!("cannot use the {what} file {}: {why}", Escaped::path(file))
+}
+
+/// A switch: `yes`, `true` or `1`, or their contraries, in any case.
+pub fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "yes" | "true" => Ok(true),
+        "0" | "no" | "false" => Ok(false),
+        _ => Err("expected yes or no".into()),
+    }
+}
+
 /// The system's reason for a failure, as the end of a sentence: `permission denied`.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -119,6 +133,17 @@ mod tests {
             invalid_value("ж\n", "--port", "expected 1-9"),
             "invalid value '\\u{436}\\n' for --port: expected 1-9"
         );
+    }
+
+    #[test]
+    fn a_switch_is_yes_or_no_in_any_case() {
+        for (text, value) in [("YES", true), ("true", true), ("1", true)] {
+            assert_eq!(yes_or_no(text), Ok(value));
+        }
+        for (text, value) in [("no", false), ("False", false), ("0", false)] {
+            assert_eq!(yes_or_no(text), Ok(value));
+        }
+        assert!(yes_or_no("").is_err() && yes_or_no("2").is_err());
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+// Variables of the client library are switches, too.
+pub use crate::text::yes_or_no;
+
 /// A number in decimal digits, or the range that is expected.
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
 where
@@ -20,15 +23,6 @@ where
 pub fn digits<N: FromStr>(text: &str) -> Option<N> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
-}
-
-/// A switch: `yes`, `true` or `1`, or their contraries, in any case.
-pub fn yes_or_no(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "yes" | "true" => Ok(true),
-        "0" | "no" | "false" => Ok(false),
-        _ => Err("expected yes or no".into()),
-    }
 }
 
 /// A time in seconds, or numbers with units, the longest first: `90`, `1.5s`, `250ms`, `1m30s`.
@@ -196,16 +190,5 @@ mod tests {
         for text in ["1.5", "500ms", "x", "", "0", "2m1s"] {
             assert_eq!(seconds(text, 1..=120), Err(expected.into()), "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_switch_is_yes_or_no_in_any_case() {
-        for (text, value) in [("YES", true), ("true", true), ("1", true)] {
-            assert_eq!(yes_or_no(text), Ok(value));
-        }
-        for (text, value) in [("no", false), ("False", false), ("0", false)] {
-            assert_eq!(yes_or_no(text), Ok(value));
-        }
-        assert!(yes_or_no("").is_err() && yes_or_no("2").is_err());
     }
 }

@@ -11,7 +11,7 @@ use super::error::Error;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
 use crate::sys::secret;
-use crate::text::invalid_value;
+use crate::text::{invalid_value, yes_or_no};
 
 const SERVERS: &str = "LATCH_SERVER";
 const AUTH_TOKEN_FILE: &str = "LATCH_AUTH_TOKEN_FILE";
@@ -108,14 +108,9 @@ pub(crate) fn refuse_tls() -> Result<(), Error> {
 }
 
 fn wants_tls() -> Result<Option<bool>, Error> {
-    let Some(value) = variable(TLS)? else {
-        return Ok(None);
-    };
-    match value.to_ascii_lowercase().as_str() {
-        "1" | "yes" | "true" => Ok(Some(true)),
-        "0" | "no" | "false" => Ok(Some(false)),
-        _ => Err(invalid(&value, TLS, "expected yes or no")),
-    }
+    let wanted = variable(TLS)?
+        .map(|value| yes_or_no(&value).map_err(|expected| invalid(&value, TLS, &expected)));
+    wanted.transpose()
 }
 
 fn invalid(value: &str, name: &str, why: &str) -> Error {

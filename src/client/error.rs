@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::address::Address;
-use crate::text::{reason, Escaped};
+use crate::text::{reason, unusable_file, Escaped};
 
 /// Why a request failed. Each status that a server may answer has its variant.
 ///
@@ -139,8 +139,10 @@ impl Error {
             Error::BadReply { reply, .. } => {
                 return format!("the server answered {}", Escaped(reply.as_bytes()));
             }
-            Error::AuthTokenFile(file, error) => return unusable("auth token", file, error),
-            Error::CaFile(file, error) => return unusable("CA", file, error),
+            Error::AuthTokenFile(file, error) => {
+                return unusable_file("auth token", file, reason(error))
+            }
+            Error::CaFile(file, error) => return unusable_file("CA", file, reason(error)),
             Error::Environment(what) => what.as_str(),
             Error::InvalidArgument(what) => what,
             Error::Closed { .. } => "the server closed the connection",
@@ -163,11 +165,6 @@ impl Error {
         };
         text.to_owned()
     }
-}
-
-fn unusable(what: &str, file: &Path, error: &io::Error) -> String {
-    let (file, reason) = (Escaped::path(file), reason(error));
-    format!("cannot use the {what} file {file}: {reason}")
 }
 
 impl fmt::Display for Error {

@@ -6,7 +6,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::client::Error;
 use crate::sys::secret;
-use crate::text::reason;
+use crate::text::{reason, unusable_file};
 
 use super::servers::{client, Target};
 use super::table::Statistics;
@@ -122,9 +122,8 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
 
 /// The failure about the file with the admin token.
 fn unusable(file: Option<&str>, why: &str) -> Failure {
-    let file = shown(file.unwrap_or_default());
-    let what = format!("cannot use the admin token file {file}: {why}");
-    Failure::new(FILE_ERROR, what)
+    let file = Path::new(file.unwrap_or_default());
+    Failure::new(FILE_ERROR, unusable_file("admin token", file, why))
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {

@@ -14,9 +14,9 @@ use rustix::fs::OFlags;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::sys::directory::{open_exclusive, sync_name};
-use crate::text::reason;
+use crate::text::{reason, unusable_file};
 
-use super::{options, shown, token, FILE_ERROR, OUTDATED};
+use super::{options, token, FILE_ERROR, OUTDATED};
 
 const RECORD_LEN: usize = 17;
 
@@ -39,8 +39,7 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
         Ok(Verdict::Current) => Ok(0),
         Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
         Err(error) => {
-            let (file, reason) = (shown(&options.file), reason(&error));
-            let message = format!("cannot use the fence file {file}: {reason}");
+            let message = unusable_file("fence", options.file.as_ref(), reason(&error));
             Err(Failure::new(FILE_ERROR, message))
         }
     }

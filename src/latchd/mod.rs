@@ -39,7 +39,7 @@ use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
 use crate::sys::secret;
 use crate::table::{Caps, Holdings};
-use crate::text::{reason, Escaped};
+use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 #[cfg(feature = "cluster")]
 use cluster_options::ClusterOptions;
@@ -204,8 +204,7 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
         return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
     let opened = allocator::open(path, clock, allocator::RANGE);
-    let (fences, reserver) = opened
-        .map_err(|why| format!("cannot use the fence file {}: {why}", Escaped::path(path)))?;
+    let (fences, reserver) = opened.map_err(|why| unusable_file("fence", path, why))?;
     Ok((Box::new(fences), Some(reserver)))
 }
 
@@ -249,21 +248,15 @@ fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     let token = read_secret_file("admin token", path)?;
     if !limits::is_admin_token(&token) {
-        let path = Escaped::path(path);
-        return Err(format!(
-            "cannot use the admin token file {path}: a token is one word of at most \
-             {} bytes",
-            limits::MAX_ADMIN_TOKEN_LEN
-        ));
+        let max_len = limits::MAX_ADMIN_TOKEN_LEN;
+        let why = format!("a token is one word of at most {max_len} bytes");
+        return Err(unusable_file("admin token", path, why));
     }
     Ok(token.into_bytes().into())
 }
 
 fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
-    secret::read(path).map_err(|error| {
-        let (path, reason) = (Escaped::path(path), reason(&error));
-        format!("cannot use the {purpose} file {path}: {reason}")
-    })
+    secret::read(path).map_err(|error| unusable_file(purpose, path, reason(&error)))
 }
 
 fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
