@@ -3,6 +3,8 @@
 #     make && sudo make install
 #     make install PREFIX=$HOME/.local
 #     make install PREFIX=/usr DESTDIR=/tmp/package
+#
+# `make uninstall` with the same PREFIX and DESTDIR removes the same files.
 
 PREFIX = /usr/local
 DESTDIR =
@@ -12,25 +14,39 @@ BUILT = target/release
 
 to = $(DESTDIR)$(PREFIX)
 share = $(to)/share
+bash = $(share)/bash-completion/completions
+zsh = $(share)/zsh/site-functions
+fish = $(share)/fish/vendor_completions.d
+doc = $(share)/doc/latchd
+licences = LICENSE-APACHE LICENSE-MIT
 
 all:
 	$(CARGO) build --release --locked --bins
 
 install:
-	install -d $(to)/bin $(to)/sbin
+	install -d $(to)/bin $(to)/sbin $(bash) $(zsh) $(fish) $(doc)
 	install $(BUILT)/latch $(BUILT)/sema $(to)/bin
 	install $(BUILT)/latchd $(BUILT)/lfpd $(to)/sbin
 	for section in 1 5 7 8; do \
 	    install -d $(share)/man/man$$section && \
 	    install -m 644 man/*.$$section $(share)/man/man$$section || exit; \
 	done
-	install -d $(share)/bash-completion/completions
 	for program in latchd latch sema lfpd; do \
-	    install -m 644 completions/$$program.bash \
-	        $(share)/bash-completion/completions/$$program || exit; \
+	    install -m 644 completions/$$program.bash $(bash)/$$program || exit; \
 	done
-	install -d $(share)/zsh/site-functions $(share)/fish/vendor_completions.d
-	install -m 644 completions/_* $(share)/zsh/site-functions
-	install -m 644 completions/*.fish $(share)/fish/vendor_completions.d
+	install -m 644 completions/_* $(zsh)
+	install -m 644 completions/*.fish $(fish)
+	install -m 644 $(licences) $(doc)
 
-.PHONY: all install
+uninstall:
+	rm -f $(to)/bin/latch $(to)/bin/sema $(to)/sbin/latchd $(to)/sbin/lfpd
+	for page in man/*.[1578]; do \
+	    rm -f $(share)/man/man$${page##*.}/$${page##*/} || exit; \
+	done
+	for program in latchd latch sema lfpd; do \
+	    rm -f $(bash)/$$program $(zsh)/_$$program $(fish)/$$program.fish || exit; \
+	done
+	rm -f $(addprefix $(doc)/,$(licences))
+	[ ! -d $(doc) ] || rmdir --ignore-fail-on-non-empty $(doc)
+
+.PHONY: all install uninstall

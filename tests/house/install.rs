@@ -1,4 +1,5 @@
-//! `make install` puts everything where shells and man(1) look for it.
+//! `make install` puts everything where shells and man(1) look for it, and `make uninstall` removes
+//! it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +9,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::needs;
 
-const FILES: [&str; 24] = [
+const FILES: [&str; 26] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -17,6 +18,8 @@ const FILES: [&str; 24] = [
     "share/bash-completion/completions/latchd",
     "share/bash-completion/completions/lfpd",
     "share/bash-completion/completions/sema",
+    "share/doc/latchd/LICENSE-APACHE",
+    "share/doc/latchd/LICENSE-MIT",
     "share/fish/vendor_completions.d/latch.fish",
     "share/fish/vendor_completions.d/latchd.fish",
     "share/fish/vendor_completions.d/lfpd.fish",
@@ -40,7 +43,7 @@ fn make_install_honours_prefix_and_destdir() {
     needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     let destdir = format!("DESTDIR={}", root.path().display());
-    let output = install(&["PREFIX=/opt/a", &destdir]);
+    let output = make("install", &["PREFIX=/opt/a", &destdir]);
     assert!(output.status.success(), "{output:?}");
     let expected: BTreeSet<PathBuf> = FILES.iter().map(PathBuf::from).collect();
     let mut installed = BTreeSet::new();
@@ -65,16 +68,38 @@ fn make_install_fails_if_nothing_was_built() {
     needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     let prefix = format!("PREFIX={}", root.path().display());
-    let output = install(&[&prefix, "BUILT=no-such-directory"]);
+    let output = make("install", &[&prefix, "BUILT=no-such-directory"]);
     assert!(!output.status.success(), "{output:?}");
 }
 
-/// Runs `make install` for the programs of this build, unless `variables` name others.
-fn install(variables: &[&str]) -> Output {
+#[test]
+fn make_uninstall_removes_what_was_installed() {
+    needs!("make");
+    let root = tempfile::tempdir().expect("there is room");
+    let prefix = format!("PREFIX={}", root.path().display());
+    assert!(make("install", &[&prefix]).status.success());
+    let other = root.path().join("share/man/man1/other.1");
+    fs::write(&other, "another program's").expect("it can be written");
+    for _ in 0..2 {
+        let output = make("uninstall", &[&prefix]);
+        assert!(output.status.success(), "{output:?}");
+        let mut left = BTreeSet::new();
+        collect(root.path(), root.path(), &mut left);
+        assert_eq!(left, BTreeSet::from(["share/man/man1/other.1".into()]));
+    }
+    assert!(!root.path().join("share/doc/latchd").exists());
+    let nothing = root.path().join("nothing");
+    let prefix = format!("PREFIX={}", nothing.display());
+    assert!(make("uninstall", &[&prefix]).status.success());
+    assert!(!nothing.exists());
+}
+
+/// Makes a target with the programs of this build, unless `variables` name others.
+fn make(target: &str, variables: &[&str]) -> Output {
     let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
     let built = built.expect("a program is in a directory").display();
     Command::new("make")
-        .args(["install", &format!("BUILT={built}")])
+        .args([target, &format!("BUILT={built}")])
         .args(variables)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_remove("MAKEFLAGS")
