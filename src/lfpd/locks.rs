@@ -108,11 +108,12 @@ impl Locks {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
         };
-        if !self.admits(peer.named_process(pid), peer, target, pid) {
+        let may_unlock = || self.admits(peer.named_process(pid), peer, target, pid);
+        if !may_unlock() {
             return LfpReply::Denied;
         }
         let device = Device::look_up_to_unlock(&path, &self.rules.devices);
-        match self.files.unlock(&device, pid) {
+        match self.files.unlock(&device, pid, may_unlock) {
             Ok(removed) if removed.is_empty() => LfpReply::Busy,
             Ok(removed) => {
                 debug!("unlocked device={} pid={pid} {peer}", shown(target));

@@ -59,7 +59,7 @@ impl Peer {
         if address.as_ref().is_none_or(is_unix) {
             let credentials = sockopt::socket_peercred(socket);
             return credentials
-                .map(|credentials| Peer(Some(credentials.uid.as_raw())))
+                .map(|credentials| Peer(process::known_user(credentials.uid.as_raw())))
                 .map_err(|_| NotLocal);
         }
         let theirs = address.as_ref().and_then(loopback).ok_or(NotLocal)?;
@@ -67,7 +67,8 @@ impl Peer {
         let user = ours.and_then(|ours| user_of(theirs, ours));
         // If it has hung up, another program may have its port, and the user is that program's.
         let is_still_there = getpeername(socket).is_ok();
-        Ok(Peer(user.filter(|_| is_still_there)))
+        let user = user.filter(|_| is_still_there);
+        Ok(Peer(user.and_then(process::known_user)))
     }
 
     /// The process `pid`, as far as it concerns this peer; `None` if there is none.

@@ -61,15 +61,14 @@ impl Places {
 
     /// Gives a place to a connection of `peer`. If that user has its share, or all places are
     /// taken, it closes the connection that has been idle for longest, of this user or of any.
-    /// `None` if none has been idle for long.
+    /// `None` if none has been idle for long. Peers whose user is unknown count as one user.
     pub fn take(
         self: &Arc<Places>,
         peer: Peer,
         admission: &Arc<Admission>,
     ) -> Option<OccupiedPlace> {
         let mut taken = self.taken.lock();
-        // The user of a peer that has hung up is unknown; its connection ends soon.
-        let is_over_share = peer.0.is_some() && taken.count_of(peer) >= share_of(self.max_places);
+        let is_over_share = taken.count_of(peer) >= share_of(self.max_places);
         let has_room = (!is_over_share || taken.close_idle(|occupant| occupant.peer == peer))
             && (taken.0.len() < self.max_places || taken.close_idle(|_| true));
         if !has_room {
@@ -125,5 +124,28 @@ impl OccupiedPlace {
 impl Drop for OccupiedPlace {
     fn drop(&mut self) {
         self.places.taken.lock().0.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::connections::Connections;
+    use crate::net::stream::Stream;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn peers_that_have_hung_up_get_the_share_of_one_user() {
+        let connections = Arc::new(Connections::new(64, b""));
+        let places = Arc::new(Places::new(32));
+        let take = |peer| {
+            let (ours, _theirs) = UnixStream::pair().expect("a socket pair");
+            let admission = connections.admit(|| Ok(Stream::Unix(ours)));
+            let admission = admission.expect("a connection").expect("room");
+            places.take(peer, &Arc::new(admission))
+        };
+        let unknown: Vec<_> = (0..12).map(|_| take(Peer(None))).collect();
+        assert_eq!(unknown.iter().flatten().count(), share_of(32));
+        assert!(take(Peer(Some(1))).is_some());
     }
 }

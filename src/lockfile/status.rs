@@ -296,7 +296,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system.
+    /// system, for instance if the age of a lock that names no holder cannot be told because the
+    /// file system has no room for a file.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
@@ -328,7 +329,19 @@ impl Semaphore {
             match takeover::remove(&files, &allows)? {
                 Removal::Removed => cleaned.lock = true,
                 Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-                Removal::Kept(why, _) => obstacle = Some(why),
+                Removal::Kept(why, content) => {
+                    let names_no_holder =
+                        |content: Content| Record::parse(&content.bytes).info().is_none();
+                    // Only the clock of the file system tells how old such a lock is. Without it,
+                    // an old one counts as young.
+                    if why == Obstacle::NotStale && content.is_some_and(names_no_holder) {
+                        let host = LocalHost {
+                            directory: &directory,
+                        };
+                        host.ask_file_system()?;
+                    }
+                    obstacle = Some(why);
+                }
                 Removal::Nothing => {}
             }
         }

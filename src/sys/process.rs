@@ -16,7 +16,7 @@ use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 /// What is known of a process that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// It has ended, and its parent has not asked how: it does nothing any more.
+    /// All its threads have ended, and its parent has not asked how: it does nothing any more.
     pub is_zombie: bool,
     /// When it was started, in clock ticks since boot, if /proc tells that, and tells every process
     /// the same.
@@ -48,9 +48,11 @@ pub fn look_up(pid: u32) -> Option<Process> {
         });
     };
     let is_thread = field(&status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid));
-    let is_zombie = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    // The state is that of the first thread. If others run on, they are counted with it.
+    let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
     (!is_thread).then(|| Process {
-        is_zombie,
+        is_zombie: has_ended && !has_threads,
         start_ticks: comparable_start(pid),
     })
 }
@@ -196,6 +198,20 @@ pub fn all() -> Option<impl Iterator<Item = u32>> {
     Some(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()))
 }
 
+/// The user with this number, unless it is the one that the kernel gives to every user without a
+/// number in this user namespace.
+pub fn known_user(uid: u32) -> Option<u32> {
+    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let number = number.ok().and_then(|text| text.trim().parse().ok());
+    if uid != number.unwrap_or(65534) {
+        return Some(uid);
+    }
+    // Where all users have numbers, this one is a user, too.
+    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    has_all.then_some(uid)
+}
+
 /// The signals that this process ignores: bit N - 1 stands for signal N. 0 if /proc cannot tell.
 pub fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -203,20 +219,21 @@ pub fn ignored_signals() -> u64 {
     mask.unwrap_or(0)
 }
 
-/// When a process was started at the latest, since the epoch, as this process's clock has it now:
-/// the kernel cuts the time down to clock ticks.
-pub fn latest_start(pid: u32) -> Option<Duration> {
-    let ticks = start_ticks(pid)?.checked_add(1)?;
+/// When a process was started at the earliest, since the epoch, as this process's clock has it now.
+/// It may have started 20 ms later: the kernel cuts its start down to clock ticks, and the time
+/// since boot to hundredths of a second.
+pub fn earliest_start(pid: u32) -> Option<Duration> {
+    let ticks = start_ticks(pid)?;
     let hertz = clock_ticks_per_second().max(1);
     let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
+    // Read first: a delay between the two clocks makes the start earlier, never later.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (seconds, rest) = uptime.split_once('.')?;
-    // The kernel writes hundredths.
     let hundredths: u64 = rest.get(..2)?.parse().ok()?;
-    let uptime =
-        Duration::from_secs(seconds.parse().ok()?) + Duration::from_millis(10 * hundredths);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    Some(now.checked_sub(uptime)? + after_boot)
+    let latest_uptime =
+        Duration::from_secs(seconds.parse().ok()?) + Duration::from_millis(10 * (hundredths + 1));
+    Some(now.checked_sub(latest_uptime)? + after_boot)
 }
 
 /// The instant `ticks` clock ticks after boot, in seconds since 1970.

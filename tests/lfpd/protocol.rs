@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::amount::amount;
-use crate::support::limited::copy_program;
+use crate::support::limited::{copy_program, without_users};
 use crate::support::needs::{needs, skipped};
 use crate::support::stalls::fair_test;
 use crate::support::syslog::Syslog;
@@ -766,6 +766,35 @@ fn no_user_may_ask_for_the_process_of_another() {
 }
 
 #[test]
+fn a_server_that_cannot_print_its_port_leaves_no_socket() {
+    let dirs = lock_dirs();
+    let socket = dirs.path().join("socket");
+    let full = fs::File::options().write(true).open("/dev/full");
+    let mut command = command(dirs.path());
+    command.args(["--listen", "127.0.0.1:0", "--print-port", "--unix"]);
+    command.arg(&socket).stderr(Stdio::piped());
+    command.stdout(full.expect("every Linux has it"));
+    let child = command.spawn().expect("it was built by cargo");
+    let end = child.wait_with_output().expect("it exits");
+    assert_eq!(end.status.code(), Some(1), "{end:?}");
+    assert!(!socket.exists());
+}
+
+/// The namespace has no number for this test's user, nor for any other: the kernel gives all of
+/// them the same one.
+#[test]
+fn users_unknown_to_the_namespace_lock_for_no_process() {
+    needs!("unshare");
+    let Some(wrapper) = without_users() else {
+        return;
+    };
+    let server = Lfpd::start_behind(&wrapper);
+    let mut client = server.connect();
+    let lock = format!("lock /dev/lfpd-a {}", own_pid());
+    assert_eq!(ask(&mut client, &lock), DENIED);
+}
+
+#[test]
 fn a_unix_socket_too_refuses_the_process_of_another_user() {
     needs!("root", "nc");
     use std::os::unix::fs::PermissionsExt;
@@ -861,7 +890,8 @@ fn a_lock_does_not_pass_to_another_users_process() {
         "dead number 200 200\n\
          reused number 200 200\n\
          same process 200 450 450\n\
-         unused number 200 200\n",
+         unused number 200 200\n\
+         late number 450 True\n",
         "{said}"
     );
 }

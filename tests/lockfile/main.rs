@@ -264,6 +264,7 @@ fn role() {
             println!("=> held");
             let _ = io::stdin().read(&mut [0]);
         }
+        "clean" => println!("=> {:?}", lock.clean()),
         "exhaust" => {
             let mut files = Vec::new();
             while let Ok(file) = File::open("/dev/null") {
@@ -1325,6 +1326,32 @@ fn what_is_no_process_or_has_ended_holds_nothing() {
 }
 
 #[test]
+fn a_holder_lives_as_long_as_any_of_its_threads() {
+    needs!("python3");
+    let scratch = Scratch::new();
+    let python = "import ctypes, threading, time\n\
+                  threading.Thread(target=time.sleep, args=(600,)).start()\n\
+                  ctypes.CDLL(None).pthread_exit(None)";
+    let mut holder = Command::new("python3")
+        .args(["-c", python])
+        .spawn()
+        .expect("python3");
+    let pid = holder.id();
+    let status = || fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let deadline = Instant::now() + LIMIT;
+    while !status().contains("State:\tZ") && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let status = status();
+    let lock = scratch.lock_with(format!("pid={pid}\ntimestamp={}\n", now()));
+    let alive = details(&lock).alive;
+    holder.kill().expect("it runs");
+    holder.wait().expect("its end");
+    assert!(status.contains("State:\tZ"), "{status}");
+    assert_eq!(alive, Alive::Yes);
+}
+
+#[test]
 fn a_stale_lock_that_this_user_cannot_replace_is_held() {
     needs!("root", "setpriv");
     let scratch = Scratch::new();
@@ -1865,7 +1892,7 @@ fn without_descriptors_a_lock_is_refused_and_nothing_is_left() {
 }
 
 /// Runs a process on a small file system of its own. `None` if this process may not create one.
-fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
+fn on_a_file_system(prepare: &str, options: &str, role: &str) -> Option<String> {
     let scratch = Scratch::new();
     let directory = scratch.0.path().display();
     let mount = format!("mount -t tmpfs -o {options} none '{directory}'");
@@ -1880,7 +1907,7 @@ fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", &script, "sh"]).args(again(
         &this_program(),
-        "try",
+        role,
         &scratch.path(),
     ));
     Some(answer_of(command))
@@ -1889,14 +1916,14 @@ fn on_a_file_system(prepare: &str, options: &str) -> Option<String> {
 #[test]
 fn on_a_full_disk_a_lock_is_refused_and_nothing_is_left() {
     let fill = "head -c 4096 /dev/zero > full";
-    if let Some(answer) = on_a_file_system(fill, "size=4k") {
+    if let Some(answer) = on_a_file_system(fill, "size=4k", "try") {
         assert_eq!(
             answer,
             "IO error: No space left on device (os error 28); [\"full\"]"
         );
     }
     let stale = format!("printf 'pid={DEAD}\\ntimestamp=1\\n' > a.lock");
-    if let Some(answer) = on_a_file_system(&stale, "size=4k") {
+    if let Some(answer) = on_a_file_system(&stale, "size=4k", "try") {
         assert_eq!(
             answer,
             "IO error: No space left on device (os error 28); [\"a.lock\"]"
@@ -1905,16 +1932,30 @@ fn on_a_full_disk_a_lock_is_refused_and_nothing_is_left() {
 }
 
 #[test]
+fn without_room_for_a_file_clean_cannot_tell_an_age_and_fails() {
+    let empty = "touch -d @1 a.lock";
+    for (inodes, expected) in [
+        (2, "Err(IoError(Os { code: 28, "),
+        (3, "Ok(Cleaned { lock: true, "),
+    ] {
+        let options = format!("nr_inodes={inodes}");
+        if let Some(answer) = on_a_file_system(empty, &options, "clean") {
+            assert!(answer.starts_with(expected), "{inodes}: {answer}");
+        }
+    }
+}
+
+#[test]
 fn on_a_read_only_file_system_a_stale_lock_is_held() {
     let freeze = "mount -o remount,ro \"$PWD\"";
     let stale = format!("printf 'pid={DEAD}\\ntimestamp=1\\n' > a.lock && {freeze}");
-    if let Some(answer) = on_a_file_system(&stale, "size=64k") {
+    if let Some(answer) = on_a_file_system(&stale, "size=64k", "try") {
         assert_eq!(
             answer,
             format!("Lock already held by PID {DEAD} since 1; [\"a.lock\"]")
         );
     }
-    if let Some(answer) = on_a_file_system(freeze, "size=64k") {
+    if let Some(answer) = on_a_file_system(freeze, "size=64k", "try") {
         assert_eq!(answer, "IO error: Read-only file system (os error 30); []");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 
-use super::needs::lacks;
+use super::needs::{lacks, skipped};
 use super::{described, Client, Daemon, Event, PATIENCE};
 
 /// A server behind `wrapper`, which is a command and its arguments.
@@ -23,6 +23,18 @@ fn limited_copy(wrapper: &[&str], program: &Path) -> Command {
     // On a slow machine, a client of a crowd is idle for long before it is its turn.
     plain.args(["--read-timeout", "3600"]);
     with_surroundings_of(&Daemon::command(), behind(wrapper, &plain))
+}
+
+/// What has a program run in a user namespace without any user; `None`, noted as a skip, where this
+/// test may make none.
+pub fn without_users() -> Option<[&'static str; 2]> {
+    let wrapper = ["unshare", "--user"];
+    let probe = Command::new(wrapper[0]).args([wrapper[1], "true"]).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        skipped(&["user namespace"]);
+        return None;
+    }
+    Some(wrapper)
 }
 
 /// A command that becomes `plain`, with its arguments, after `wrapper`.

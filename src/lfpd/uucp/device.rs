@@ -21,6 +21,8 @@ const MAX_STEPS: usize = 40 + 128;
 pub struct Device {
     /// The names of our own lock files, each once, in an order that all lockers share.
     pub written: Vec<OsString>,
+    /// Those of `written` that have all parts of a path. Other devices may share the rest.
+    pub full: Vec<OsString>,
     /// All names that count, those of `written` included.
     pub known: Vec<OsString>,
 }
@@ -63,6 +65,7 @@ impl Device {
         known.extend(numbers);
         Device {
             written: names(DevicePath::written_names),
+            full: paths.iter().map(|path| path.full_name()).collect(),
             known,
         }
     }

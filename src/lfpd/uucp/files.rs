@@ -15,7 +15,7 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, look, make, remove_other_names, shown, take_away, NameState,
+    inspect, is_held, is_of, look, make, remove_other_names, shown, take_away, LockFile, NameState,
 };
 use super::mark::LockedFor;
 
@@ -83,19 +83,31 @@ impl SerialLockFiles {
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
     /// Returns which files they were; none if no process holds the device, or another one does.
-    /// Blocks for two seconds at most.
-    pub fn unlock(&self, device: &Device, pid: u32) -> io::Result<Vec<FileId>> {
+    /// `may_unlock` says whether the caller may speak for the process that has the number in that
+    /// instant: while this call waits for its turn, the number may pass to another process, which
+    /// then counts as another holder. Blocks for two seconds at most.
+    pub fn unlock(
+        &self,
+        device: &Device,
+        pid: u32,
+        may_unlock: impl Fn() -> bool,
+    ) -> io::Result<Vec<FileId>> {
         self.in_turn(Vec::new(), |directory| {
-            let mut removed = Vec::new();
+            let is_ours =
+                |file: LockFile| file.pid == pid && is_of(directory, device, file) && may_unlock();
+            let mut removable = Vec::new();
             let mut is_held = false;
             for name in &device.written {
-                let NameState::Locked(file) = inspect(directory, name) else {
-                    continue;
-                };
-                if file.pid != pid && !file.is_stale() {
-                    is_held = true;
-                    continue;
+                match inspect(directory, name) {
+                    NameState::Locked(file) if file.is_stale() || is_ours(file) => {
+                        removable.push((name, file));
+                    }
+                    NameState::Locked(_) => is_held = true,
+                    NameState::Free | NameState::Unreadable => {}
                 }
+            }
+            let mut removed = Vec::new();
+            for (name, file) in removable {
                 let is_last_name = directory
                     .stat(name)
                     .is_ok_and(|stat| stat.is_some_and(|stat| stat.st_nlink == 1));
@@ -256,7 +268,8 @@ mod tests {
         fn unlock(&self, path: &str, pid: u32) -> bool {
             let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
             let device = Device::look_up_to_unlock(&path, &self.at("dev"));
-            !self.files.unlock(&device, pid).expect("usable").is_empty()
+            let unlocked = self.files.unlock(&device, pid, || true);
+            !unlocked.expect("usable").is_empty()
         }
 
         fn own_files(&self) -> Vec<String> {
@@ -418,6 +431,26 @@ mod tests {
     }
 
     #[test]
+    fn a_device_with_the_same_last_name_keeps_its_lock() {
+        let host = Host::new();
+        host.lock("/dev/usb/tts/0", own_pid()).expect("free");
+        assert!(!host.unlock("/dev/pts/0", own_pid()));
+        assert_eq!(host.own_files(), ["LCK..0", "LCK..usb_tts_0"]);
+        // By a link to the device, or with the link that it was locked by gone, it is that device.
+        fs::create_dir(host.at("dev/by-id")).expect("a directory");
+        symlink("../usb/tts/0", host.at("dev/by-id/x")).expect("a link");
+        assert!(host.unlock("/dev/by-id/x", own_pid()));
+        host.lock("/dev/by-id/x", own_pid()).expect("free");
+        fs::remove_file(host.at("dev/by-id/x")).expect("unplugged");
+        assert!(!host.unlock("/dev/pts/0", own_pid()));
+        assert!(host.unlock("/dev/by-id/x", own_pid()));
+        assert!(host.own_files().is_empty());
+        // The single name of another program's lock may be that of any device.
+        fs::write(host.at("own/LCK..0"), content(own_pid())).expect("written");
+        assert!(host.unlock("/dev/pts/0", own_pid()));
+    }
+
+    #[test]
     fn our_lock_is_removed_only_as_long_as_it_is_ours() {
         let host = Host::new();
         let lock = host.lock("/dev/usb/0", own_pid()).expect("free");
@@ -435,7 +468,7 @@ mod tests {
         let device = host.device("/dev/ttyS1");
         let locked = host.files.lock(&device, 1, LockedFor::AnyProcess, None);
         assert!(locked.is_err());
-        assert!(host.files.unlock(&device, 1).is_err());
+        assert!(host.files.unlock(&device, 1, || true).is_err());
     }
 
     #[test]

@@ -41,6 +41,7 @@ impl DeviceLock {
             id: self.id,
             pid: self.pid,
             locked_for: LockedFor::AnyProcess,
+            has_one_name: self.names.len() == 1,
         }
     }
 }
@@ -69,6 +70,7 @@ pub(super) struct LockFile {
     pub(super) id: FileId,
     pub(super) pid: u32,
     pub(super) locked_for: LockedFor,
+    has_one_name: bool,
 }
 
 impl LockFile {
@@ -114,6 +116,7 @@ fn read(file: &File) -> Option<LockFile> {
         id: FileId::from(&stat),
         pid: holder_in(&content)?,
         locked_for: LockedFor::marked(&stat),
+        has_one_name: stat.st_nlink == 1,
     })
 }
 
@@ -127,6 +130,15 @@ pub(super) fn is_held(directory: &Directory, name: &OsStr) -> bool {
         }
         NameState::Locked(_) | NameState::Unreadable => true,
     }
+}
+
+/// Whether a lock file that one of the device's names leads to is a lock of this device. If it has
+/// several names, we made it, and it has all parts of the device's path in one of them: otherwise
+/// it is the lock of another device with the same last name. A file with one name, as other
+/// programs make it, tells no more than that.
+pub(super) fn is_of(directory: &Directory, device: &Device, file: LockFile) -> bool {
+    let has_name = |name: &OsString| inspect(directory, name) == NameState::Locked(file);
+    file.has_one_name || device.full.iter().any(has_name)
 }
 
 /// Makes one lock file and gives it all names of the device; `None` if another program has taken

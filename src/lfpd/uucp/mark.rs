@@ -100,8 +100,33 @@ impl LockedFor {
 
 /// Whether `pid` is another user's process that began after `seen_at`. The clock alone is not
 /// enough: if it is set forward, every holder seems to have begun too late. Nor is the user: the
-/// holder may have become root.
+/// holder may have become root. A process that began up to 20 ms after `seen_at` counts as the
+/// holder: the kernel does not tell it from one that began before.
 fn is_successor(pid: u32, user: u32, seen_at: Duration) -> bool {
     let is_anothers = process::users(pid).is_some_and(|(real, own)| user != real && user != own);
-    is_anothers && process::latest_start(pid).is_some_and(|start| start >= seen_at)
+    is_anothers && process::earliest_start(pid).is_some_and(|start| start > seen_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_locked_for_just_after_its_start_is_the_holder() {
+        let another = Some(geteuid().as_raw() + 12_345);
+        for _ in 0..20 {
+            let mut child = Command::new("cat")
+                .stdin(Stdio::piped())
+                .spawn()
+                .expect("cat");
+            let seen_at = SystemTime::now();
+            let is_holder =
+                |seen_at| LockedFor::process_of(another, seen_at).is_held_by(child.id());
+            let held = [0, 10].map(|secs| is_holder(seen_at - Duration::from_secs(secs)));
+            drop(child.stdin.take());
+            child.wait().expect("its end");
+            assert_eq!(held, [true, false]);
+        }
+    }
 }

@@ -43,9 +43,14 @@ impl DevicePath {
     pub fn written_names(&self) -> Vec<OsString> {
         let mut names = vec![name(PREFIXES[0], self.base())];
         if self.is_nested() {
-            names.push(name(PREFIXES[0], &self.0.join(&b'_')));
+            names.push(self.full_name());
         }
         names
+    }
+
+    /// The one of [`DevicePath::written_names`] that has all parts of the path.
+    pub fn full_name(&self) -> OsString {
+        name(PREFIXES[0], &self.0.join(&b'_'))
     }
 
     /// All names under which a program may have locked it, with those of

@@ -277,7 +277,11 @@ pub fn not_a_file() -> io::Error {
 /// Returns once the name of the file at `path` would survive a power cut. The name may be that of a
 /// link to a file in another directory; then the file's own name is meant.
 pub fn sync_name(path: &Path) -> io::Result<()> {
-    Ok(fsync(Directory::of(&fs::canonicalize(path)?)?)?)
+    match fsync(Directory::of(&fs::canonicalize(path)?)?) {
+        // It may be searched, but not read, so it was opened for its names alone.
+        Err(Errno::BADF) => Err(Errno::ACCESS.into()),
+        synced => Ok(synced?),
+    }
 }
 
 /// Locks an open file or directory by flock(2), for as long as its descriptor is open. Blocks while
