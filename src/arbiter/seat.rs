@@ -259,6 +259,7 @@ impl Seat {
             let now = arbiter.catch_up(state, Scope::Key(key));
             let seat = self.state_in(state);
             match seat.wait {
+                WaitState::Over(answer, 0) => return self.unless_gone(state, answer),
                 WaitState::Over(answer, sent_len) => {
                     tell(WaitStage::Sent(sent_len));
                     return answer;
@@ -279,7 +280,7 @@ impl Seat {
             // A release may have granted the key between the last look and the deadline. The grant
             // wins: answering `timeout` now would strand the slot until its lease runs out.
             if let Some(answer) = state.table.collect(ticket, now) {
-                return answer;
+                return self.unless_gone(state, answer);
             }
             if deadline.is_some_and(|deadline| deadline <= now) {
                 state.table.cancel(ticket, now);
@@ -297,6 +298,25 @@ impl Seat {
             let look_again = deadline.into_iter().chain(long_at).min();
             arbiter.clock.wait(&self.wake, state, look_again);
         }
+    }
+
+    /// The answer to a wait, of which nothing has been sent. The peer may have hung up shortly
+    /// before its grant: then the slot passes to the next waiter, as if this had been known.
+    fn unless_gone(&self, state: &mut MutexGuard<'_, State>, answer: Answer) -> Answer {
+        let Answer::Granted(grant) = answer else {
+            return answer;
+        };
+        let seat = self.state_in(state);
+        // The ticket is spent: no other thread may look at it meanwhile.
+        seat.wait = WaitState::None;
+        let outlet = seat.outlet.clone();
+        let has_hung_up = || outlet.is_some_and(|outlet| outlet.has_hung_up());
+        if !MutexGuard::unlocked(state, has_hung_up) {
+            return answer;
+        }
+        let now = self.arbiter.catch_up(state, Scope::Nothing);
+        state.table.take_back(grant.token.fence, now);
+        Answer::Gone
     }
 
     fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {

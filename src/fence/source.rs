@@ -1,10 +1,12 @@
 //! The parts of a token: a fence, counted up from the clock, and a random salt.
 
+use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::error;
 use parking_lot::Mutex;
 
+use crate::text::reason;
 use crate::token::{FenceSource, Salt};
 
 /// The number of random bytes taken from the kernel at a time: one system call for 512 claims.
@@ -44,7 +46,7 @@ pub struct Salts(Mutex<SaltBuffer>);
 
 impl Salts {
     /// Fetches the first salts. Blocks until the kernel has randomness.
-    pub fn new() -> Result<Self, getrandom::Error> {
+    pub fn new() -> io::Result<Self> {
         Ok(Salts(Mutex::new(SaltBuffer::fetch()?)))
     }
 
@@ -62,7 +64,7 @@ impl Salts {
                 salt
             }
             Err(error) => {
-                error!("no-randomness error=\"{error}\"");
+                error!("no-randomness error=\"{}\"", reason(&error));
                 None
             }
         }
@@ -75,7 +77,7 @@ struct SaltBuffer {
 }
 
 impl SaltBuffer {
-    fn fetch() -> Result<Self, getrandom::Error> {
+    fn fetch() -> io::Result<Self> {
         let mut bytes = Box::new([0; SALT_BUFFER_LEN]);
         getrandom::fill(&mut bytes[..])?;
         Ok(SaltBuffer { bytes, used: 0 })

@@ -89,6 +89,7 @@ fn run(
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
     server::leave_no_core();
+    let signals = server::catch_signals()?;
     let auth = resolved.auth;
     let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
@@ -97,19 +98,19 @@ fn run(
     let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
     let log = server::start_log(PROGRAM, &options.log())?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
-    let salts = Salts::new().map_err(|error| format!("cannot get random numbers: {error}"))?;
     #[cfg(feature = "tls")]
     let certificate = tls::certificate(options)?;
     #[cfg(feature = "tls")]
     let read_again = tls::reader_of(certificate.clone());
     #[cfg(not(feature = "tls"))]
     let read_again = || {};
-    // Until here a signal ends the process at once, even while the fence file is locked.
-    let signals = server::watch_signals(&log, read_again)?;
+    // Until here SIGTERM ends the process at once, even while the fence file is locked.
+    let signals = server::watch_signals(signals, &log, read_again)?;
     let listeners = serve::listen(options, resolved.sockets, inherited)?;
     #[cfg(feature = "tls")]
     let listeners = tls::speaking(listeners, certificate.as_ref());
     let listeners: Arc<[Listener]> = listeners.into();
+    let _clean_up = server::CleanUp(&listeners);
     warn_about(options, auth.as_ref(), &listeners);
 
     #[cfg(feature = "cluster")]
@@ -119,7 +120,7 @@ fn run(
         Some(office) => (office.fences(), None),
         None => fences,
     };
-    let arbiter = start_arbiter(options, fences, salts)?;
+    let arbiter = start_arbiter(options, fences)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let connections = Arc::new(room_for_connections(options, secret_len));
     #[cfg(feature = "cluster")]
@@ -145,20 +146,19 @@ fn run(
     if options.print_port && !has_started_over() {
         server::print_port(&listeners)?;
     }
-    if let Err(error) = notify(ready(&session_rules)) {
-        warn!("cannot-notify error=\"{}\"", reason(&error));
-    }
+    tell_supervisor(&session_rules);
 
     let end = shutdown::End {
         signals: &signals.received,
         arbiter: &arbiter,
         connections: &connections,
+        #[cfg(feature = "cluster")]
+        listeners: &listeners,
         options,
         #[cfg(feature = "cluster")]
         office: office.as_deref(),
     };
     let status = end.run();
-    listeners.iter().for_each(Listener::clean_up);
     log.flush(LAST_LINES);
     Ok(status)
 }
@@ -176,15 +176,19 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     connections.with_max_per_source(options.max_connections_per_ip)
 }
 
-/// What the supervisor hears once clients can connect. One of several servers tells its role by
-/// itself.
-fn ready(rules: &SessionRules) -> &'static str {
+/// Tells the supervisor that clients can connect. One of several servers tells its role by itself.
+fn tell_supervisor(rules: &SessionRules) {
     #[cfg(feature = "cluster")]
-    if rules.relays.is_some() {
-        return "READY=1";
+    let has_role = rules.relays.is_some();
+    #[cfg(not(feature = "cluster"))]
+    let (has_role, _) = (false, rules);
+    let state = match has_role {
+        true => "READY=1",
+        false => "READY=1\nSTATUS=Serving",
+    };
+    if let Err(error) = notify(state) {
+        warn!("cannot-notify error=\"{}\"", reason(&error));
     }
-    let _ = rules;
-    "READY=1\nSTATUS=Serving"
 }
 
 /// Whether the port was printed before the server started over.
@@ -208,11 +212,9 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
     Ok((Box::new(fences), Some(reserver)))
 }
 
-fn start_arbiter(
-    options: &Options,
-    (fences, reserver): Fences,
-    salts: Salts,
-) -> Result<Arc<Arbiter>, String> {
+fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Arbiter>, String> {
+    let salts =
+        Salts::new().map_err(|error| format!("cannot get random numbers: {}", reason(&error)))?;
     let rules = Rules {
         caps: Caps {
             max_locks: options.max_locks,

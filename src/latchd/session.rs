@@ -25,7 +25,7 @@ use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
 use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 pub use rules::SessionRules;
 use waiter::Waiter;
 
@@ -459,8 +459,9 @@ impl Outlet for Stream {
     }
 
     fn send_grant(&self, grant: Grant) -> usize {
-        // What has arrived may be a telnet command, which is answered first.
-        if self.unread_len() > 0 {
+        // What has arrived may be a telnet command, which is answered first. A peer that has gone
+        // is sent nothing.
+        if self.has_news() {
             return 0;
         }
         let mut line = [0; Reply::MAX_LEN];
@@ -468,6 +469,10 @@ impl Outlet for Stream {
         Reply::Granted(grant).write(&mut rest);
         let len = Reply::MAX_LEN - rest.len();
         self.send_once(&line[..len])
+    }
+
+    fn has_hung_up(&self) -> bool {
+        Stream::has_hung_up(self)
     }
 }
 
@@ -551,7 +556,7 @@ impl Ending {
     fn reason(&self) -> String {
         match self {
             Ending::PeerClosed => "peer-closed code=11".into(),
-            Ending::Broken(error) => format!("broken error=\"{error}\""),
+            Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
             Ending::Quit => "quit".into(),
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),

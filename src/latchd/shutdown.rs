@@ -12,12 +12,15 @@ use crate::arbiter::Arbiter;
 #[cfg(feature = "cluster")]
 use crate::cluster::{Office, Role};
 use crate::net::connections::Connections;
+#[cfg(feature = "cluster")]
+use crate::net::listener::Listener;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 
 use super::options::Options;
 
-/// How long the last replies may take to leave.
+/// How long the farewell waits while no connection closes. After a drain of thousands of waiters,
+/// their sessions take longer than this together.
 const FAREWELL: Duration = Duration::from_millis(600);
 
 /// A time that is as good as none.
@@ -34,6 +37,8 @@ pub(super) struct End<'a> {
     pub(super) arbiter: &'a Arbiter,
     pub(super) connections: &'a Arc<Connections>,
     pub(super) options: &'a Options,
+    #[cfg(feature = "cluster")]
+    pub(super) listeners: &'a [Listener],
     #[cfg(feature = "cluster")]
     pub(super) office: Option<&'a Office>,
 }
@@ -64,6 +69,7 @@ impl End<'_> {
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
         let grace = options.shutdown_timeout.unwrap_or(LONGEST);
+        let began = Instant::now();
         select! {
             recv(signals) -> _ => {
                 warn!("stopping reason=second-signal");
@@ -72,7 +78,8 @@ impl End<'_> {
             recv(drained) -> _ => info!("stopping reason=drained"),
             default(grace) => warn!("stopping reason=shutdown-timeout"),
         }
-        say_farewell(signals, self.connections)
+        let grace_left = grace.saturating_sub(began.elapsed());
+        say_farewell(signals, self.connections, grace_left)
     }
 
     /// Has the holders finish. The channel closes when they have.
@@ -92,29 +99,40 @@ impl End<'_> {
     #[cfg(feature = "cluster")]
     fn finish_relaying(&self) -> Receiver<()> {
         self.connections.close();
-        none_left(self.connections, LONGEST)
+        self.listeners.iter().for_each(Listener::refuse);
+        none_left(self.connections, LONGEST, LONGEST)
     }
 }
 
-/// Ends all input, and lets the replies to earlier requests leave. A client that connects now waits
-/// in the backlog for the next server, if the socket is inherited.
-fn say_farewell(signals: &Receiver<()>, connections: &Arc<Connections>) -> ExitCode {
+/// Ends all input, and lets the replies to earlier requests leave: while sessions end, for as long
+/// as is left of the grace period. A client that connects now waits in the backlog for the next
+/// server, if the socket is inherited.
+fn say_farewell(
+    signals: &Receiver<()>,
+    connections: &Arc<Connections>,
+    grace_left: Duration,
+) -> ExitCode {
     connections.close();
     connections.shut_down_all(Shutdown::Read);
-    let farewell = none_left(connections, FAREWELL);
+    let farewell = none_left(connections, FAREWELL, grace_left.clamp(FAREWELL, LONGEST));
     select! {
         recv(signals) -> _ => ExitCode::from(1),
         recv(farewell) -> _ => ExitCode::SUCCESS,
     }
 }
 
-/// A channel that closes when no connection is open any more, or after `at_most`.
-fn none_left(connections: &Arc<Connections>, at_most: Duration) -> Receiver<()> {
+/// A channel that closes when no connection is open any more, when none has closed for `patience`,
+/// or after `at_most`.
+fn none_left(
+    connections: &Arc<Connections>,
+    patience: Duration,
+    at_most: Duration,
+) -> Receiver<()> {
     let (sender, none_left) = bounded(0);
     let connections = Arc::clone(connections);
     // Without a thread, the sender is dropped: nothing is waited for.
     let _ = spawn("farewell", move || {
-        connections.wait_until_none(at_most);
+        connections.wait_until_none(patience, at_most);
         drop(sender);
     });
     none_left

@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop, or until the one connection ends.
 fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(), String> {
     let log = server::start_log(PROGRAM, &options.log())?;
-    let signals = server::watch_signals(&log, || {})?;
+    let signals = server::watch_signals(server::catch_signals()?, &log, || {})?;
     match connections_from(source, inherited)? {
         Connected::Stdio => {
             let (input, output) = (stdio::stdin(), stdio::stdout());
@@ -208,6 +208,8 @@ fn serve_all(
     listeners: Vec<Listener>,
     signals: &EndSignals,
 ) -> Result<(), String> {
+    let listeners: Arc<[Listener]> = listeners.into();
+    let _clean_up = server::CleanUp(&listeners);
     let max_holders = allow_descriptors(options.max_connections);
     let holders = Holders::new(max_holders)
         .map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
@@ -230,7 +232,6 @@ fn serve_all(
         let (path, reason) = (Escaped::path(&options.lock_dir), reason(&error));
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
-    let listeners: Arc<[Listener]> = listeners.into();
     accept_from_all(&listeners, &connections, &workers).map_err(server::no_thread)?;
     if options.print_port {
         server::print_port(&listeners)?;
@@ -240,9 +241,8 @@ fn serve_all(
     let _ = signals.received.recv();
     info!("stopping");
     connections.close();
-    connections.wait_until_none(FAREWELL);
+    connections.wait_until_none(FAREWELL, FAREWELL);
     locks.finish();
-    listeners.iter().for_each(Listener::clean_up);
     Ok(())
 }
 

@@ -156,12 +156,14 @@ impl Connections {
         }
     }
 
-    /// Blocks until no connection is open, for at most `limit`.
-    pub fn wait_until_none(&self, limit: Duration) {
+    /// Blocks until no connection is open, for at most `limit`, and for at most `patience` while
+    /// none closes.
+    pub fn wait_until_none(&self, patience: Duration, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut open = self.open.lock();
         while !open.streams.is_empty() {
-            if self.one_closed.wait_until(&mut open, deadline).timed_out() {
+            let look_at = deadline.min(Instant::now() + patience);
+            if self.one_closed.wait_until(&mut open, look_at).timed_out() {
                 return;
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::text::{reason, Escaped};
 #[cfg(feature = "tls")]
 use super::certificate::Certificate;
 use super::connections::{Connections, Full};
-use super::stream::Stream;
+use super::stream::{keep_alive, Stream};
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
 use super::unix_path::{self, BoundPath};
@@ -33,14 +33,6 @@ use super::workers::Workers;
 
 /// Connections that the kernel completes before they are accepted.
 const BACKLOG: i32 = 4096;
-
-/// A peer that has vanished is noticed after idle + probes x interval = 30 s of silence.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_PROBES: u32 = 3;
-
-/// The time in milliseconds within which the peer must acknowledge what it is sent.
-const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// The kernel memory in bytes that a client can pin by not reading.
 pub const SEND_BUFFER_LEN: usize = 16 * 1024;
@@ -96,12 +88,10 @@ impl Listener {
     pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         // Accepted sockets inherit all of these, which saves each of them the calls.
-        sockopt::set_tcp_nodelay(&listener, true)?;
-        sockopt::set_socket_keepalive(&listener, true)?;
-        sockopt::set_tcp_keepidle(&listener, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(&listener, KEEPALIVE_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(&listener, KEEPALIVE_PROBES)?;
-        sockopt::set_tcp_user_timeout(&listener, USER_TIMEOUT_MS)?;
+        keep_alive(&listener)?;
+        // An urgent byte is read in its place, as telnet expects. Otherwise it would be lost, and
+        // hide how much has arrived behind it.
+        sockopt::set_socket_oobinline(&listener, true)?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
         Ok(Listener::Tcp(
             listener,
@@ -130,6 +120,14 @@ impl Listener {
         if let Listener::Unix(_, Some(path)) = self {
             path.remove();
         }
+    }
+
+    /// Refuses connections from now on, and ends those that have not been accepted.
+    #[cfg(feature = "cluster")]
+    pub fn refuse(&self) {
+        // It fails only if that was done before.
+        let _ = rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both);
+        self.clean_up();
     }
 
     pub fn port(&self) -> Option<u16> {
@@ -186,12 +184,18 @@ impl Listener {
     }
 
     fn wait_for_a_peer(&self) {
-        let socket = match self {
+        // If this fails, the next accept says why.
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(self.socket(), PollFlags::IN)],
+            None,
+        );
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        match self {
             Listener::Tcp(listener, ..) => listener.as_fd(),
             Listener::Unix(listener, _) => listener.as_fd(),
-        };
-        // If this fails, the next accept says why.
-        let _ = poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], None);
+        }
     }
 
     fn accept(&self) -> io::Result<Stream> {
@@ -274,6 +278,9 @@ fn concerns_one_peer(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::stream::{
+        KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS,
+    };
     use std::net::TcpStream;
 
     #[test]
@@ -285,6 +292,7 @@ mod tests {
         listener.wait_for_a_peer();
         let stream = listener.accept().expect("accept");
         assert!(sockopt::tcp_nodelay(&stream).expect("nodelay"));
+        assert!(sockopt::socket_oobinline(&stream).expect("oobinline"));
         assert!(sockopt::socket_keepalive(&stream).expect("keepalive"));
         assert_eq!(
             sockopt::tcp_keepidle(&stream).expect("keepidle"),

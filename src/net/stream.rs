@@ -16,6 +16,8 @@ use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
 use super::tls::TlsStream;
 use crate::sys::process;
 
+const HANG_UPS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
+
 /// A connected stream socket. Read and written through a shared reference, so that one descriptor
 /// per connection is enough.
 #[derive(Debug)]
@@ -85,10 +87,13 @@ impl Stream {
         })
     }
 
-    /// The user behind a Unix socket; `None` for another socket.
+    /// The user behind a Unix socket; `None` for another socket, and for a user without a number in
+    /// this user namespace.
     pub fn peer_uid(&self) -> Option<u32> {
         match self {
-            Stream::Unix(_) => Some(sockopt::socket_peercred(self).ok()?.uid.as_raw()),
+            Stream::Unix(_) => {
+                process::known_user(sockopt::socket_peercred(self).ok()?.uid.as_raw())
+            }
             _ => None,
         }
     }
@@ -105,6 +110,21 @@ impl Stream {
     /// How many bytes have arrived and have not been read; over TLS, in their encrypted form.
     pub fn unread_len(&self) -> u64 {
         ioctl_fionread(self).unwrap_or(0)
+    }
+
+    /// Whether anything can be read, or the peer has hung up.
+    pub fn has_news(&self) -> bool {
+        self.has_event(PollFlags::IN | HANG_UPS)
+    }
+
+    /// Whether the peer has closed or half-closed its side, or is gone.
+    pub fn has_hung_up(&self) -> bool {
+        self.has_event(HANG_UPS)
+    }
+
+    fn has_event(&self, events: PollFlags) -> bool {
+        let mut polled = [PollFd::new(self, events)];
+        matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
     /// Reads what has arrived without blocking; `None` if nothing has.
@@ -148,6 +168,25 @@ impl Stream {
             (&mut &*self).read(scrap)
         });
     }
+}
+
+/// A host that has vanished is noticed after idle + probes x interval = 30 s of silence.
+pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const KEEPALIVE_PROBES: u32 = 3;
+/// The time in milliseconds within which it must acknowledge what it is sent: no keepalive is sent
+/// meanwhile.
+pub(super) const USER_TIMEOUT_MS: u32 = 30_000;
+
+/// Has the kernel end a TCP connection within a minute if the other host has vanished from the
+/// network, and send what is written at once. Sockets that a listener accepts inherit this.
+pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    Ok(sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?)
 }
 
 /// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: for ever), in one

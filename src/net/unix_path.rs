@@ -36,10 +36,19 @@ pub(super) fn bind(
     // Two servers that both find a dead server's socket must not remove each other's. The one that
     // locks the directory looks, removes and listens before the other looks.
     let directory = Directory::of(path)?;
-    if !lock_within(&directory, LOCK_PATIENCE)? {
-        return Err(io::Error::other(
-            "its directory is locked by another process",
-        ));
+    match lock_within(&directory, LOCK_PATIENCE) {
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(io::Error::other(
+                "its directory is locked by another process",
+            ))
+        }
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            return Err(io::Error::other(
+                "its directory cannot be locked, perhaps since it may not be read",
+            ))
+        }
+        Err(error) => return Err(error),
     }
     remove_dead_socket(path)?;
     // No client can connect before the owner and the mode are right.

@@ -23,10 +23,15 @@ pub const MAX_SECONDS: u64 = 9_223_372_036;
 /// The highest limit of a semaphore.
 pub const MAX_LIMIT: u32 = 1_048_576;
 
+/// Whether a character is in no key. Other white space may be.
+pub fn is_blank(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\r' | '\n')
+}
+
 /// Whether a text can be a key.
 pub fn is_key(text: &str) -> bool {
-    let is_blank = |byte| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
-    (1..=MAX_KEY_LEN).contains(&text.len()) && !text.bytes().any(is_blank)
+    let has_blank = text.bytes().any(|byte| is_blank(byte.into()));
+    (1..=MAX_KEY_LEN).contains(&text.len()) && !has_blank
 }
 
 /// Whether a text can be an admin token: a word that fits into a line with a fence.

@@ -224,7 +224,8 @@ fn parse_other<'a>(
     match command {
         "ping" | "barrier" | "stable-ref" => Ok(Request::Ping),
         "stats" if key == QUEUES => {
-            let one = Some(argument.trim()).filter(|key| !matches!(*key, "" | ANY));
+            let one = argument.trim_matches(limits::is_blank);
+            let one = Some(one).filter(|key| !matches!(*key, "" | ANY));
             match one {
                 Some(key) if !limits::is_key(key) => Err(ProtocolError::InvalidKey),
                 one => Ok(Request::Queues(one)),
@@ -523,6 +524,12 @@ mod tests {
     fn a_key_is_anything_without_blanks() {
         for key in ["k", "a\0b", "a\u{a0}b", "ключ", "_"] {
             assert!(read("e", key, "").is_ok(), "{key:?}");
+        }
+        // The same key, named in another line.
+        for key in ["k", "k\u{a0}", "\u{2003}k", "\u{b}k\u{c}"] {
+            let argument = format!(" {key}\t");
+            let queues = parse([b"stats", b"holders", argument.as_bytes()]);
+            assert_eq!(queues, Ok(Request::Queues(Some(key))));
         }
         for key in ["", " ", "a b", "a\tb", "a\rb"] {
             assert_eq!(

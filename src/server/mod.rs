@@ -94,16 +94,26 @@ pub struct EndSignals {
     pub stop: Arc<OwnedFd>,
 }
 
-/// Catches signals from now on. SIGHUP has the log file opened again, and `read_again` called for
-/// other files. The others that must not end a server are caught and ignored. Rust ignores SIGPIPE
-/// in every program.
+/// Catches the signals that must not end a server, from now on. [`watch_signals`] does what they
+/// ask for. Rust ignores SIGPIPE in every program.
+pub fn catch_signals() -> Result<Signals, String> {
+    Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]).map_err(no_signals)
+}
+
+fn no_signals(error: io::Error) -> String {
+    format!("cannot catch signals: {}", reason(&error))
+}
+
+/// Catches SIGTERM and SIGINT, too. SIGHUP has the log file opened again, and `read_again` called
+/// for other files. The others are ignored.
 pub fn watch_signals(
+    mut signals: Signals,
     log: &Log,
     read_again: impl Fn() + Send + 'static,
 ) -> Result<EndSignals, String> {
-    let no_signals = |error: io::Error| format!("cannot catch signals: {}", reason(&error));
-    let caught = [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ];
-    let mut signals = Signals::new(caught).map_err(no_signals)?;
+    for signal in [SIGTERM, SIGINT] {
+        signals.add_signal(signal).map_err(no_signals)?;
+    }
     let (sender, received) = unbounded();
     let (alarm, stop) = UnixStream::pair().map_err(no_signals)?;
     let log = log.clone();
@@ -167,6 +177,16 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
         // Under inetd, stdout is the listening socket.
         Err(error) if !inherited::stderr_is_a_peers() => Err(output::unprintable(&error)),
         _ => Ok(()),
+    }
+}
+
+/// Removes the Unix sockets that this process has bound when it is dropped, also if the server
+/// cannot start after all. The threads that accept keep the listeners to the end.
+pub struct CleanUp<'a>(pub &'a [Listener]);
+
+impl Drop for CleanUp<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Listener::clean_up);
     }
 }
 

@@ -61,11 +61,10 @@ fn has_room_for(len: usize, purpose: Purpose) -> bool {
     // field in statm: all that is mapped, and what of that is for data and stacks.
     let limits = [(Resource::As, 0), (Resource::Data, 5)]
         .map(|(resource, field)| (getrlimit(resource).current, field));
-    if limits.iter().all(|(limit, _)| limit.is_none()) {
+    let is_limited = limits.iter().any(|(limit, _)| limit.is_some());
+    // Where there is no /proc, what is used is not known: only a try tells.
+    let Some(used) = is_limited.then(used_pages).flatten() else {
         return can_allocate(len.saturating_add(left_within(usize::MAX, purpose)));
-    }
-    let Some(used) = used_pages() else {
-        return false;
     };
     limits.iter().all(|(limit, field)| {
         let Some(limit) = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX)) else {

@@ -8,6 +8,7 @@ use super::queue::KeyId;
 use super::slab::List;
 use super::types::{ConnId, Holdings, Key, Kind, Refusal};
 use super::{shrink, LockTable};
+use crate::token::Fence;
 
 /// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
 pub(super) const MAX_ENDED: usize = 64;
@@ -160,6 +161,15 @@ impl LockTable {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Passes on a slot whose client has gone before it was told of the grant. A grant that has
+    /// ended meanwhile is ignored.
+    pub fn take_back(&mut self, fence: Fence, now: Instant) {
+        if let Some(holder) = self.holders.get(&fence).copied() {
+            self.vacate(holder, now);
+            self.counters.abandonments += 1;
         }
     }
 

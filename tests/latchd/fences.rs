@@ -251,6 +251,16 @@ fn what_permissions_forbid_is_refused_in_one_line() {
     open_to_all(&locked, 0o555);
     let missing = locked.join("fences");
     refuses(as_nobody(&program, &missing), &missing, "permission denied");
+    // A directory that may be searched, but not synced.
+    if rustix::process::geteuid().is_root() {
+        let unlisted = directory.path().join("unlisted");
+        fs::create_dir(&unlisted).expect("there is room");
+        let there = unlisted.join("fences");
+        fs::write(&there, "").expect("there is room");
+        open_to_all(&there, 0o666);
+        open_to_all(&unlisted, 0o711);
+        refuses(as_nobody(&program, &there), &there, "permission denied");
+    }
 }
 
 /// Nothing is made there and nothing is renamed, so the file is all that a server needs.
@@ -773,6 +783,17 @@ fn end(mut child: Child) {
     let pid = Pid::from_child(&child);
     rustix::process::kill_process(pid, Signal::TERM).expect("it is our child");
     child.wait().expect("it is our child");
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_named_by_a_server_that_cannot_start() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("fences");
+    let mut shell = Daemon::command_of("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$@\"", "sh"]);
+    let plain = latchd(Some(&path));
+    shell.arg(plain.get_program()).args(plain.get_args());
+    refuses(shell, &path, "file too large");
 }
 
 /// A server on a free port with this fence file.

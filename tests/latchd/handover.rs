@@ -16,7 +16,7 @@ use crate::support::amount::amount;
 use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::{fair_test, fairly_within};
 use crate::support::{
-    come_to_rest, fence, parse_grant, Client, Daemon, Deadline, Event, Signal, PATIENCE,
+    come_to_rest, fence, parse_grant, Client, Daemon, Deadline, Event, Scheme, Signal, PATIENCE,
 };
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -298,6 +298,28 @@ fn without_auto_release_a_lost_holder_keeps_only_its_lease_once() {
         took < lease + Duration::from_millis(500),
         "the key came late: {took:?}"
     );
+}
+
+/// Its hang-up arrives just before the release, and the server may notice it only later.
+#[test]
+fn without_auto_release_a_grant_passes_a_dead_waiter_by() {
+    const ROUNDS: usize = 60;
+    let keeping = ["--no-auto-release-on-disconnect"];
+    let daemon = Daemon::start_directly(Scheme::Plain, &keeping);
+    let (mut holder, mut next) = (daemon.connect(), daemon.connect());
+    for round in 0..ROUNDS {
+        let held = holder.acquire_for("k", 10, 600);
+        let mut quitter = daemon.connect();
+        quitter.send("l\nk\n600 600\n");
+        daemon.wait_for_waiters("k", 1);
+        match round % 2 {
+            0 => drop(quitter),
+            _ => quitter.reset(),
+        }
+        assert_eq!(holder.request("r", "k", &held.token), "ok");
+        let grant = next.acquire_for("k", 10, 600);
+        assert_eq!(next.request("r", "k", &grant.token), "ok");
+    }
 }
 
 // ---- timeouts --------------------------------------------------------------------------------

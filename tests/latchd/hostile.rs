@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::net::{send, SendFlags};
 
 use crate::support::footprint::status_kib;
 use crate::support::limited::{limited, raise_our_own_limit};
@@ -482,6 +485,35 @@ fn a_client_that_floods_behind_its_wait_loses_its_place() {
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
 }
 
+/// Unless it is read in its place, the kernel reports no bytes behind one that is urgent.
+#[test]
+fn an_urgent_byte_hides_no_flood() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 600);
+    let mut waiter = TcpStream::connect(daemon.addr()).expect("it listens");
+    waiter.write_all(b"l\nk\n600\n").expect("it is connected");
+    daemon.wait_for_waiters("k", 1);
+    send_urgently(&waiter, b"x");
+    flood(&mut waiter);
+    daemon.wait_for_waiters("k", 0);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+}
+
+/// A telnet sends this after a Ctrl-C, for example: IAC DM, and the DM is urgent.
+#[test]
+fn a_telnet_synch_damages_no_request() {
+    let daemon = Daemon::start(&[]);
+    let mut client = daemon.connect();
+    for _ in 0..3 {
+        client.send_bytes(b"\xff");
+        send_urgently(&client, b"\xf2");
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+        send_urgently(&client, b"\xff\xf2");
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+}
+
 #[test]
 fn requests_behind_a_long_wait_are_answered() {
     const PINGS: usize = 2000;
@@ -708,6 +740,12 @@ fn of_many_that_start_on_a_dead_servers_socket_one_listens() {
 }
 
 // ---- helpers ---------------------------------------------------------------------------------
+
+/// Sends bytes, of which the last one is urgent.
+fn send_urgently(socket: &impl AsFd, bytes: &[u8]) {
+    let sent = send(socket, bytes, SendFlags::OOB);
+    assert_eq!(sent, Ok(bytes.len()));
+}
 
 /// Sends pings until the window is full, or the server hangs up.
 fn flood(stream: &mut TcpStream) {

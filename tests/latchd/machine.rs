@@ -71,6 +71,28 @@ fn after_a_storm_a_server_with_little_memory_is_as_it_was_once() {
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
 }
 
+#[test]
+fn without_proc_a_limited_server_serves() {
+    needs!("prlimit", "unshare", "mount");
+    let hide = "mount -t tmpfs none /proc && exec \"$@\"";
+    let wrapper = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        hide,
+        "sh",
+        "prlimit",
+        "--as=4000000000",
+    ];
+    if !rustix::process::geteuid().is_root() {
+        skipped(&["root, to hide /proc"]);
+        return;
+    }
+    let daemon = Daemon::from_command(limited(&wrapper));
+    assert!(is_served(&mut daemon.connect()));
+}
+
 /// Those who are served may need more memory than they did so far, when there is none left. The C
 /// library takes address space in pieces of 64 MB where it can, so more is not simply better.
 #[test]

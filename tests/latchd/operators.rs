@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::support::limited::{limited, without_users};
+use crate::support::needs::needs;
 use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 /// A daemon with a Unix socket and an admin token.
@@ -75,6 +77,25 @@ fn the_admin_token_breaks_grants_over_the_network() {
     assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
     assert_eq!(breaks(&mut operator, "_ open-sesame"), "ok");
     assert_eq!(holder.request("n", "k", &grant.token), "error");
+}
+
+/// The namespace has no number for the server's user and none for this test's, so the kernel gives
+/// both the same one.
+#[test]
+fn a_user_unknown_to_the_namespace_is_no_operator() {
+    needs!("unshare");
+    let Some(wrapper) = without_users() else {
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("socket");
+    let mut command = limited(&wrapper);
+    command.arg("--unix").arg(&socket);
+    let daemon = Daemon::from_command(command);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    let mut stranger = Client::unix(&socket);
+    assert_eq!(breaks(&mut stranger, &fence_of(&grant.token)), "error_auth");
 }
 
 #[test]

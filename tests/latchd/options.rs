@@ -90,6 +90,21 @@ fn help_on_a_full_disk_says_so_and_a_gone_reader_is_fine() {
 }
 
 #[test]
+fn a_server_that_cannot_print_its_port_leaves_no_socket() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let full = fs::File::options().write(true).open("/dev/full");
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port", "--unix"]);
+    command.arg(&socket).stderr(Stdio::piped());
+    command.stdout(full.expect("every Linux has it"));
+    let child = command.spawn().expect("it was built by cargo");
+    let end = child.wait_with_output().expect("it exits");
+    assert_eq!(end.status.code(), Some(1), "{end:?}");
+    assert!(!socket.exists());
+}
+
+#[test]
 fn the_version_goes_to_stdout_and_is_no_failure() {
     for flag in ["-V", "--version"] {
         let end = run(Daemon::command().arg(flag));

@@ -539,6 +539,7 @@ fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
         "latchd.init",
         "latchd.openrc",
         "latchd.busybox",
+        "latchd.procd",
         "s6-latchd-run",
     ] {
         let path = examples().join(script);
@@ -585,6 +586,32 @@ fn the_busybox_script_runs_a_server_from_start_to_stop() {
         script.env("RUN_AS", ""); // its start-stop-daemon wants to be root for any change of user
     }
     host.runs(script);
+}
+
+#[test]
+fn the_procd_script_names_a_command_that_serves() {
+    // procd is OpenWrt's alone: the command it would run is taken from the script.
+    let state = world_readable_directory();
+    let path = state.path().join("latchd");
+    let script = edited(&example("latchd.procd"), "#!/bin/sh /etc/rc.common\n", "");
+    let script = edited(&script, "/etc/latchd\n", &format!("{}\n", path.display()));
+    let script = edited(&script, "    chown latchd:latchd \"$STATE\"\n", "");
+    let procd = "procd_open_instance() { :; }; procd_close_instance() { :; }
+        procd_set_param() { [ \"$1\" != command ] || { shift; echo \"$*\"; }; }";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{procd}\n{script}\nstart_service")]);
+    let (status, said) = finished(&mut shell);
+    assert!(status.success(), "{status}: {said}");
+    let options = said.trim_end().strip_prefix("/usr/sbin/latchd ");
+    let options = options.unwrap_or_else(|| panic!("another command: {said}"));
+
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    command.args(options.split(' '));
+    let daemon = Daemon::from_command(command);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+    assert!(path.join("fences").exists());
 }
 
 #[test]
@@ -659,6 +686,22 @@ fn the_s6_script_becomes_the_server_and_reports_readiness() {
         assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
         assert!(read(&log).starts_with("INFO starting "), "{}", read(&log));
     }
+}
+
+#[test]
+fn the_s6_script_serves_without_a_port_to_report() {
+    let directory = world_readable_directory();
+    let [ready, socket] = ["ready", "socket"].map(|name| directory.path().join(name));
+    let mut command = Daemon::command_of("sh");
+    command.args(["-c", "exec 3>\"$1\"; exec sh \"$0\""]);
+    command.arg(examples().join("s6-latchd-run")).arg(&ready);
+    command.env("DAEMON", PROGRAM).env("RUN_AS", "");
+    command.env("OPTIONS", format!("--port=off --unix {}", socket.display()));
+    command.stdout(Stdio::null());
+    let daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "it listens", || socket.exists());
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
 }
 
 // ---- inetd, as the example has it ------------------------------------------------------------

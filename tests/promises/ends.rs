@@ -111,6 +111,43 @@ fn replies_on_their_way_when_a_drain_ends_arrive_whole_once() {
     assert_eq!(status.code(), Some(0));
 }
 
+/// Each reader takes its turn, as if the sessions of a big crowd ended one after the other.
+#[test]
+fn the_exit_waits_while_sessions_go_on_ending() {
+    fair_test(the_exit_waits_while_sessions_go_on_ending_once);
+}
+
+fn the_exit_waits_while_sessions_go_on_ending_once() {
+    const KEYS: usize = 500;
+    const READERS: usize = 8;
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let options = ["--max-per-connection", "500", "--write-timeout", "60"];
+    let daemon = Daemon::start_unix(&socket, &options);
+    let mut holder = Client::unix(&socket);
+    for number in 0..KEYS {
+        holder.acquire_for(&format!("{number:0>250}"), 0, 600);
+    }
+    let readers = [(); READERS].map(|()| Client::unix(&socket));
+    let readers = readers.map(|mut reader| {
+        reader.send("stats\n_\n_\n");
+        reader
+    });
+    thread::sleep(Duration::from_millis(300)); // until the replies have begun
+    drop(holder);
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("stopping reason=drained", PATIENCE);
+    for mut reader in readers {
+        thread::sleep(Duration::from_millis(250));
+        match reader.next_event(PATIENCE) {
+            Event::Line(line) => assert!(line.starts_with(b"ok {") && line.ends_with(b"}")),
+            end => panic!("the reply is not whole: {}", described(&end)),
+        }
+    }
+    let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
+    assert_eq!(status.code(), Some(0));
+}
+
 // ---- kills -----------------------------------------------------------------------------------
 
 /// The connections of the killed server are still known to the kernel when the next one starts.

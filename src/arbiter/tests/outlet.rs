@@ -18,6 +18,27 @@ impl Outlet for SlowOutlet {
         self.sending.send(grant).expect("it is received");
         self.leave.recv().expect("it is sent")
     }
+
+    fn has_hung_up(&self) -> bool {
+        false
+    }
+}
+
+/// An outlet of a peer that has gone.
+struct DeadOutlet;
+
+impl Outlet for DeadOutlet {
+    fn peer(&self) -> String {
+        "gone".into()
+    }
+
+    fn send_grant(&self, _: Grant) -> usize {
+        0
+    }
+
+    fn has_hung_up(&self) -> bool {
+        true
+    }
 }
 
 /// A waiter whose grants go through an outlet.
@@ -94,6 +115,27 @@ fn nothing_is_sent_to_a_peer_that_has_hung_up() {
     assert_eq!(waiter.blocked.end().1, Answer::Gone);
     assert!(waiter.sending.is_empty());
     granted(&holder, FOREVER);
+}
+
+#[test]
+fn a_grant_for_a_peer_that_has_gone_passes_on() {
+    let arbiter = arbiter(Holdings::Keep);
+    let holder = arbiter.connect(ConnId(1), None);
+    let grant = granted(&holder, FOREVER);
+    let dead = [2, 3].map(|conn| {
+        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(DeadOutlet)));
+        Blocked::start(&arbiter, seat, |seat| acquire(seat, FOREVER))
+    });
+    let next = arbiter.connect(ConnId(4), None);
+    let next = Blocked::start(&arbiter, next, |seat| acquire(seat, FOREVER));
+    release(&holder, grant);
+    // Their seats stay.
+    let _dead = dead.map(|blocked| {
+        let (seat, answer) = blocked.end();
+        assert_eq!(answer, Answer::Gone);
+        seat
+    });
+    assert!(matches!(next.end().1, Answer::Granted(_)));
 }
 
 #[test]

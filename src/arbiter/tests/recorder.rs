@@ -41,6 +41,10 @@ impl Outlet for Unused {
     fn send_grant(&self, _: Grant) -> usize {
         panic!("the journal does not have the grant yet");
     }
+
+    fn has_hung_up(&self) -> bool {
+        false
+    }
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl PrivateNames {
         mut attempt: impl FnMut(&OsStr) -> io::Result<T>,
     ) -> io::Result<(OsString, T)> {
         for _ in 0..MAX_NAMES_TRIED {
-            let number = getrandom::u64().map_err(io::Error::other)?;
+            let number = getrandom::u64()?;
             let (prefix, suffix) = (self.prefix, self.suffix);
             let name = OsString::from(format!("{prefix}{number:0DIGIT_COUNT$x}{suffix}"));
             match attempt(&name) {

@@ -111,10 +111,11 @@ impl World {
         writer: Writer,
     ) -> Waiter {
         let sent: Arc<Counter> = Arc::default();
-        let outlet = SlowOutlet(Arc::clone(&sent));
-        let outlet = match writer {
+        let slow = || SlowOutlet(Arc::clone(&sent));
+        let outlet: Option<Arc<dyn Outlet>> = match writer {
             Writer::OwnThread => None,
-            Writer::Releaser => Some(Arc::new(outlet) as Arc<dyn Outlet>),
+            Writer::Releaser => Some(Arc::new(slow())),
+            Writer::InVain => Some(Arc::new(DeadOutlet)),
         };
         let seat = Arc::new(self.arbiter.connect(ConnId(conn), outlet));
         let (began, has_begun) = shuttle::sync::mpsc::channel();
@@ -220,6 +221,8 @@ enum Writer {
     OwnThread,
     /// The thread that frees the slot.
     Releaser,
+    /// The peer has gone, which is found out only when there is a grant.
+    InVain,
 }
 
 struct Waiter {
@@ -259,6 +262,29 @@ impl Outlet for SlowOutlet {
         self.0.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
         7
+    }
+
+    fn has_hung_up(&self) -> bool {
+        false
+    }
+}
+
+/// The socket of a peer that has gone.
+struct DeadOutlet;
+
+impl Outlet for DeadOutlet {
+    fn peer(&self) -> String {
+        String::new()
+    }
+
+    fn send_grant(&self, _: Grant) -> usize {
+        thread::yield_now();
+        0
+    }
+
+    fn has_hung_up(&self) -> bool {
+        thread::yield_now();
+        true
     }
 }
 
@@ -416,6 +442,31 @@ fn a_sent_grant_meets_all_other_ends() {
         assert!(grant_in(answer).is_some() || ends.contains(&answer));
         world.expect_holder(grant_in(answer));
         drop(seat);
+    });
+}
+
+/// Two peers have gone, and the first one's wait may end otherwise meanwhile.
+#[test]
+fn a_grant_for_a_peer_that_has_gone_passes_on() {
+    explore(|world| {
+        let gone = [2, 3].map(|conn| world.waiter(conn, FOREVER, Writer::InVain));
+        let next = world.waiter(4, FOREVER, Writer::Releaser);
+        let ending = world.beside(hang_up);
+        let breaking = world.beside(|world| drop(world.arbiter.break_grants("k", None)));
+        let _ = world.release_holder();
+        ending.join().expect("no panic");
+        breaking.join().expect("no panic");
+        let _seats = gone.map(|waiter| {
+            let (answer, seat) = waiter.answer();
+            assert_eq!(answer, Answer::Gone);
+            seat
+        });
+        let (answer, _seat) = next.answer();
+        let grant = granted(answer);
+        // The break may have come later than the grant.
+        if world.arbiter.queue("k", 1).is_some() {
+            world.expect_in_order(Some(grant));
+        }
     });
 }
 
