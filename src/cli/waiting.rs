@@ -1,10 +1,12 @@
 //! The line on stderr that says what a program waits for, and who holds it.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
@@ -13,6 +15,10 @@ const FIRST_AFTER: Duration = Duration::from_secs(2);
 
 /// The time between two looks at the holder.
 const INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long a line waits until stderr has room for it. A terminal that Ctrl-S has stopped has none,
+/// nor has a full pipe.
+const ROOM_WAIT: Duration = Duration::from_millis(500);
 
 /// Whether a program says what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,17 +61,20 @@ enum Place {
 }
 
 /// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
-/// and removes a line on a terminal; it does not block.
+/// and removes a line on a terminal, unless that takes nothing: it blocks for a second at most.
 pub struct WaitingLine(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    over: Condvar,
+    /// Signalled when the wait is over, and when a line has been written.
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     is_over: bool,
+    /// Whether a line is being written, without the mutex: that may block.
+    is_writing: bool,
     /// Whether a line is on the terminal.
     is_shown: bool,
     /// The last text.
@@ -88,7 +97,7 @@ impl WaitingLine {
     ) -> WaitingLine {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            over: Condvar::new(),
+            changed: Condvar::new(),
         });
         let may_speak =
             talk == Talk::Always || (talk == Talk::OnTerminal && io::stderr().is_terminal());
@@ -106,10 +115,13 @@ impl Drop for WaitingLine {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_over = true;
-        if state.is_shown {
-            let _ = io::stderr().write_all(b"\r\x1b[K");
+        self.0.changed.notify_all();
+        let changed = &self.0.changed;
+        let waited = changed.wait_timeout_while(state, ROOM_WAIT, |state| state.is_writing);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.is_shown && !state.is_writing {
+            write_if_room(b"\r\x1b[K");
         }
-        self.0.over.notify_all();
     }
 }
 
@@ -119,7 +131,7 @@ impl Shared {
         loop {
             let state = self.state();
             let waited = self
-                .over
+                .changed
                 .wait_timeout_while(state, pause, |state| !state.is_over);
             let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if state.is_over {
@@ -144,10 +156,28 @@ impl Shared {
             Place::NextLine if state.said == text => return,
             Place::NextLine => format!("{text}\n"),
         };
-        let _ = io::stderr().write_all(line.as_bytes());
-        state.is_shown |= place == Place::SameLine;
-        state.said = text;
+        state.is_writing = true;
+        drop(state);
+        let is_written = write_if_room(line.as_bytes());
+        let mut state = self.state();
+        state.is_writing = false;
+        if is_written {
+            state.is_shown |= place == Place::SameLine;
+            state.said = text;
+        }
+        self.changed.notify_all();
     }
+}
+
+/// Writes to stderr, and tells whether it had room in time. The line is a courtesy: neither a grant
+/// nor a signal may be held up by it.
+fn write_if_room(bytes: &[u8]) -> bool {
+    let stderr = io::stderr();
+    let within = Timespec::try_from(ROOM_WAIT).ok();
+    let mut watched = [PollFd::new(&stderr, PollFlags::OUT)];
+    let has_room = retry_on_intr(|| poll(&mut watched, within.as_ref())) == Ok(1);
+    // Not by way of the standard library, whose lock every message needs.
+    has_room && rustix::io::write(&stderr, bytes).is_ok()
 }
 
 /// As much of the text as one line of the terminal has room for. What other clients say of

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::net::stream::Stream;
+use crate::net::stream::{keep_alive, Stream};
 use crate::protocol::limits;
 
 /// The port of a server that is named without one.
@@ -56,7 +56,8 @@ pub enum Address {
 }
 
 /// The addresses of the servers of one cluster. To connect is to try one after the other, first the
-/// one that answered last. Clones share what they know of that.
+/// one that answered last. One that closes the connection or does not answer in time is tried last.
+/// Clones share what they know of that.
 #[derive(Clone, Debug)]
 pub struct Alternatives(Arc<Shared>);
 
@@ -119,19 +120,33 @@ impl Address {
                 let addrs: Vec<SocketAddr> = host.to_socket_addrs()?.collect();
                 let deadline = Instant::now() + timeout;
                 let stream = connect_tcp(&addrs, deadline)?;
-                notice_vanished_server(&stream)?;
+                keep_alive(&stream)?;
                 Ok((Stream::Tcp(stream), deadline, self))
             }
             Address::Cluster(alternatives) => alternatives.connect(timeout),
         }
     }
 
-    /// Has the next attempt begin with another server, if there are several: the one that was
-    /// connected has ended the connection.
-    pub(super) fn try_another(&self) {
+    /// Has the next attempt begin with another server than `useless`, if there are several. Another
+    /// thread may have done so already.
+    pub(super) fn try_another_than(&self, useless: &Address) {
         if let Address::Cluster(Alternatives(shared)) = self {
-            let next = (shared.first.load(Ordering::Relaxed) + 1) % shared.servers.len();
-            shared.first.store(next, Ordering::Relaxed);
+            let Shared { servers, first } = &**shared;
+            let Some(number) = servers.iter().position(|server| server == useless) else {
+                return;
+            };
+            let next = (number + 1) % servers.len();
+            let _ = first.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// How many servers there are to try beside one.
+    pub(super) fn other_count(&self) -> u32 {
+        match self {
+            Address::Cluster(Alternatives(shared)) => {
+                u32::try_from(shared.servers.len() - 1).unwrap_or(u32::MAX)
+            }
+            Address::Tcp(_) | Address::Unix(_) => 0,
         }
     }
 }
@@ -149,18 +164,6 @@ fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream>
         }
     }
     Err(last)
-}
-
-/// Has the kernel notice within a minute that the server has vanished from the network: a reply may
-/// be hours away.
-fn notice_vanished_server(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    // While a request of ours is not acknowledged, no keepalive is sent.
-    Ok(sockopt::set_tcp_user_timeout(stream, 30_000)?)
 }
 
 /// Waits for room in the backlog, which the kernel limits by the time for sending.
@@ -338,13 +341,19 @@ mod tests {
             Ok((Stream::Tcp(stream), ..)) => stream.peer_addr().expect("connected"),
             other => panic!("{other:?}"),
         };
+        let give_up = |listener: &TcpListener| {
+            let server = Address::Tcp(addr(listener).to_string());
+            cluster.clone().try_another_than(&server);
+        };
         assert_eq!(peer(&cluster), addr(&one));
         assert_eq!(peer(&cluster), addr(&one));
-        cluster.clone().try_another();
+        // Two connections that end together go on to the same server.
+        give_up(&one);
+        give_up(&one);
         assert_eq!(peer(&cluster), addr(&other));
         assert_eq!(peer(&cluster), addr(&other));
         // From the last one it goes on to the beginning, which is a path where no server is.
-        cluster.try_another();
+        give_up(&other);
         assert_eq!(peer(&cluster), addr(&one));
     }
 

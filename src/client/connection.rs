@@ -17,7 +17,7 @@ use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
-pub(in crate::client) use again::Held;
+pub(in crate::client) use again::{Attempt, Held};
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
 /// and waiters of each key in use.
@@ -73,6 +73,10 @@ pub enum Enqueued {
 #[derive(Debug)]
 pub struct Connection {
     pub(super) server: Address,
+    /// How many servers of the cluster are asked after this one if it is of no use.
+    pub(super) others: u32,
+    /// The one server of the cluster that was reached.
+    reached: Address,
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
@@ -101,9 +105,11 @@ impl Connection {
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
-        let (stream, deadline) = settings.connect(server, settings.connect_timeout)?;
+        let (stream, deadline, reached) = settings.connect(server, settings.connect_timeout)?;
         let mut connection = Connection {
             server: server.clone(),
+            others: 0,
+            reached,
             stream: Some(stream),
             buffer: Vec::new(),
             settings: settings.clone(),
@@ -115,7 +121,11 @@ impl Connection {
             cancelled_by: None,
         };
         if let Some(token) = auth_token {
-            connection.expect_ok(&Request::Auth(token), Some(deadline))?;
+            match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
+                // To a server without a secret, `auth` is no request.
+                Err(Error::Refused) => return Err(connection.refusal(&Reply::AuthFailed)),
+                answered => answered?,
+            }
         }
         Ok(connection)
     }
@@ -339,7 +349,7 @@ impl Connection {
         };
         let tag = Request::Tag(&tag);
         let sent = self.send(&[&tag, request], self.time_to_send(due));
-        let told = sent.and_then(|()| self.receive(&tag, due));
+        let told = sent.and_then(|()| self.receive(&tag, self.tag_due(due)));
         match self.unless_closed(told)? {
             Reply::Ok => self.accepted_tag = self.tag.take(),
             // The server does not know tags. It serves the claim, or closes the connection.
@@ -348,6 +358,20 @@ impl Connection {
         }
         let reply = self.receive(request, due);
         self.unless_closed(reply)
+    }
+
+    /// When the reply to the tag is due: a server that is of use sends it at once, also if the
+    /// claim, which is due at `due`, waits for ever. Other servers get their share of the time.
+    fn tag_due(&self, due: Option<Instant>) -> Option<Instant> {
+        let Some(due) = due else {
+            return self.reply_due();
+        };
+        if self.others == 0 {
+            return Some(due);
+        }
+        let now = Instant::now();
+        let share = due.saturating_duration_since(now) / (self.others + 1);
+        Some(now + share.min(self.settings.connect_timeout))
     }
 
     /// When the reply to a request that does not wait is due.
@@ -370,10 +394,19 @@ impl Connection {
     }
 
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        if result.is_err() {
+        if let Err(error) = &result {
+            if error.server().is_some() {
+                self.try_another();
+            }
             self.close();
         }
         result
+    }
+
+    /// Has the next connection be one to another server of the cluster, if it is one: this one is
+    /// of no use.
+    pub(super) fn try_another(&self) {
+        self.server.try_another_than(&self.reached);
     }
 
     fn send(&mut self, requests: &[&Request<'_>], within: Duration) -> Result<(), Error> {

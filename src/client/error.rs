@@ -35,7 +35,7 @@ pub enum Error {
         /// The server that was asked.
         server: Address,
     },
-    /// `error_auth`: the server asks for another auth token, or for one at all.
+    /// `error_auth`: the server asks for another auth token, for one at all, or has none.
     #[non_exhaustive]
     AuthFailed {
         /// The server that was asked.

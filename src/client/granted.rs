@@ -22,12 +22,17 @@ pub(crate) struct Granted {
 
 impl Granted {
     /// Makes a guard of it.
+    pub(super) fn keep(mut self) -> Result<Guard, Error> {
+        self.connection.cancelled_by = None;
+        self.renewed_if_late().and_then(Guard::new)
+    }
+
+    /// Fails with [`Error::LeaseExpired`] if the lease is over.
     ///
     /// A quick reply is counted from its request. After a long wait, the client cannot know how
     /// long the reply has been lying here (this process may have been stopped meanwhile): then a
     /// renewal tells.
-    pub(super) fn keep(mut self) -> Result<Guard, Error> {
-        self.connection.cancelled_by = None;
+    pub(crate) fn renewed_if_late(mut self) -> Result<Granted, Error> {
         // Renewals ask for the lease that was granted, not for the server's default.
         self.slot = self.slot.with_lease(self.grant.lease);
         if self.asked_at.elapsed() >= self.grant.lease / 4 {
@@ -39,7 +44,7 @@ impl Granted {
                 error => error,
             })?;
         }
-        Guard::new(self)
+        Ok(self)
     }
 
     pub(crate) fn release(&mut self) -> Result<(), Error> {

@@ -2,9 +2,11 @@
 //! before the server can grant it to another holder.
 
 mod reconnecting;
+mod timing;
 
 use std::fmt;
 use std::mem;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -13,23 +15,16 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
+use super::connection::Attempt;
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
 use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
+use timing::{deadline_of, fits, renewal_interval};
 
-/// Leases up to this are renewed at a third of their length, longer ones at half of it.
-const SHORT_LEASE: Duration = Duration::from_secs(6);
-
-/// The longest time by which the client gives up a lease before its end on the server.
-const MAX_MARGIN: Duration = Duration::from_secs(2);
-
-/// The least time that a server has for its answer before it counts as silent.
-const ANSWER_TIME: Duration = Duration::from_millis(500);
-
-/// The stack of a keeper, in bytes.
+/// The stack of a keeper, in bytes. The documentation of the callbacks names it.
 const STACK_LEN: usize = 128 * 1024;
 
 /// How a lock was lost.
@@ -40,6 +35,8 @@ pub enum Loss {
     Closed,
     /// The server refused the renewal: the lease was over, or the lock was released by its token.
     Refused,
+    /// The answer to a renewal was none of this protocol, or did not fit.
+    BadReply,
     /// No renewal was answered in time; the lease may be over at any moment.
     Deadline,
 }
@@ -49,6 +46,7 @@ impl fmt::Display for Loss {
         f.write_str(match self {
             Loss::Closed => "the connection to the server ended",
             Loss::Refused => "the server refused to renew it",
+            Loss::BadReply => "the server gave no valid answer to its renewal",
             Loss::Deadline => "the server did not renew it in time",
         })
     }
@@ -67,7 +65,7 @@ impl fmt::Display for Loss {
 /// one of its cluster, the keeper renews with the token, and the lock is held as before. Otherwise
 /// it is lost: a server that is alone releases it with the connection. If it refuses connections
 /// for two seconds, the keeper gives up; for the servers of a cluster (see [`Address::Cluster`]) it
-/// goes on until the lease could end.
+/// goes on until the lease could end, and gives each a second to answer.
 ///
 /// All its methods can be called from several threads.
 ///
@@ -160,6 +158,7 @@ impl Guard {
             held,
             sent_at: None,
             outage: None,
+            connecting: None,
             answering: Vec::new(),
             shared: Arc::clone(&shared),
             alarm: Alarm::new().map_err(Error::System)?,
@@ -202,8 +201,8 @@ impl Guard {
         self.shared.hold().loss
     }
 
-    /// Has `callback` called once when the lock is lost, on the keeper's thread; at once, on this
-    /// one, if it is lost already. It replaces an earlier callback.
+    /// Has `callback` called once when the lock is lost, on the keeper's thread, whose stack is
+    /// 128 KiB; at once, on this one, if it is lost already. It replaces an earlier callback.
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
         let mut hold = self.shared.hold();
         match hold.loss {
@@ -227,6 +226,9 @@ impl Guard {
     ///
     /// The lease is renewed sooner from now on, at half of the time that the server has until then.
     /// Gives false, and calls nothing, if `lead` is more than half of the lease.
+    ///
+    /// The callback should be short: until it returns, nothing is renewed, and no loss is noticed.
+    /// Its stack is 128 KiB. If it panics, the keeper closes the connection, and the lock is lost.
     pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
         let silence = fits(lead, self.grant.lease).then(|| OnSilence {
             lead,
@@ -241,12 +243,16 @@ impl Guard {
     }
 
     /// Renews now, and tells whether the lock is still held. Blocks for the server's answer, but
-    /// not beyond the end of the lease.
+    /// not beyond the end of the lease. In a callback of this guard it does not block: the renewal
+    /// follows the callback.
     pub fn renew(&self) -> bool {
         let (answer, answered) = channel();
         self.renew_and(move |is_held| {
             let _ = answer.send(is_held);
         });
+        if self.is_kept_by_this_thread() {
+            return self.is_held();
+        }
         answered.recv().unwrap_or(false) && self.is_held()
     }
 
@@ -263,13 +269,18 @@ impl Guard {
 
     /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply
     /// timeout of the client's [`Settings`](super::Settings); a renewal that is under way comes
-    /// first, at most until the end of the lease.
+    /// first, at most until the end of the lease. In a callback of this guard it does not block:
+    /// the release follows the callback, and `Ok` does not say that the server agreed.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if the lock was no longer held, [`Error::Closed`] if it had been lost
     /// before, or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(mut self) -> Result<(), Error> {
+        if self.is_kept_by_this_thread() && self.loss().is_none() {
+            // Dropping the guard orders the release.
+            return Ok(());
+        }
         self.order_release();
         let released = self.shared.hold().released.take();
         released.unwrap_or_else(|| {
@@ -278,8 +289,15 @@ impl Guard {
         })
     }
 
+    /// Whether the keeper is this thread, which runs a callback: it cannot wait for itself.
+    fn is_kept_by_this_thread(&self) -> bool {
+        let keeper = self.keeper.as_ref();
+        keeper.is_some_and(|keeper| keeper.thread().id() == thread::current().id())
+    }
+
     /// Has the keeper release, and waits for its end.
     fn order_release(&mut self) {
+        let is_own = self.is_kept_by_this_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
         };
@@ -287,8 +305,7 @@ impl Guard {
         hold.is_releasing = hold.loss.is_none();
         drop(hold);
         self.shared.bell.set();
-        // A callback that ends its own guard need not wait for itself.
-        if keeper.thread().id() != thread::current().id() {
+        if !is_own {
             let _ = keeper.join();
         }
     }
@@ -318,6 +335,8 @@ struct Keeper {
     sent_at: Option<Moment>,
     /// There is no connection, or the renewal is the first over a new one.
     outage: Option<Outage>,
+    /// An attempt to connect that took longer than it was waited for.
+    connecting: Option<Attempt>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
     shared: Arc<Shared>,
@@ -331,23 +350,28 @@ enum Step {
 
 impl Keeper {
     fn keep(mut self) {
-        let loss = loop {
-            match self.step() {
-                Ok(Step::On) => {}
-                Ok(Step::Released) => return,
-                Err(loss) => break loss,
-            }
+        // A callback that panics ends the keeper, and the connection with it.
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| self.work()));
+        let Err(loss) = ended.unwrap_or(Err(Loss::Closed)) else {
+            return;
         };
-        self.held.connection.close();
         let mut hold = self.shared.hold();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
         let unanswered = mem::take(&mut hold.asking);
         drop(hold);
+        // Not before: with the connection, the server releases the lock.
+        self.held.connection.close();
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
         }
+    }
+
+    /// Returns when the lock is released or lost.
+    fn work(&mut self) -> Result<(), Loss> {
+        while let Step::On = self.step()? {}
+        Ok(())
     }
 
     fn step(&mut self) -> Result<Step, Loss> {
@@ -365,6 +389,9 @@ impl Keeper {
         let now = Moment::now();
         if now >= self.deadline() {
             return Err(Loss::Deadline);
+        }
+        if now >= self.look_ends_at() {
+            self.cut();
         }
         let is_asked = !self.shared.hold().asking.is_empty();
         let is_due = is_asked || now >= self.renew_at();
@@ -389,7 +416,7 @@ impl Keeper {
         match &self.outage {
             Some(outage) if socket.is_none() => wake_at = wake_at.min(outage.next_attempt),
             _ if self.sent_at.is_none() => wake_at = wake_at.min(self.renew_at()),
-            _ => {}
+            _ => wake_at = wake_at.min(self.look_ends_at()),
         }
         self.alarm.set(wake_at);
         let bell = PollFd::new(&self.shared.bell, PollFlags::IN);
@@ -434,12 +461,13 @@ impl Keeper {
 
     /// When the callback for a silent server is due.
     fn silent_at(&self) -> Option<Moment> {
-        let told_at = self.deadline() - self.lead()?;
+        let lead = self.lead()?;
+        let Granted {
+            asked_at, grant, ..
+        } = &self.held;
         let began = self.outage.as_ref().map(|outage| outage.began);
-        // After this process was stopped, the server has had no time to answer yet.
-        began
-            .or(self.sent_at)
-            .map(|began| told_at.max(began + ANSWER_TIME))
+        let began = began.or(self.sent_at)?;
+        Some(timing::silent_at(began, *asked_at, grant.lease, lead))
     }
 
     /// How long before the deadline that callback is due.
@@ -495,40 +523,9 @@ fn loss_of(error: Error) -> Loss {
     match error {
         Error::NoReply { .. } => Loss::Deadline,
         Error::Closed { .. } | Error::Unreachable { .. } => Loss::Closed,
+        Error::BadReply { .. } => Loss::BadReply,
         _ => Loss::Refused,
     }
-}
-
-/// Until when a lease that was asked for at `sent_at` is certainly held.
-fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
-    sent_at + (lease - margin_of(lease))
-}
-
-/// The time by which a lease is given up before the server can.
-fn margin_of(lease: Duration) -> Duration {
-    MAX_MARGIN.min(lease / 4)
-}
-
-/// Whether a lease leaves the server enough time for its answers if the callback for its silence is
-/// due so long before the deadline.
-fn fits(lead: Duration, lease: Duration) -> bool {
-    lead <= lease / 2
-}
-
-/// How long after one renewal the next is due: with some jitter, taken from the token, so that a
-/// thousand clients that started together do not renew together. Half of the time until the
-/// callback for silence is for the answer.
-fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
-    let mut base = if lease <= SHORT_LEASE {
-        lease / 3
-    } else {
-        lease / 2
-    };
-    if !lead.is_zero() {
-        base = base.min((lease - margin_of(lease) - lead) / 2);
-    }
-    let jitter = u32::try_from(token.fence() % 100).expect("below a hundred");
-    base - base / 1000 * jitter
 }
 
 #[cfg(test)]
@@ -561,25 +558,5 @@ mod tests {
         let now = Moment::now();
         assert!(guard(now).is_held());
         assert!(!guard(now - Duration::from_secs(3)).is_held());
-    }
-
-    #[test]
-    fn renewals_are_due_at_half_or_a_third_of_a_lease_with_jitter() {
-        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
-            let mut intervals: Vec<Duration> = (0..100)
-                .map(|fence| {
-                    let token = format!("{fence:016x}0123456789abcdef");
-                    let token = token.parse().expect("a token");
-                    renewal_interval(token, Duration::from_secs(lease), Duration::ZERO)
-                })
-                .collect();
-            let latest = Duration::from_secs_f64(latest);
-            assert!(intervals
-                .iter()
-                .all(|interval| (latest * 9 / 10..=latest).contains(interval)));
-            intervals.sort_unstable();
-            intervals.dedup();
-            assert_eq!(intervals.len(), 100, "they come together");
-        }
     }
 }

@@ -326,22 +326,37 @@ impl<'a> Lock<'a> {
         Ok(connection)
     }
 
-    /// Connects and makes a claim, with the tag. A server that does not know tags may close the
-    /// connection over one: it is asked again, once, without.
+    /// Connects and makes a claim, with the tag. If a server of a cluster is of no use, each other
+    /// one is asked once. A server that does not know tags may close the connection over one: it is
+    /// asked again, once, without.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
         mut claim: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<(Connection, T), Error> {
         let tag = checked_tag(self.tag)?;
-        let mut connection = self.connect(deadline)?;
-        connection.tag = Some(tag.to_owned()).filter(|tag| !tag.is_empty());
-        let mut claimed = claim(&mut connection);
-        if matches!(claimed, Err(Error::Closed { .. })) && connection.tag.is_some() {
-            connection = self.connect(deadline)?;
-            claimed = claim(&mut connection);
+        let mut tag = Some(tag.to_owned()).filter(|tag| !tag.is_empty());
+        let mut others = self.client.server_of(self.key).other_count();
+        loop {
+            let mut is_tag_accepted = false;
+            let claimed = self.connect(deadline).and_then(|mut connection| {
+                connection.tag.clone_from(&tag);
+                connection.others = others;
+                let claimed = claim(&mut connection);
+                is_tag_accepted = tag.is_some() && connection.tag.is_none();
+                Ok((connection, claimed?))
+            });
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            match claimed {
+                // The server was of use, and a place in its queue is lost with it.
+                claimed if is_tag_accepted => return claimed,
+                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
+                    others -= 1;
+                }
+                Err(Error::Closed { .. }) if tag.take().is_some() => {}
+                claimed => return claimed,
+            }
         }
-        Ok((connection, claimed?))
     }
 
     /// Asks, and waits as long as `wait` says.

@@ -20,7 +20,8 @@ use crate::net::stream::Stream;
 #[non_exhaustive]
 pub struct Settings {
     /// How long connecting may take, the reply to the auth token included (5 seconds). All
-    /// addresses of a name share it. Looking up the name comes before, and is not limited.
+    /// addresses of a name share it. Looking up the name comes before, and is not limited; but a
+    /// guard that connects again notices the end of its lease meanwhile.
     pub connect_timeout: Duration,
     /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
     pub reply_timeout: Duration,
@@ -46,22 +47,23 @@ impl Default for Settings {
 
 impl Settings {
     /// Connects within `within`, with a TLS handshake if that is wanted. Also returns the instant
-    /// at which the time is over.
+    /// at which the time is over, and the address of the one server that was reached.
     pub(super) fn connect(
         &self,
         server: &Address,
         within: Duration,
-    ) -> Result<(Stream, Instant), Error> {
+    ) -> Result<(Stream, Instant, Address), Error> {
         let (stream, deadline, reached) = server
             .connect(within)
             .map_err(|error| Error::unreachable(server, error))?;
         #[cfg(feature = "tls")]
         let stream = match &self.tls {
-            Some(tls) => tls.speak(stream, reached, deadline)?,
+            Some(tls) => {
+                let stream = tls.speak(stream, reached, deadline);
+                stream.inspect_err(|_| server.try_another_than(reached))?
+            }
             None => stream,
         };
-        #[cfg(not(feature = "tls"))]
-        let _ = reached;
-        Ok((stream, deadline))
+        Ok((stream, deadline, reached.clone()))
     }
 }

@@ -112,7 +112,9 @@ impl Claim {
                 Ok(guard) => return Ok(guard),
                 Err(error) => error,
             };
-            if connected_at.is_some_and(|at| at.elapsed() >= STEADY) {
+            // A server that was silent all that time was away, too.
+            let was_silent = matches!(error, Error::NoReply { .. });
+            if connected_at.is_some_and(|at| at.elapsed() >= STEADY) && !was_silent {
                 outage = Outage::new();
             }
             let pause = match may_pass(&error) {

@@ -20,9 +20,13 @@ use super::{
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, None, options.limit)?;
-    let released = target.claim(timeout)?.release();
-    released.map_err(|error| target.failure(&error))?;
-    Ok(0)
+    let target = target.with_tag(tag_of(None, PROGRAM.as_ref()));
+    match target.claim(timeout)?.release() {
+        // The refusal says that the lock is not held: its lease was over before the release,
+        // because this process was stopped.
+        Ok(()) | Err(Error::Refused) => Ok(0),
+        Err(error) => Err(target.failure(&error)),
+    }
 }
 
 /// Takes the lock, checks that it outlives the connection, and prints the token.
@@ -30,7 +34,8 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
-    let granted = target.claim(timeout)?;
+    let granted = target.claim(timeout)?.renewed_if_late();
+    let granted = granted.map_err(|error| target.failure(&error))?;
     let (key, grant) = (&target.key, granted.grant);
     // The server may release the lock at the end of the connection, and then the token is useless.
     // So the first connection ends here, and a renewal over a second one shows what the server did.

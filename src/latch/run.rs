@@ -72,6 +72,14 @@ fn run_under(
             }
         });
     };
+    // This process may have been stopped since the grant, or its message had to wait for room.
+    if !guard.is_held() {
+        look();
+        if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
+            let _ = release(guard);
+            return Ok(killed.follow());
+        }
+    }
     let held = HeldLock {
         lost: &lost,
         confirmed: &confirmed,

@@ -29,9 +29,12 @@ pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;
 use terminal::Terminal;
 
-/// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
-/// the job cannot be started.
+/// Runs the job until the last process of its group has ended; starts none if the lock is lost
+/// already. Call it on the main thread. Fails if the job cannot be started.
 pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<JobEnd> {
+    if lock.lost.is_set() {
+        return Ok(JobEnd::LockLost);
+    }
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();

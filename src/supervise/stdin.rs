@@ -1,14 +1,24 @@
 //! The end of the standard input, by which a script ends a program that it has started.
 
-use std::io;
+use std::io::ErrorKind::{Interrupted, WouldBlock};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::io::retry_on_intr;
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
 
 use crate::sys::event::Event;
 
 /// How long a wait is before an input that is closed ends it. A lock that is free is granted
 /// before, however the two threads run.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Between two looks whether this program is in the foreground, while there is input.
+const PAUSE_IN_BACKGROUND: Duration = Duration::from_millis(200);
 
 /// The end of the standard input, which a thread waits for. What comes before is not used.
 pub struct StdinWatch {
@@ -25,12 +35,41 @@ impl StdinWatch {
         let events = (closed.clone(), abandoned.clone());
         let began = Instant::now();
         thread::Builder::new().name("input".into()).spawn(move || {
-            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            // An input that fails brings nothing more, either.
+            let _ = read_to_end(io::stdin().lock());
             let (closed, abandoned) = events;
             closed.set();
             thread::sleep(GRACE.saturating_sub(began.elapsed()));
             abandoned.set();
         })?;
         Ok(StdinWatch { closed, abandoned })
+    }
+}
+
+/// Reads to the end, and drops what it reads. It may be an input that does not block: a program
+/// that shares it may have made it so.
+fn read_to_end(mut input: impl Read + AsFd) -> io::Result<()> {
+    let mut chunk = [0; 4096];
+    loop {
+        wait_for_input(&input)?;
+        match input.read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Err(error) if !matches!(error.kind(), Interrupted | WouldBlock) => return Err(error),
+            _ => {}
+        }
+    }
+}
+
+/// Blocks until there is input, or its end. What is typed while this program is in the background
+/// is for another: to read it would stop this one (SIGTTIN).
+fn wait_for_input(input: &impl AsFd) -> io::Result<()> {
+    loop {
+        let mut watched = [PollFd::new(input, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut watched, None))?;
+        // What has no foreground is no terminal, or one that has hung up.
+        if tcgetpgrp(input).map_or(true, |foreground| foreground == getpgrp()) {
+            return Ok(());
+        }
+        thread::sleep(PAUSE_IN_BACKGROUND);
     }
 }

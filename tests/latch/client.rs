@@ -362,7 +362,7 @@ fn a_reply_sent_before_its_request_renews_nothing() {
     let guard = client.lock("k").acquire().expect("granted");
     let (sender, losses) = mpsc::channel();
     guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
-    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused));
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::BadReply));
     assert!(!guard.is_held());
 }
 
@@ -398,14 +398,18 @@ fn a_grant_with_a_lease_out_of_range_is_a_bad_reply() {
 }
 
 #[test]
-fn a_renewal_with_a_lease_out_of_range_is_a_loss() {
-    for answer in ["ok 18446744073709551615\n", "ok 0\n"] {
+fn a_renewal_answered_with_no_valid_lease_is_a_bad_reply() {
+    for answer in ["ok 18446744073709551615\n", "ok 0\n", "garbage\n"] {
         let grant = "ok 0123456789abcdef0123456789abcdef 1\n";
         let client = client_of_liar(Box::leak(Box::new([grant, answer])));
         let guard = client.lock("k").acquire().expect("granted");
         let (sender, losses) = mpsc::channel();
         guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
-        assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused), "{answer}");
+        assert_eq!(
+            losses.recv_timeout(PATIENCE),
+            Ok(Loss::BadReply),
+            "{answer}"
+        );
     }
 }
 

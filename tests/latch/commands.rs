@@ -13,13 +13,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{
-    is_held, latch, output, run, signal, status, text, wait, Latch, PROGRAM,
+    is_held, latch, output, run, signal, state, status, text, wait, Latch, PROGRAM,
 };
 use crate::support::needs::needs;
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
+use rustix::process::Pid;
 
 #[cfg(not(feature = "tls"))]
 #[test]
@@ -345,6 +346,38 @@ fn a_token_file_that_is_too_long_is_refused() {
 }
 
 #[test]
+fn a_stop_beyond_the_lease_fails_acquire_and_not_wait() {
+    for (command, status, expected) in [
+        ("wait", 0, ""),
+        (
+            "acquire",
+            70,
+            "the lease was over before the grant was collected\n",
+        ),
+    ] {
+        let daemon = Daemon::start(&["--default-lease-ttl", "1"]);
+        let mut holder = daemon.connect();
+        let grant = holder.acquire_for("k", 0, 600);
+        let mut command = latch(&daemon, &[command, "k"]);
+        let mut waiting = Latch::start(command.stderr(Stdio::piped()));
+        daemon.wait_for_waiters("k", 1);
+        signal(&waiting, Signal::STOP);
+        eventually(PATIENCE, "it has stopped", || {
+            state(Pid::from_child(&waiting)) == Some('T')
+        });
+        assert_eq!(holder.request("r", "k", &grant.token), "ok");
+        eventually(PATIENCE, "the lease is over", || !is_held(&daemon, "k"));
+        signal(&waiting, Signal::CONT);
+        assert_eq!(wait(&mut waiting), Some(status));
+        let mut said = String::new();
+        let stderr = waiting.stderr.as_mut().expect("piped");
+        stderr.read_to_string(&mut said).expect("text");
+        assert!(said.ends_with(expected), "{said}");
+        assert_eq!(said.is_empty(), expected.is_empty(), "{said}");
+    }
+}
+
+#[test]
 fn acquire_fails_if_the_server_does_not_keep_the_lock() {
     let daemon = Daemon::start(&[]);
     let output = run(&daemon, &["acquire", "k"]);
@@ -512,6 +545,24 @@ fn a_system_without_resources_is_71() {
 }
 
 #[test]
+fn an_auth_token_for_a_server_without_one_is_77() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let token = directory.path().join("token");
+    fs::write(&token, "secret").expect("write");
+    let daemon = Daemon::start(&[]);
+    for command in [&["ping"][..], &["stats"], &["run", "k", "--", "true"]] {
+        let mut command = latch(&daemon, command);
+        let output = output(command.env("LATCH_AUTH_TOKEN_FILE", &token));
+        assert_eq!(output.status.code(), Some(77), "{command:?}");
+        let said = text(&output.stderr);
+        assert!(
+            said.contains(": the server refused the auth token"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn a_missing_auth_token_is_77_and_an_unreadable_file_74() {
     let directory = tempfile::tempdir().expect("a directory");
     let right = directory.path().join("right");
@@ -649,11 +700,15 @@ fn every_command_gives_up_on_a_silent_server() {
     let silent = silent.local_addr().expect("its address").to_string();
     let servers = [path.to_str().expect("text"), &silent];
     let token = "0123456789abcdef".repeat(2);
-    let commands: [&[&str]; 9] = [
+    let commands: [&[&str]; 13] = [
+        &["run", "k", "--", "true"],
+        &["run", "k", "--retry=1", "--", "true"],
         &["run", "k", "--timeout", "0", "--", "true"],
         &["run", "k", "--timeout", "1", "--", "true"],
+        &["wait", "k"],
         &["wait", "k", "--timeout", "0"],
         &["wait", "k", "--timeout", "1"],
+        &["acquire", "k"],
         &["acquire", "k", "--timeout", "0"],
         &["renew", "k", &token],
         &["release", "k", &token],

@@ -1,7 +1,9 @@
 //! `latch hold`: a lock over several steps of a script.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,16 +16,21 @@ use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
 fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
+    let (mut hold, line) = held_by(daemon, options, Stdio::piped());
+    let stdin = hold.stdin.take().expect("piped");
+    (hold, stdin, line)
+}
+
+fn held_by(daemon: &Daemon, options: &[&str], stdin: Stdio) -> (Latch, String) {
     let mut command = latch(daemon, &["hold", "k"]);
     command.args(options);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stdin(stdin).stdout(Stdio::piped());
     let mut hold = Latch::start(command.stderr(Stdio::piped()));
-    let stdin = hold.stdin.take().expect("piped");
     let mut line = String::new();
     BufReader::new(hold.stdout.take().expect("piped"))
         .read_line(&mut line)
         .expect("text");
-    (hold, stdin, line)
+    (hold, line)
 }
 
 fn complaint(hold: &mut Latch) -> String {
@@ -66,6 +73,21 @@ fn what_hold_reads_before_the_end_is_ignored() {
     let output = fed(&mut latch(&daemon, &["hold", "k"]), b"");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(text(&output.stdout).split_whitespace().count(), 2);
+}
+
+#[test]
+fn hold_keeps_the_lock_if_its_input_does_not_block() {
+    let daemon = Daemon::start(&[]);
+    let (mut script, stdin) = UnixStream::pair().expect("two descriptors");
+    stdin.set_nonblocking(true).expect("a socket");
+    let (mut hold, _) = held_by(&daemon, &[], OwnedFd::from(stdin).into());
+    script.write_all(b"x").expect("a reader");
+    thread::sleep(Duration::from_millis(300));
+    assert!(is_held(&daemon, "k"));
+    assert_eq!(hold.try_wait().expect("a child"), None);
+    drop(script);
+    assert_eq!(wait(&mut hold), Some(0));
+    assert!(!is_held(&daemon, "k"));
 }
 
 #[test]

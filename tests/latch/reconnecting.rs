@@ -14,10 +14,10 @@ use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// The server's side of one connection.
-struct Peer(BufReader<TcpStream>);
+pub struct Peer(BufReader<TcpStream>);
 
 impl Peer {
-    fn accept(listener: &TcpListener) -> Peer {
+    pub fn accept(listener: &TcpListener) -> Peer {
         let stream = accept(listener);
         stream
             .set_read_timeout(Some(PATIENCE))
@@ -25,8 +25,8 @@ impl Peer {
         Peer(BufReader::new(stream))
     }
 
-    /// The next request, its lines joined by blanks.
-    fn request(&mut self) -> String {
+    /// The next request, its lines joined by blanks; blanks at the end of the connection.
+    pub fn request(&mut self) -> String {
         let mut lines = [const { String::new() }; 3];
         for line in &mut lines {
             self.0.read_line(line).expect("a line in time");
@@ -34,7 +34,7 @@ impl Peer {
         lines.map(|line| line.trim_end().to_owned()).join(" ")
     }
 
-    fn answer(&mut self, line: &str) {
+    pub fn answer(&mut self, line: &str) {
         let sent = self.0.get_mut().write_all(format!("{line}\n").as_bytes());
         sent.expect("a reader");
     }
@@ -52,7 +52,7 @@ impl Peer {
     }
 
     /// Grants the lock `k` for so many seconds.
-    fn grant(&mut self, lease: u64) {
+    pub fn grant(&mut self, lease: u64) {
         let request = self.request();
         assert!(request.starts_with("l k "), "{request}");
         self.answer(&format!("ok {TOKEN} {lease}"));
@@ -83,13 +83,13 @@ fn holder(peer: &str) -> String {
     format!(r#"ok {{"keys":[{key},"holders":[{holder}],"waiters":[]}}]}}"#)
 }
 
-fn listener() -> (TcpListener, SocketAddr) {
+pub fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("its address");
     (listener, addr)
 }
 
-fn guard_of(server: &str) -> Guard {
+pub fn guard_of(server: &str) -> Guard {
     let server: Address = server.parse().expect("an address");
     let guard = Client::new([server]).lock("k").acquire();
     guard.expect("granted")
@@ -358,8 +358,6 @@ fn another_server_of_the_cluster_renews_the_lock() {
     thread::scope(|scope| {
         let servers = scope.spawn(move || {
             Peer::accept(&one).grant(30);
-            // The first that is asked again has no words for the client.
-            drop(accept(&one));
             let mut second = Peer::accept(&other);
             is_noticed.recv_timeout(PATIENCE).expect("a word");
             second.show_holder("null");
@@ -373,6 +371,80 @@ fn another_server_of_the_cluster_renews_the_lock() {
         guard.release().expect("held");
         servers.join().expect("no panic");
     });
+}
+
+#[test]
+fn a_server_that_hangs_up_or_is_silent_is_left_for_the_next() {
+    fair_test(a_server_that_hangs_up_or_is_silent_is_left_for_the_next_once);
+}
+
+fn a_server_that_hangs_up_or_is_silent_is_left_for_the_next_once() {
+    for is_silent in [false, true] {
+        let ((one, one_addr), (other, other_addr)) = (listener(), listener());
+        thread::scope(|scope| {
+            let servers = scope.spawn(|| {
+                Peer::accept(&one).grant(30);
+                let useless = Some(accept(&other)).filter(|_| is_silent);
+                let mut second = Peer::accept(&one);
+                second.show_holder("null");
+                second.serve(&format!("n k {TOKEN} 30"), "ok 30");
+                second.serve(&format!("r k {TOKEN}"), "ok");
+                drop(useless);
+            });
+            let guard = guard_of(&format!("{one_addr}|{other_addr}"));
+            let losses = losses(&guard);
+            eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+            eventually(PATIENCE, "it is held again", || guard.is_held());
+            assert!(losses.try_recv().is_err());
+            guard.release().expect("held");
+            servers.join().expect("no panic");
+        });
+    }
+}
+
+#[test]
+fn a_claim_goes_on_to_the_next_server_of_the_cluster() {
+    fair_test(a_claim_goes_on_to_the_next_server_of_the_cluster_once);
+}
+
+fn a_claim_goes_on_to_the_next_server_of_the_cluster_once() {
+    let ((one, one_addr), (other, other_addr)) = (listener(), listener());
+    let cluster = format!("{one_addr}|{other_addr}");
+    for is_silent in [false, true] {
+        thread::scope(|scope| {
+            let servers = scope.spawn(|| {
+                let useless = Some(accept(&one)).filter(|_| is_silent);
+                let mut second = Peer::accept(&other);
+                second.serve("auth _ secret", "ok");
+                second.serve("tag _ the tag", "ok");
+                second.grant(30);
+                second.serve(&format!("r k {TOKEN}"), "ok");
+                drop(useless);
+            });
+            let mut settings = Settings::default();
+            settings.auth_token = Some("secret".into());
+            settings.connect_timeout = Duration::from_secs(1);
+            let server: Address = cluster.parse().expect("two addresses");
+            let client = Client::with_settings([server], settings);
+            let guard = client.lock("k").tag("the tag").acquire().expect("granted");
+            guard.release().expect("held");
+            servers.join().expect("no panic");
+        });
+    }
+}
+
+#[test]
+fn a_claim_with_a_timeout_leaves_the_others_their_share() {
+    let ((silent, silent_addr), daemon) = (listener(), Daemon::start(&[]));
+    let cluster = format!("{silent_addr}|{}", daemon.addr());
+    let held = thread::spawn(move || accept(&silent));
+    let mut settings = Settings::default();
+    settings.connect_timeout = Duration::from_secs(2);
+    settings.reply_timeout = Duration::from_secs(4);
+    let client = Client::with_settings([cluster.parse().expect("two addresses")], settings);
+    let granted = client.lock("k").tag("the tag").try_acquire();
+    assert!(granted.expect("the other one answers").is_some());
+    drop(held.join());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::reconnecting::{listener, Peer};
 use crate::support::amount::amount;
 use crate::support::latch::{
-    fed, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state, status,
-    text, wait_as_shell, Latch, PROGRAM,
+    fed, fill, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
+    status, text, wait_as_shell, Latch, PROGRAM,
 };
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
@@ -760,6 +761,30 @@ fn a_lock_lost_before_the_end_of_the_command_is_reported() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let expected = format!("latch: k at {}: the lock was lost: ", daemon.addr());
     assert!(said.starts_with(&expected), "{said}");
+}
+
+#[test]
+fn a_lock_lost_before_the_command_starts_starts_none() {
+    let (listener, addr) = listener();
+    let directory = directory();
+    let ran = directory.path().join("ran").display().to_string();
+    // The command inherits that SIGTERM is ignored: it would run, if it were started.
+    let script = "trap '' TERM; exec \"$0\" run k --tag '' -- touch \"$1\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, PROGRAM, &ran]);
+    command.env("LATCH_SERVER", addr.to_string());
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = Latch::start(&mut command);
+    let mut stderr = child.stderr.take().expect("piped");
+    fill(&stderr);
+    let mut server = Peer::accept(&listener);
+    server.grant(2);
+    // The lease is short for a command that must end before it. To say so takes room on stderr.
+    // Until there is, the command does not start; the server renews nothing.
+    thread::sleep(Duration::from_millis(2500));
+    thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
+    assert_eq!(wait_as_shell(&mut child), Some(70));
+    assert!(!Path::new(&ran).exists());
 }
 
 #[test]

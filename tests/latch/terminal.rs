@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::latch::{is_held, PROGRAM};
+use crate::support::latch::{is_gone, is_held, number_in, PROGRAM};
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::stalls::fair_test;
@@ -18,6 +18,8 @@ use crate::support::{
     children_of, eventually, installed, stat_of, Daemon, Scheme, Signal, PATIENCE,
 };
 use rustix::fs::{Mode, OFlags};
+use rustix::process::kill_process;
+use rustix::termios::{tcflow, Action};
 
 /// Shells with job control, and the Debian package of each.
 const SHELLS: [(&[&str], &str); 2] = [
@@ -133,6 +135,14 @@ impl Terminal {
         let said = said.strip_suffix(":42>").expect("just seen").to_owned();
         self.expect(PROMPT);
         said
+    }
+
+    /// Has the terminal stop its output, as Ctrl-S does, or go on with it.
+    fn flow(&self, action: Action) {
+        let shell = children_of(self.python.id())[0].as_raw_nonzero();
+        let device = format!("/proc/{shell}/fd/0");
+        let device = rustix::fs::open(device, OFlags::RDWR | OFlags::NOCTTY, Mode::empty());
+        tcflow(device.expect("the shell reads it"), action).expect("a terminal");
     }
 
     fn screen(&self) -> String {
@@ -655,6 +665,35 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
 }
 
 #[test]
+fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
+    needs!("bash", "python3");
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let pid = directory.path().join("pid");
+    let ran = directory.path().join("ran");
+    let latch = format!("sh -c 'echo $$ > {}; exec $LATCH run k -- ", pid.display());
+    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    for is_granted in [true, false] {
+        let mut holder = daemon.connect();
+        holder.acquire("k", 0);
+        terminal.enter(&format!("{latch} touch {}'", ran.display()));
+        terminal.expect("latch: waiting for k");
+        terminal.flow(Action::OOff);
+        if is_granted {
+            drop(holder);
+            appears(&ran);
+        } else {
+            let pid = number_in(&pid).expect("it has begun");
+            kill_process(pid, Signal::TERM).expect("it runs");
+            eventually(PATIENCE, "the signal ends it", || is_gone(pid));
+        }
+        terminal.flow(Action::OOn);
+        terminal.expect(PROMPT);
+        terminal.expect_status(if is_granted { 0 } else { 143 });
+    }
+}
+
+#[test]
 fn a_quiet_wait_and_one_in_the_background_show_no_line() {
     needs!("bash", "dash", "python3");
     at_each_shell(|daemon, mut terminal| {
@@ -666,6 +705,27 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
         terminal.expect(PROMPT);
         assert!(!terminal.screen().contains("waiting for"));
         drop(holder);
+    });
+}
+
+#[test]
+fn hold_in_the_background_holds_until_it_is_ended() {
+    needs!("bash", "dash", "python3");
+    at_each_shell(|daemon, mut terminal| {
+        terminal.enter("$LATCH hold k >/dev/null & true");
+        eventually(PATIENCE, "the lock is held", || is_held(daemon, "k"));
+        // What is typed meanwhile is the shell's.
+        terminal.expect_status(0);
+        terminal.enter("fg");
+        terminal.wait_for_the_job();
+        terminal.press(CTRL_Z);
+        terminal.expect(PROMPT);
+        terminal.enter("bg; true");
+        terminal.expect_status(0);
+        assert!(is_held(daemon, "k"));
+        terminal.enter("kill %1; wait; true");
+        free(daemon);
+        terminal.expect_status(0);
     });
 }
 

@@ -6,7 +6,9 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::latch::{fed, latch, output, run, status, text, wait, Latch};
+use crate::support::latch::{
+    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
+};
 use crate::support::silent::refusing_addr;
 use crate::support::{eventually, Client, Daemon, Scheme, Signal, PATIENCE};
 
@@ -74,6 +76,24 @@ fn a_wait_at_a_unix_socket_knows_its_place() {
     assert!(line.contains(": 0 ahead, held by 127.0.0.1:"), "{line}");
     drop(holder);
     assert_eq!(wait(&mut waiting), Some(0));
+}
+
+#[test]
+fn a_full_stderr_delays_neither_the_grant_nor_a_signal() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let mut waiting = [(); 2].map(|()| piped(&daemon, &["run", "k", "-v", "--", "true"]));
+    for latch in &waiting {
+        fill(latch.stderr.as_ref().expect("piped"));
+    }
+    daemon.wait_for_waiters("k", 2);
+    // The first line is due after two seconds.
+    thread::sleep(Duration::from_millis(2500));
+    signal(&waiting[0], Signal::TERM);
+    assert_eq!(wait_as_shell(&mut waiting[0]), Some(143));
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(wait(&mut waiting[1]), Some(0));
 }
 
 #[test]

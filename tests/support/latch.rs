@@ -3,11 +3,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
 use super::{eventually, stat_of, Daemon, Deadline, Signal, PATIENCE};
@@ -145,6 +148,19 @@ pub fn status(daemon: &Daemon, arguments: &[&str]) -> i32 {
 pub fn shell_status(status: ExitStatus) -> Option<i32> {
     let signal = status.signal().map(|signal| 128 + signal);
     status.code().or(signal)
+}
+
+/// Fills the pipe that `reader` reads, so that its writer finds no room.
+pub fn fill(reader: &impl AsRawFd) {
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let nonblocking = OFlags::NONBLOCK.bits().try_into().expect("a flag");
+    let mut options = fs::File::options();
+    let mut pipe = options
+        .write(true)
+        .custom_flags(nonblocking)
+        .open(path)
+        .expect("a pipe");
+    while pipe.write(&[b'.'; 4096]).is_ok() {}
 }
 
 /// Output as text.

@@ -1,9 +1,43 @@
 //! A connection that a client makes in the place of one that has ended.
 
+use std::io;
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
-use super::{Connection, Error, Reply, Request};
+use super::{Address, Connection, Error, Reply, Request};
+use crate::net::stream::Stream;
 use crate::token::Token;
+
+/// The stack of a thread that connects, in bytes.
+const STACK_LEN: usize = 128 * 1024;
+
+/// An attempt to connect, on a thread of its own: looking up a name may take longer than a guard
+/// may wait. If it is dropped, its connection is closed as soon as there is one.
+pub(in crate::client) struct Attempt(Receiver<Connected>);
+
+/// The stream, and the one server of the cluster that was reached.
+type Connected = Result<(Stream, Address), Error>;
+
+impl Attempt {
+    fn start(connect: impl FnOnce() -> Connected + Send + 'static) -> io::Result<Attempt> {
+        let (sender, outcome) = channel();
+        thread::Builder::new()
+            .name("connecting".into())
+            .stack_size(STACK_LEN)
+            .spawn(move || sender.send(connect()))?;
+        Ok(Attempt(outcome))
+    }
+
+    /// Waits for at most `within`; `None` if it is still under way.
+    fn wait(&self, within: Duration) -> Option<Connected> {
+        match self.0.recv_timeout(within) {
+            Ok(connected) => Some(connected),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread does not panic"),
+        }
+    }
+}
 
 /// What a server says of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +51,43 @@ pub(in crate::client) enum Held {
 }
 
 impl Connection {
-    /// Connects to the same server again, or to another one of its cluster, for at most `within`.
-    /// The auth token and the tag go with the next request.
-    pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
-        let within = within.min(self.settings.connect_timeout);
-        let (stream, _) = self.settings.connect(&self.server, within)?;
+    /// Connects to the same server again, or to another one of its cluster. Waits for at most
+    /// `within`, and leaves an attempt that takes longer in `attempt`, for the next call to wait
+    /// for. The auth token and the tag go with the next request.
+    pub(in crate::client) fn reconnect(
+        &mut self,
+        attempt: &mut Option<Attempt>,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let under_way = match attempt.take() {
+            Some(attempt) => attempt,
+            None => self.start_attempt(within)?,
+        };
+        let Some(connected) = under_way.wait(within) else {
+            *attempt = Some(under_way);
+            let error = io::ErrorKind::TimedOut.into();
+            return Err(Error::unreachable(&self.server, error));
+        };
+        let (stream, reached) = connected?;
         self.close();
-        self.stream = Some(stream);
+        (self.stream, self.reached) = (Some(stream), reached);
+        self.greet();
+        Ok(())
+    }
+
+    fn start_attempt(&self, within: Duration) -> Result<Attempt, Error> {
+        // Without a lookup, it ends in the time for which it is waited for.
+        let within = within.min(self.settings.connect_timeout) * 9 / 10;
+        let (server, settings) = (self.server.clone(), self.settings.clone());
+        let connect = move || {
+            let (stream, _, reached) = settings.connect(&server, within)?;
+            Ok((stream, reached))
+        };
+        Attempt::start(connect).map_err(Error::System)
+    }
+
+    /// Puts the auth token and the tag in front of the next request.
+    fn greet(&mut self) {
         let token = self.settings.auth_token.as_deref().map(str::trim);
         let greetings = [
             token.map(Request::Auth),
@@ -33,7 +97,6 @@ impl Connection {
             greeting.write(&mut self.greeting);
             self.greetings_due += 1;
         }
-        Ok(())
     }
 
     /// Asks for the holders of a key, for at most `within`. The reply is still to come.
@@ -79,6 +142,21 @@ fn held(json: &str, token: Token) -> Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn an_attempt_is_left_under_way_and_waited_for_again() {
+        let (_server, ours) = UnixStream::pair().expect("two descriptors");
+        let (found, is_found) = channel::<()>();
+        let slow_lookup = move || {
+            let _ = is_found.recv();
+            Ok((Stream::Unix(ours), Address::Unix("/nowhere".into())))
+        };
+        let attempt = Attempt::start(slow_lookup).expect("a thread");
+        assert!(attempt.wait(Duration::from_millis(10)).is_none());
+        found.send(()).expect("a reader");
+        assert!(attempt.wait(Duration::from_secs(60)).is_some());
+    }
 
     #[test]
     fn no_text_of_a_client_passes_for_an_orphan() {

@@ -1,11 +1,15 @@
 //! What a keeper does without a connection, and with a new one.
 
+use std::time::Duration;
+
 use super::{loss_of, Keeper, Loss};
-use crate::client::address::Address;
 use crate::client::connection::Held;
 use crate::client::error::Error;
 use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
+
+/// How long a server of a cluster may take to say who has the lock, before another one is asked.
+const LOOK_TIME: Duration = Duration::from_secs(1);
 
 impl Keeper {
     /// Renews if the server has taken over from another one. Otherwise the lock is that of the
@@ -33,13 +37,14 @@ impl Keeper {
             }
             // The server that was asked over a new connection has released the lock, or never had
             // it.
-            Loss::Refused if self.outage.is_some() => Err(Loss::Closed),
+            Loss::Refused | Loss::BadReply if self.outage.is_some() => Err(Loss::Closed),
             loss => Err(loss),
         }
     }
 
-    /// Takes note that the connection has ended.
+    /// Takes note that the connection has ended, or is of no use.
     pub(super) fn cut(&mut self) {
+        self.held.connection.try_another();
         self.held.connection.close();
         self.sent_at = None;
         match &mut self.outage {
@@ -47,11 +52,18 @@ impl Keeper {
                 self.outage = Some(Outage::new(Moment::now()));
                 self.shared.hold().is_cut = true;
             }
-            // The server that was reached is of no use.
-            Some(outage) => {
-                outage.pause();
-                self.held.connection.server.try_another();
+            Some(outage) => outage.pause(),
+        }
+    }
+
+    /// When the server that was asked who has the lock is given up for another one.
+    pub(super) fn look_ends_at(&self) -> Moment {
+        let is_looking = self.outage.as_ref().is_some_and(|outage| outage.is_looking);
+        match self.sent_at {
+            Some(sent_at) if is_looking && self.held.connection.server.other_count() > 0 => {
+                sent_at + LOOK_TIME
             }
+            _ => Moment::NEVER,
         }
     }
 
@@ -63,17 +75,19 @@ impl Keeper {
             return Ok(());
         }
         let connection = &mut self.held.connection;
-        match connection.reconnect(Outage::time_for_attempt(until)) {
+        match connection.reconnect(&mut self.connecting, Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
                 outage.is_looking = true;
+                // To connect may have taken a while.
+                let now = Moment::now();
                 self.sent_at = Some(now);
                 let left = until.saturating_since(now);
                 let sent = self.held.send_look(left);
                 sent.or_else(|error| self.survive(error))
             }
             Err(error) => {
-                let is_alone = !matches!(connection.server, Address::Cluster(_));
+                let is_alone = connection.server.other_count() == 0;
                 if outage.refused(&error) && is_alone {
                     return Err(Loss::Closed);
                 }
@@ -89,7 +103,7 @@ impl Keeper {
         if connection.socket().is_none() {
             let within = Outage::time_for_attempt(Moment::NEVER);
             let server = connection.server.clone();
-            let connected = connection.reconnect(within);
+            let connected = connection.reconnect(&mut self.connecting, within);
             connected.map_err(|_| Error::Closed { server })?;
         }
         self.held.release()

@@ -1,0 +1,118 @@
+//! When a lease is renewed and given up, and when its server counts as silent.
+
+use std::time::Duration;
+
+use crate::sys::moment::Moment;
+use crate::token::Token;
+
+/// Leases up to this are renewed at a third of their length, longer ones at half of it.
+const SHORT_LEASE: Duration = Duration::from_secs(6);
+
+/// The longest time by which the client gives up a lease before its end on the server.
+const MAX_MARGIN: Duration = Duration::from_secs(2);
+
+/// The least time that a server has for its answer before it counts as silent, unless the lease is
+/// too short for that.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
+
+/// Until when a lease that was asked for at `sent_at` is certainly held.
+pub(super) fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
+    sent_at + (lease - margin_of(lease))
+}
+
+/// The time by which a lease is given up before the server can.
+fn margin_of(lease: Duration) -> Duration {
+    MAX_MARGIN.min(lease / 4)
+}
+
+/// Whether a lease leaves the server enough time for its answers if the callback for its silence is
+/// due so long before the deadline.
+pub(super) fn fits(lead: Duration, lease: Duration) -> bool {
+    lead <= lease / 2
+}
+
+/// How long after one renewal the next is due: with some jitter, taken from the token, so that a
+/// thousand clients that started together do not renew together. Half of the time until the
+/// callback for silence is for the answer.
+pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
+    let mut base = if lease <= SHORT_LEASE {
+        lease / 3
+    } else {
+        lease / 2
+    };
+    if !lead.is_zero() {
+        base = base.min(half_until_silence(lease, lead));
+    }
+    let jitter = u32::try_from(token.fence() % 100).expect("below a hundred");
+    base - base / 1000 * jitter
+}
+
+/// When a server that has been silent since `began` is told of, for a lease that was asked for at
+/// `asked_at`.
+pub(super) fn silent_at(
+    began: Moment,
+    asked_at: Moment,
+    lease: Duration,
+    lead: Duration,
+) -> Moment {
+    let told_at = deadline_of(asked_at, lease) - lead;
+    // After this process was stopped, the server has had no time to answer yet.
+    told_at.max(began + ANSWER_TIME.min(half_until_silence(lease, lead)))
+}
+
+/// Half of the time from a renewal until the callback for silence.
+fn half_until_silence(lease: Duration, lead: Duration) -> Duration {
+    (lease - margin_of(lease) - lead) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All leases up to 20 seconds, with leads of up to half of them, in steps of 10 milliseconds.
+    fn leases_and_leads() -> impl Iterator<Item = (Duration, Duration)> {
+        (1..=20).flat_map(|lease| {
+            let leads = (0..=lease * 50).map(|steps| Duration::from_millis(steps * 10));
+            leads.map(move |lead| (Duration::from_secs(lease), lead))
+        })
+    }
+
+    #[test]
+    fn silence_is_told_early_enough_for_the_lead() {
+        let (token, asked_at) = (token(0), Moment::now());
+        for (lease, lead) in leases_and_leads() {
+            assert!(fits(lead, lease));
+            let deadline = deadline_of(asked_at, lease);
+            let sent_at = asked_at + renewal_interval(token, lease, lead);
+            let told_at = silent_at(sent_at, asked_at, lease, lead);
+            assert!(told_at + lead <= deadline, "{lease:?} {lead:?}");
+            // A connection that ends as late as that is told of before the lease ends.
+            let told_at = silent_at(deadline - lead, asked_at, lease, lead);
+            let ends_at = told_at.min(deadline) + lead;
+            assert!(ends_at <= asked_at + lease, "{lease:?} {lead:?}");
+        }
+    }
+
+    fn token(fence: u64) -> Token {
+        let token = format!("{fence:016x}0123456789abcdef");
+        token.parse().expect("a token")
+    }
+
+    #[test]
+    fn renewals_are_due_at_half_or_a_third_of_a_lease_with_jitter() {
+        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
+            let mut intervals: Vec<Duration> = (0..100)
+                .map(|fence| {
+                    renewal_interval(token(fence), Duration::from_secs(lease), Duration::ZERO)
+                })
+                .collect();
+            let latest = Duration::from_secs_f64(latest);
+            assert!(intervals
+                .iter()
+                .all(|interval| (latest * 9 / 10..=latest).contains(interval)));
+            intervals.sort_unstable();
+            intervals.dedup();
+            assert_eq!(intervals.len(), 100, "they come together");
+        }
+    }
+}
