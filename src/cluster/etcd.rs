@@ -31,11 +31,13 @@ const PASSWORD_TIME: u32 = 3;
 /// unavailable. The request may have been carried out nevertheless.
 const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
 
+/// Refusal: the request is not valid, or its token is older than the last change of users.
+pub const INVALID_ARGUMENT: u64 = 3;
 /// Refusal: what the request names is not there, such as a lease.
 pub const NOT_FOUND: u64 = 5;
 /// Refusal: the user may not do that.
 pub const PERMISSION_DENIED: u64 = 7;
-/// Refusal: etcd has reached its quota of space.
+/// Refusal: etcd has reached its quota of space, or is overloaded.
 pub const RESOURCE_EXHAUSTED: u64 = 8;
 /// Refusal: the token has expired, or its member has died.
 pub const UNAUTHENTICATED: u64 = 16;
@@ -47,6 +49,20 @@ pub enum EtcdFailure {
     NoAnswer { member: String, reason: String },
     /// etcd refuses.
     Refused { code: u64, message: String },
+}
+
+impl EtcdFailure {
+    /// Whether a new token may help.
+    fn is_of_an_old_token(&self) -> bool {
+        match self {
+            EtcdFailure::Refused { code, message } => match *code {
+                UNAUTHENTICATED => true,
+                INVALID_ARGUMENT => message.contains("revision of auth store is old"),
+                _ => false,
+            },
+            EtcdFailure::NoAnswer { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for EtcdFailure {
@@ -218,9 +234,7 @@ impl Gateway {
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         match self.send(path, body, self.timeout) {
-            Err(EtcdFailure::Refused { code, .. })
-                if code == UNAUTHENTICATED && self.user.is_some() =>
-            {
+            Err(failure) if failure.is_of_an_old_token() && self.user.is_some() => {
                 self.token = None;
                 self.authenticate()?;
                 self.send(path, body, self.timeout)

@@ -30,7 +30,7 @@ use crate::log::Log;
 use crate::sys::exec::exec;
 use crate::sys::moment::Moment;
 use crate::sys::thread::spawn;
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
@@ -46,6 +46,9 @@ const LAST_CHANGES: Duration = Duration::from_secs(1);
 
 /// For how long requests to give up the office begin.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
+
+/// For how many TTLs a client waits for an active server.
+const PATIENCE: u32 = 3;
 
 /// Set for a server that has started over: the number of the lease that it had, or 0 for none.
 const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
@@ -118,6 +121,8 @@ struct State {
     role: Role,
     /// The server is about to stop: it does not run for the office any more.
     is_leaving: bool,
+    /// The office is this server's, though it may not serve yet.
+    is_elected: bool,
     /// The office is being given up, and the process ends.
     is_resigning: bool,
     /// The lease that the office would hang on.
@@ -144,6 +149,7 @@ impl Office {
             state: Mutex::new(State {
                 role: Role::Standby { active: None },
                 is_leaving: false,
+                is_elected: false,
                 is_resigning: false,
                 lease: None,
             }),
@@ -175,8 +181,9 @@ impl Office {
         })?;
         let office = Arc::clone(self);
         spawn("office", move || {
-            let mut candidate = Candidate::new(office);
+            let mut candidate = Candidate::new(Arc::clone(&office));
             let term = candidate.stand();
+            office.state.lock().is_elected = true;
             let _ = elected.send(term);
             candidate.keep(&term)
         })
@@ -197,6 +204,17 @@ impl Office {
         self.changed
             .wait_while_for(&mut state, |state| state.role == *seen, at_most);
         state.role.clone()
+    }
+
+    /// Blocks while this server takes the office over, for three times the TTL at most. Tells
+    /// whether it is active then; false at once if it has not been elected.
+    pub fn wait_until_active(&self) -> bool {
+        let mut state = self.state.lock();
+        let takes_over =
+            |state: &mut State| state.is_elected && matches!(state.role, Role::Standby { .. });
+        self.changed
+            .wait_while_for(&mut state, takes_over, self.settings.ttl * PATIENCE);
+        matches!(state.role, Role::Active { .. })
     }
 
     /// Does not run for the office from now on. Call it when the server is told to stop.
@@ -330,7 +348,7 @@ fn exec_again(lease: u64) {
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
         let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, &lease)]);
-        error!("cannot-start-over error=\"{error}\"");
+        error!("cannot-start-over error=\"{}\"", reason(&error));
     }
 }
 

@@ -16,11 +16,12 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
-use super::{Active, Office, Role};
+use super::{Active, Office, Role, PATIENCE};
 use crate::net::listener::SEND_BUFFER_LEN;
-use crate::net::stream::Stream;
+use crate::net::stream::{keep_alive, Stream};
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
+use crate::text::reason;
 
 /// The first line of a connection that another server passes on.
 pub const RELAY: &[u8] = b"relay";
@@ -36,11 +37,16 @@ const MAX_FRAME_LEN: usize = 1024;
 const PAUSE: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
+/// The longest pause before that, and the one before it is looked whether a client that waits for
+/// an active server has left.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+
 /// The longest time for one attempt to connect to the active server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For how many TTLs a client waits for an active server.
-const PATIENCE: u32 = 3;
+/// How long a client may take to read the last replies, and to close its side, after the active
+/// server has closed the connection.
+const CLOSING_TIME: Duration = Duration::from_secs(5);
 
 /// What is read of one side before the other has taken it, in bytes.
 const BUFFER_LEN: usize = 8 * 1024;
@@ -100,7 +106,7 @@ impl Relays {
         let mut role = self.office.role();
         loop {
             if let Err(error) = notify(&format!("STATUS={}", status(&role))) {
-                warn!("cannot-notify error=\"{error}\"");
+                warn!("cannot-notify error=\"{}\"", reason(&error));
             }
             role = self
                 .office
@@ -137,6 +143,8 @@ impl Relays {
                     Some(()) => {}
                     None => return Reception::Over,
                 },
+                // Other standbys know of the term before the holders are restored.
+                Some(FirstBytes::Relay) if self.office.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
                     return Reception::Over;
@@ -182,14 +190,17 @@ impl Relays {
     /// Passes a connection on to the active server, whichever that is at last.
     fn pass_on(&self, client: &Arc<Stream>) -> Reception {
         let deadline = Instant::now() + self.office.settings().ttl * PATIENCE;
+        let mut is_waiting = false;
         loop {
             let role = self.office.role();
             let left = deadline.saturating_duration_since(Instant::now());
             match &role {
                 Role::Active { .. } => return Reception::Serve,
                 _ if left.is_zero() => return Reception::Over,
+                // A client that has left would hold its connection for all that time.
+                _ if is_waiting && client.has_hung_up() => return Reception::Over,
                 Role::Standby { active: None } => {
-                    self.office.wait_for_change(&role, left);
+                    self.office.wait_for_change(&role, left.min(LONG_PAUSE));
                 }
                 Role::Standby {
                     active: Some(active),
@@ -199,11 +210,13 @@ impl Relays {
                         return Reception::Over;
                     }
                     Err(error) => {
-                        debug!("cannot-relay active={} error=\"{error}\"", active.address);
+                        let (active, error) = (&active.address, reason(&error));
+                        debug!("cannot-relay active={active} error=\"{error}\"");
                         self.office.wait_for_change(&role, left.min(PAUSE));
                     }
                 },
             }
+            is_waiting = true;
         }
     }
 
@@ -223,6 +236,7 @@ impl Relays {
         let pumped = pump(client.as_fd(), server.as_fd());
         self.open.lock().relays.remove(&id);
         if let Err(error) = pumped {
+            let error = reason(&error);
             debug!("relay-broken peer={client} error=\"{error}\"");
             // Each end is to see how the other has ended.
             for end in [client.as_fd(), server.as_fd()] {
@@ -286,6 +300,7 @@ fn status(role: &Role) -> String {
 /// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
 fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
     let mut bytes = [0; 8];
+    let mut pauses = Pauses::default();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match peek(client, &mut bytes) {
@@ -296,7 +311,7 @@ fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> 
             }
             Ok(Some(len)) => match first_bytes(&bytes[..len]) {
                 FirstBytes::Unclear if left.is_zero() => return None,
-                FirstBytes::Unclear => thread::sleep(SHORT_PAUSE.min(left)),
+                FirstBytes::Unclear => thread::sleep(pauses.next().min(left)),
                 clear => return Some(clear),
             },
             Ok(None) if left.is_zero() => return None,
@@ -339,6 +354,7 @@ fn peek(stream: &Stream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
 /// not come.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
+    let mut pauses = Pauses::default();
     loop {
         let len = peek(client, &mut frame).ok().flatten()?;
         let mut ends = (0..len).filter(|at| frame[*at] == b'\n');
@@ -351,7 +367,19 @@ fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
         if len == frame.len() || Instant::now() >= deadline {
             return None;
         }
-        thread::sleep(SHORT_PAUSE);
+        thread::sleep(pauses.next());
+    }
+}
+
+/// The pauses between looks at what has arrived without being taken: longer and longer, so that
+/// many clients that send no more take no time.
+#[derive(Default)]
+struct Pauses(Duration);
+
+impl Pauses {
+    fn next(&mut self) -> Duration {
+        self.0 = (2 * self.0).clamp(SHORT_PAUSE, LONG_PAUSE);
+        self.0
     }
 }
 
@@ -372,8 +400,8 @@ fn introduce(active: &Active) -> io::Result<TcpStream> {
     for addr in active.address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
             Ok(server) => {
-                server.set_nodelay(true)?;
-                sockopt::set_socket_keepalive(&server, true)?;
+                // Also while etcd is reached by both: then no new epoch cuts the connection.
+                keep_alive(&server)?;
                 // Else the kernel keeps megabytes that a client sends behind a long wait.
                 sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
                 let greeting = format!("relay\n{}\n_\n", active.epoch);
@@ -447,10 +475,12 @@ impl<'a> Direction<'a> {
     }
 }
 
-/// Passes bytes on both ways, and the end of each way, until both have ended.
+/// Passes bytes on both ways, and the end of each way, until both have ended. A client that does
+/// not end its way after the server has ended the other one is cut.
 fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
     let mut up = Direction::new(client, server);
     let mut down = Direction::new(server, client);
+    let mut closes_at = None;
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
         let is_readable = |flags: PollFlags| !flags.difference(PollFlags::OUT).is_empty();
@@ -458,7 +488,11 @@ fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
             up.advance(is_readable(of_client))?,
             down.advance(is_readable(of_server))?,
         ];
-        if up.is_over && down.is_over {
+        let left = down.is_over.then(|| {
+            let closes_at = *closes_at.get_or_insert_with(|| Instant::now() + CLOSING_TIME);
+            closes_at.saturating_duration_since(Instant::now())
+        });
+        if left.is_some_and(|left| up.is_over || left.is_zero()) {
             return Ok(());
         }
         if moved == [false; 2] {
@@ -469,7 +503,8 @@ fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
             PollFd::from_borrowed_fd(client, interest(&up, &down)),
             PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
-        match poll(&mut polled, None) {
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -542,5 +577,30 @@ mod tests {
         client.read_to_string(&mut reply).expect("the end");
         assert_eq!(reply, "reply");
         assert!(pumping.join().expect("no panic").is_ok());
+    }
+
+    #[test]
+    fn a_client_that_stays_is_cut_after_the_server_has_closed() {
+        let (mut client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        server.write_all(b"error_auth\n").expect("a reader");
+        drop(server);
+        assert!(pumping.join().expect("no panic").is_ok());
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).expect("the end");
+        assert_eq!(reply, "error_auth\n");
+    }
+
+    #[test]
+    fn the_way_to_the_active_server_is_watched_for_life() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let server = introduce(&Active { epoch: 7, address }).expect("connected");
+        assert!(sockopt::socket_keepalive(&server).expect("an option"));
+        assert_eq!(
+            sockopt::tcp_user_timeout(&server).expect("an option"),
+            30_000
+        );
     }
 }

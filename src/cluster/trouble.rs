@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use log::{error, warn};
 
-use super::etcd::{EtcdFailure, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED};
+use super::etcd::{
+    EtcdFailure, INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED,
+};
 use crate::text::Escaped;
 
 /// The time between two lines about the same trouble.
@@ -30,16 +32,22 @@ impl Trouble {
                 let reason = Escaped(reason.as_bytes());
                 warn!("etcd-unavailable member={member} error={reason} held_back={held_back}");
             }
-            EtcdFailure::Refused { code, message } => {
-                let message = Escaped(message.as_bytes());
+            EtcdFailure::Refused {
+                code,
+                message: text,
+            } => {
+                let message = Escaped(text.as_bytes());
+                let is_about_user = match *code {
+                    PERMISSION_DENIED | UNAUTHENTICATED => true,
+                    // A wrong name or password.
+                    INVALID_ARGUMENT => text.contains("auth"),
+                    _ => false,
+                };
                 match *code {
-                    RESOURCE_EXHAUSTED => {
+                    RESOURCE_EXHAUSTED if text.contains("space exceeded") => {
                         error!("etcd-full hint=\"compact and defragment; see latchd(8)\"");
                     }
-                    // Code 3 is a wrong name or password.
-                    3 | PERMISSION_DENIED | UNAUTHENTICATED => {
-                        error!("etcd-auth-refused error={message}");
-                    }
+                    _ if is_about_user => error!("etcd-auth-refused error={message}"),
                     _ => warn!("etcd-refused code={code} error={message}"),
                 }
             }

@@ -102,6 +102,9 @@ impl Writer {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
         }
+        if is_planted("slow-takeover") {
+            thread::sleep(Duration::from_secs(3));
+        }
         let epoch = self.term.epoch;
         self.office.become_active(epoch);
         let (holders, fence) = (records.len(), Fence(first));

@@ -278,6 +278,11 @@ fn a_client_waits_for_an_active_server_but_not_for_ever() {
     client.send("ping\n_\n_\n");
     assert!(ends(&mut client, TTL * 3 + PATIENCE));
     assert!(began.elapsed() >= TTL * 3 - Duration::from_secs(1));
+    // One that has left is not waited with.
+    let mut client = alone.connect();
+    client.send("ping\n_\n_\n");
+    client.half_close();
+    assert!(ends(&mut client, TTL * 2));
 
     let etcd = Etcd::start(1);
     etcd.members[0].signal(Signal::STOP);
@@ -288,6 +293,35 @@ fn a_client_waits_for_an_active_server_but_not_for_ever() {
     etcd.members[0].signal(Signal::CONT);
     // It becomes active itself.
     client.expect("ok");
+}
+
+#[test]
+fn a_client_waits_while_a_successor_takes_over() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let slow = Some("slow-takeover");
+    let successor = Server::start_at(free_port(), &etcd.endpoints(), &[], slow);
+    successor.wait_for("standby active=", 1);
+    first.kill();
+    let is_elected = || {
+        let leader = etcd.ctl(&["get", "latchd/leader"]);
+        leader.is_some_and(|leader| leader.contains(&address(&successor)))
+    };
+    eventually(TAKE_OVER, "it is elected", is_elected);
+    // The other standby hears of the new term before the successor serves.
+    let third = Server::start(&etcd.endpoints(), &[]);
+    third.wait_for("standby active=", 1);
+    let mut clients: Vec<Client> = Vec::new();
+    while !successor.daemon.log().contains("active epoch=") {
+        let mut client = third.connect();
+        client.send("ping\n_\n_\n");
+        clients.push(client);
+        thread::sleep(Duration::from_millis(200));
+    }
+    for mut client in clients {
+        assert_eq!(client.next_event(PATIENCE), Event::Line(b"ok".to_vec()));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One server ends, another goes on.
 
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
 use crate::support::silent::free_port;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, fence, Daemon, Event, Signal};
+use crate::support::{eventually, fence, Daemon, Event, Signal, PATIENCE};
 
 #[test]
 fn the_successor_of_a_killed_server_keeps_its_holders() {
@@ -261,6 +262,23 @@ fn a_standby_leaves_without_disturbing_the_active_server() {
     let status = second.daemon.wait_exit(TAKE_OVER).expect("it has ended");
     assert_eq!(status.code(), Some(0));
     assert_eq!(renew(&mut holder, "k", &grant), "ok 60");
+}
+
+#[test]
+fn a_standby_that_leaves_refuses_new_connections() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let _first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    second.wait_for("standby active=", 1);
+    let mut holder = second.connect();
+    holder.acquire_for("k", 0, 60);
+    second.daemon.signal(Signal::TERM);
+    // It stays for its holder.
+    eventually(PATIENCE, "it refuses connections", || {
+        TcpStream::connect(("127.0.0.1", second.port)).is_err()
+    });
+    assert_eq!(holder.request("ping", "_", "_"), "ok");
 }
 
 #[test]

@@ -5,6 +5,8 @@
 //! through a standby:
 //!
 //! - `hold::hold_says_at_once_that_the_lock_is_lost`: the standby takes over, and the lock is kept.
+//! - `handover::without_auto_release_a_grant_passes_a_dead_waiter_by`: a grant may be on its way to
+//!   the standby while the hang-up is on its way from there.
 //! - `limits::one_address_gets_no_more_than_its_connections`: all come from the standby's address.
 //! - `terminal::a_line_on_the_terminal_says_what_it_waits_for` and
 //!   `waiting::a_verbose_wait_names_the_holder_and_those_ahead`: `latch` knows its place in the

@@ -50,7 +50,11 @@ fn ok(body: &str) -> String {
 }
 
 fn refused(status: u16, code: u64) -> String {
-    let body = format!(r#"{{"error":"no","message":"no","code":{code}}}"#);
+    refused_because(status, code, "no")
+}
+
+fn refused_because(status: u16, code: u64, why: &str) -> String {
+    let body = format!(r#"{{"error":"{why}","message":"{why}","code":{code}}}"#);
     let len = body.len();
     format!(
         "HTTP/1.1 {status} No\r\nTransfer-Encoding: chunked\r\n\r\n{len:x}\r\n{body}\r\n0\r\n\
@@ -119,20 +123,20 @@ fn the_next_request_goes_to_the_next_member() {
 #[test]
 fn an_expired_token_is_replaced() {
     let token = |token: &str| ok(&format!(r#"{{"token":"{token}"}}"#));
-    let answers = vec![
-        token("a.1"),
-        refused(401, 16),
-        token("b.2"),
-        ok(r#"{"ID":"1"}"#),
-    ];
-    let (member, requests) = member(answers);
-    let user = ("u".to_owned(), "\"p\\".to_owned());
-    let mut gateway = Gateway::new(&[member], Some(&user), Duration::from_secs(5));
-    assert_eq!(gateway.grant_lease(10), Ok(1));
-    let requests = requests.join().expect("no panic");
-    assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
-    assert!(requests[1].contains("\r\nAuthorization: a.1\r\n"));
-    assert!(requests[3].contains("\r\nAuthorization: b.2\r\n"));
+    let expired = refused(401, 16);
+    // Of a token that etcd has signed, after any change of users.
+    let old = refused_because(400, 3, "etcdserver: revision of auth store is old");
+    for refusal in [expired, old] {
+        let answers = vec![token("a.1"), refusal, token("b.2"), ok(r#"{"ID":"1"}"#)];
+        let (member, requests) = member(answers);
+        let user = ("u".to_owned(), "\"p\\".to_owned());
+        let mut gateway = Gateway::new(&[member], Some(&user), Duration::from_secs(5));
+        assert_eq!(gateway.grant_lease(10), Ok(1));
+        let requests = requests.join().expect("no panic");
+        assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
+        assert!(requests[1].contains("\r\nAuthorization: a.1\r\n"));
+        assert!(requests[3].contains("\r\nAuthorization: b.2\r\n"));
+    }
 }
 
 #[test]
