@@ -614,10 +614,10 @@ impl Client {
         };
     }
 
-    /// Ends the connection with an RST instead of a FIN.
+    /// Ends the connection with an RST instead of a FIN, at once: to close it would end it only when
+    /// no process that another thread starts has a copy any more.
     pub fn reset(self) {
-        rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))
-            .expect("every socket knows SO_LINGER");
+        rustix::net::connect_unspec(&self.stream).expect("a TCP socket can be disconnected");
     }
 }
 
