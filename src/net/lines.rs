@@ -171,8 +171,9 @@ impl<const N: usize> LineReader<N> {
             return Err(ReadEnd::Telnet);
         }
         self.make_room()?;
+        let from = self.chunk_start();
         let len = loop {
-            match stream.read(&mut self.buffer[self.end..]) {
+            match stream.read(&mut self.buffer[from..]) {
                 Ok(0) => return Err(ReadEnd::Eof),
                 Ok(len) => break len,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -188,10 +189,11 @@ impl<const N: usize> LineReader<N> {
     /// reports an end.
     pub fn read_ready(&mut self, stream: &Stream) {
         self.compact();
-        if self.end == self.buffer.len() {
+        let from = self.chunk_start();
+        if from >= self.buffer.len() {
             return;
         }
-        let len = stream.read_ready(&mut self.buffer[self.end..]).unwrap_or(0);
+        let len = stream.read_ready(&mut self.buffer[from..]).unwrap_or(0);
         self.take_in(len);
     }
 
@@ -209,19 +211,25 @@ impl<const N: usize> LineReader<N> {
         (!between_frames).then_some(self.lines_seen)
     }
 
+    /// Where the next chunk goes.
+    fn chunk_start(&self) -> usize {
+        self.end + self.telnet.room_len()
+    }
+
     fn take_in(&mut self, len: usize) {
-        let chunk = &mut self.buffer[self.end..self.end + len];
+        let end = self.chunk_start() + len;
+        let chunk = &mut self.buffer[self.end..end];
         self.end += self.telnet.filter(chunk, &mut self.answers);
     }
 
     fn make_room(&mut self) -> Result<(), ReadEnd> {
         self.compact();
-        if self.end == self.buffer.len() {
+        if self.chunk_start() >= self.buffer.len() {
             let longest = self.line_start() + self.line_limit() + 2;
             let len = match 2 * self.buffer.len() {
                 double if double <= BUFFER_LEN => double,
                 // Only a line with a limit above the usual ones can fill the whole buffer.
-                double => double.min(longest.max(self.buffer.len() + 1)),
+                double => double.min(longest.max(self.buffer.len() + 2)),
             };
             let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
                 return Err(ReadEnd::Broken(io::ErrorKind::OutOfMemory.into()));
@@ -350,6 +358,15 @@ mod tests {
         check(
             b"a\nb\nc\nd\r\ne\r\r\n\nrest\n",
             &[["a", "b", "c"], ["d", "e", ""]],
+            false,
+        );
+    }
+
+    #[test]
+    fn a_line_ends_also_after_half_a_telnet_command() {
+        check(
+            b"a\xff\n\xff\r\n\xff\xf1b\xff\xff\nc\nd\ne\n",
+            &[["a\u{fffd}", "\u{fffd}", "b\u{fffd}"], ["c", "d", "e"]],
             false,
         );
     }

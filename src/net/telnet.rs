@@ -53,6 +53,12 @@ enum State {
 }
 
 impl Telnet {
+    /// How many bytes the next chunk must leave free at its front: one, if the last chunk ended in
+    /// the 0xFF of a command.
+    pub(super) fn room_len(&self) -> usize {
+        usize::from(self.state == State::Command)
+    }
+
     /// Removes telnet commands from `chunk` in place and returns how many bytes are left at its
     /// front. Appends the answers to `answers`.
     pub(super) fn filter(&mut self, chunk: &mut [u8], answers: &mut Vec<u8>) -> usize {
@@ -61,8 +67,15 @@ impl Telnet {
             return chunk.len();
         }
         let mut kept = 0;
-        for at in 0..chunk.len() {
-            if let Some(byte) = self.advance(chunk[at], answers) {
+        for at in self.room_len()..chunk.len() {
+            let byte = chunk[at];
+            if self.state == State::Command && byte < FIRST_COMMAND {
+                // No command at all. The 0xFF has left room for what stands for it.
+                self.state = State::Data;
+                chunk[kept] = self.data(ESCAPED_FF);
+                kept += 1;
+            }
+            if let Some(byte) = self.advance(byte, answers) {
                 chunk[kept] = byte;
                 kept += 1;
             }
@@ -88,7 +101,6 @@ impl Telnet {
             (State::Command, IP) => (State::Data, Some(self.data(INTERRUPT))),
             (State::Command, SB) => (State::Subnegotiation(0), None),
             (State::Command, WILL | WONT | DO | DONT) => (State::Option(byte), None),
-            (State::Command, ..FIRST_COMMAND) => (State::Data, Some(self.data(ESCAPED_FF))),
             (State::Command, _) => (State::Data, None),
             (State::Option(verb), option) => {
                 self.refuse(verb, option, answers);
@@ -153,7 +165,7 @@ mod tests {
         let mut telnet = Telnet::default();
         let (mut kept, mut answers) = (Vec::new(), Vec::new());
         for chunk in input.chunks(size) {
-            let mut chunk = chunk.to_vec();
+            let mut chunk = [&[0][..telnet.room_len()], chunk].concat();
             let len = telnet.filter(&mut chunk, &mut answers);
             kept.extend(&chunk[..len]);
         }
@@ -226,7 +238,8 @@ mod tests {
     fn other_commands_vanish_and_an_escaped_ff_stays_invalid() {
         check(b"a\xff\xf6b\xff\xf1c", b"abc", b"");
         // No command at all: the line must not pass for one without these two bytes.
-        check(b"a\xffzb", b"a\xfeb", b"");
+        check(b"a\xffzb", b"a\xfezb", b"");
+        check(b"a\xff\nb\xff\r\0c", b"a\xfe\nb\xfe\r\nc", b"");
         let (kept, _) = filter(b"a\xff\xffb", 1).expect("no subnegotiation");
         assert!(std::str::from_utf8(&kept).is_err());
         assert!(!kept.contains(&INTERRUPT));
