@@ -182,14 +182,26 @@ impl Arbiter {
     /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. It
     /// keeps its slots until its seat is dropped. A connection without a seat is ignored.
     pub fn hang_up(&self, conn: ConnId) {
+        self.take_for_gone(conn, |_| true);
+    }
+
+    /// Ends the wait of `conn` as if its peer had hung up, and tells whether there was a wait that
+    /// was not decided yet.
+    pub fn cut_off(&self, conn: ConnId) -> bool {
+        self.take_for_gone(conn, |wait| matches!(wait, WaitState::For(_)))
+    }
+
+    fn take_for_gone(&self, conn: ConnId, is_meant: impl FnOnce(&WaitState) -> bool) -> bool {
         let mut state = self.state.lock();
-        let Some(seat) = state.seats.get_mut(&conn) else {
-            return;
+        let seat = state.seats.get_mut(&conn);
+        let Some(seat) = seat.filter(|seat| is_meant(&seat.wait)) else {
+            return false;
         };
         seat.is_gone = true;
         let wake = Arc::clone(&seat.wake);
         drop(state);
         wake.notify_one();
+        true
     }
 
     /// Ends leases at the instant they run out, and drops keys that are idle for too long. Never

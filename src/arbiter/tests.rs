@@ -275,6 +275,23 @@ fn a_hang_up_does_not_end_a_try() {
 }
 
 #[test]
+fn a_cut_off_ends_the_wait_that_lasts_and_no_later_one() {
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    let grant = granted(&holder, FOREVER);
+    assert!(!arbiter.cut_off(ConnId(2)));
+    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
+    release(&holder, grant);
+    let (waiter, answer) = blocked.end();
+    assert!(matches!(answer, Answer::Granted(_)));
+    assert!(!arbiter.cut_off(ConnId(2)));
+    let blocked = Blocked::start(&arbiter, holder, |seat| acquire(seat, FOREVER));
+    assert!(arbiter.cut_off(ConnId(1)));
+    assert_eq!(blocked.end().1, Answer::Gone);
+    drop(waiter);
+    assert!(!arbiter.cut_off(ConnId(77))); // has no seat
+}
+
+#[test]
 fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);

@@ -68,11 +68,12 @@ pub(super) fn start(
 fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
     let error = watch.run(|id, sign| match sign {
         Sign::HungUp => arbiter.hang_up(ConnId(id)),
-        Sign::Sent if connections.unread_len(id) >= FLOOD_LEN => {
-            debug!("cut-off conn={id} reason=flood-behind-wait");
-            arbiter.hang_up(ConnId(id));
+        Sign::Sent => {
+            let is_flood = connections.unread_len(id) >= FLOOD_LEN;
+            if is_flood && arbiter.cut_off(ConnId(id)) {
+                debug!("cut-off conn={id} reason=flood-behind-wait");
+            }
         }
-        Sign::Sent => {}
     });
     panic!("the hang-up watch failed: {error}");
 }

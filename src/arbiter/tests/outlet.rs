@@ -97,6 +97,7 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
     let releasing = thread::spawn(move || release(&holder, grant));
     let sent = waiter.sending.recv().expect("it is being sent");
     arbiter.advance(Duration::from_secs(10));
+    assert!(!arbiter.cut_off(ConnId(2)), "the wait is decided");
     arbiter.hang_up(ConnId(2));
     let other = arbiter.connect(ConnId(3), None);
     assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::TimedOut);
