@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use super::sync::MutexGuard;
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
-use crate::table::{ConnId, CountersSnapshot, Key, KeyQueueSnapshot, LockTable, NumberMap, Scope};
+use crate::table::{CountersSnapshot, Key, KeyQueueSnapshot, LockTable, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyRoll {
-    /// Holders and waiters, by their connections.
+    /// Holders and waiters.
     pub queue: KeyQueueSnapshot,
-    clients: NumberMap<ConnId, SeatedClient>,
+    /// Of each holder, then of each waiter.
+    clients: Vec<SeatedClient>,
 }
 
 /// What is known of the client in a seat.
@@ -19,19 +20,16 @@ pub struct KeyRoll {
 struct SeatedClient {
     /// Dropped before the roll is handed out: it would keep the connection open.
     outlet: Option<Arc<dyn Outlet>>,
-    peer: Option<String>,
+    peer: Option<Box<str>>,
     tag: Option<Arc<str>>,
 }
 
 impl KeyRoll {
-    /// Who the client of a connection is; `None` if the connection has closed.
-    pub fn peer(&self, conn: ConnId) -> Option<&str> {
-        self.clients.get(&conn)?.peer.as_deref()
-    }
-
-    /// What the client of a connection says of itself.
-    pub fn tag(&self, conn: ConnId) -> Option<&str> {
-        self.clients.get(&conn)?.tag.as_deref()
+    /// Of each holder, then of each waiter: who its client is, and what the client says of itself;
+    /// `None` if the connection has closed.
+    pub fn clients(&self) -> impl Iterator<Item = (Option<&str>, Option<&str>)> {
+        let clients = self.clients.iter();
+        clients.map(|client| (client.peer.as_deref(), client.tag.as_deref()))
     }
 }
 
@@ -65,24 +63,24 @@ impl Arbiter {
     }
 
     fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeyQueueSnapshot>) -> Vec<KeyRoll> {
+        let seated = |conn| match state.seats.get(&conn) {
+            Some(seat) => SeatedClient {
+                outlet: seat.outlet.clone(),
+                peer: None,
+                tag: seat.tag.clone(),
+            },
+            None => SeatedClient::default(),
+        };
         let mut rolls: Vec<KeyRoll> = Vec::with_capacity(queues.len());
         for queue in queues {
+            let mut clients = Vec::with_capacity(queue.holders.len() + queue.waiters.len());
             let places = queue.holders.iter().chain(&queue.waiters);
-            let clients = places.filter_map(|place| {
-                let seat = state.seats.get(&place.conn)?;
-                let client = SeatedClient {
-                    outlet: seat.outlet.clone(),
-                    peer: None,
-                    tag: seat.tag.clone(),
-                };
-                Some((place.conn, client))
-            });
-            let clients = clients.collect();
+            clients.extend(places.map(|place| seated(place.conn)));
             rolls.push(KeyRoll { queue, clients });
         }
         self.leave(state);
-        for client in rolls.iter_mut().flat_map(|roll| roll.clients.values_mut()) {
-            client.peer = client.outlet.take().map(|outlet| outlet.peer());
+        for client in rolls.iter_mut().flat_map(|roll| &mut roll.clients) {
+            client.peer = client.outlet.take().map(|outlet| outlet.peer().into());
         }
         rolls
     }

@@ -316,8 +316,7 @@ impl Session<'_> {
             give_way_after(&mut page_count);
             for roll in std::mem::take(&mut page) {
                 self.out.extend(separator.bytes());
-                let client = |conn| (roll.peer(conn), roll.tag(conn));
-                queues::write_key(&roll.queue, client, &mut self.out, |out| {
+                queues::write_key(&roll.queue, roll.clients(), &mut self.out, |out| {
                     flush_if_full(out, self.stream, self.rules)
                 })?;
                 separator = ",";

@@ -1,7 +1,7 @@
 //! The JSON of `stats` for the queues of keys: latch-protocol(7), STATISTICS.
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{ConnId, KeyQueueSnapshot, Kind, PlaceSnapshot};
+use crate::table::{KeyQueueSnapshot, Kind, PlaceSnapshot};
 
 /// How many holders, and how many waiters, are shown of each of many keys.
 pub const PLACES_OF_EACH: usize = 16;
@@ -9,12 +9,12 @@ pub const PLACES_OF_EACH: usize = 16;
 /// How many holders, and how many waiters, are shown of a key that is asked for by its name.
 pub const PLACES_OF_ONE: usize = 128;
 
-/// Appends one key with its holders and waiters. `client` tells, for a connection, who its peer is
+/// Appends one key with its holders and waiters. `clients` tells, of each of them, who its peer is
 /// and what the peer says of itself. `drain` is called after every holder and waiter, and may empty
 /// what has been written so far.
 pub fn write_key<'a, E>(
     queue: &KeyQueueSnapshot,
-    client: impl Fn(ConnId) -> (Option<&'a str>, Option<&'a str>),
+    mut clients: impl Iterator<Item = (Option<&'a str>, Option<&'a str>)>,
     out: &mut Vec<u8>,
     mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -39,7 +39,7 @@ pub fn write_key<'a, E>(
             if index > 0 {
                 out.push(b',');
             }
-            write_place(place, client(place.conn), out);
+            write_place(place, clients.next().unwrap_or_default(), out);
             drain(out)?;
         }
         out.push(b']');
@@ -79,7 +79,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::{Key, Limit};
+    use crate::table::{ConnId, Key, Limit};
     use crate::token::Fence;
 
     #[test]
@@ -98,12 +98,10 @@ mod tests {
             holders: vec![place(7, Some((Fence(12), Duration::from_secs(3))))],
             waiters: vec![place(8, None)],
         };
-        let client = |conn| match conn {
-            ConnId(7) => (Some("127.0.0.1:4711"), Some("a\tb")),
-            _ => (None, None),
-        };
+        let clients = [(Some("127.0.0.1:4711"), Some("a\tb")), (None, None)];
         let mut out = Vec::new();
-        let written = write_key(&queue, client, &mut out, |_| Ok::<(), Infallible>(()));
+        let go_on = |_: &mut Vec<u8>| Ok::<(), Infallible>(());
+        let written = write_key(&queue, clients.into_iter(), &mut out, go_on);
         assert_eq!(written, Ok(()));
         assert_eq!(
             String::from_utf8(out).expect("JSON is text"),

@@ -47,9 +47,10 @@ pub struct HolderSnapshot {
     pub expires_in: Duration,
 }
 
-/// How many keys one look at the queues takes, and about how many holders and waiters.
-const KEYS_AT_ONCE: usize = 256;
-const PLACES_AT_ONCE: usize = 256;
+/// How many keys one look at the queues takes, and about how many holders and waiters: what is
+/// known of them and of their clients is below 40 KB.
+const KEYS_AT_ONCE: usize = 64;
+const PLACES_AT_ONCE: usize = 64;
 
 /// The queue of one key: the first of its holders and of its waiters, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +151,11 @@ impl LockTable {
                 (fence, expires_at.saturating_duration_since(now))
             }),
         };
-        let first = |list: &KeyPlaces| list.iter(&self.places).take(places).map(describe).collect();
+        let first = |list: &KeyPlaces| {
+            let mut first = Vec::with_capacity(list.len().min(places));
+            first.extend(list.iter(&self.places).take(places).map(describe));
+            first
+        };
         KeyQueueSnapshot {
             key: queue.key.clone(),
             kind: queue.kind,

@@ -161,6 +161,31 @@ fn a_limit_imposed_late_lets_no_client_end_the_server() {
     }
 }
 
+#[test]
+fn unread_lists_under_a_late_limit_end_no_server() {
+    const KEYS: usize = 1000;
+    raise_our_own_limit();
+    let options = "--max-per-connection 1000 --write-timeout 60";
+    let daemon = Daemon::start(&options.split(' ').collect::<Vec<_>>());
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("tag", "_", &"t".repeat(128)), "ok");
+    for number in 0..KEYS {
+        holder.acquire_for(&format!("key-{number}"), 0, 3600);
+    }
+    let mut crowd: Vec<Client> = (0..400).map(|_| daemon.connect()).collect();
+    eventually(PATIENCE, "they are all there", || {
+        holder.stats()["connections"] == 401
+    });
+    let limit = (status_kib(daemon.pid(), "VmData:") << 10) + (20 << 20);
+    limit_to(daemon.pid(), Resource::Data, Some(limit));
+    for client in &mut crowd {
+        client.send(&"stats\nholders\n_\n".repeat(100));
+    }
+    let ended = daemon.wait_exit(Duration::from_secs(2));
+    assert!(ended.is_none(), "{}", daemon.log());
+    assert_eq!(holder.request("ping", "_", "_"), "ok");
+}
+
 /// The table at its default caps takes more than these limits leave.
 #[test]
 fn clients_that_fill_the_table_under_a_limit_end_no_server() {
