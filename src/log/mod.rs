@@ -90,17 +90,16 @@ impl Log {
             false => String::new(),
         };
         let (sender, messages) = bounded(QUEUE_LEN);
-        let must_reopen = Arc::new(AtomicBool::new(false));
-        let dropped_count = Arc::new(AtomicUsize::new(0));
-        let lines = LogLines {
-            messages: sender.clone(),
-            dropped_count: Arc::clone(&dropped_count),
+        let to_writer = ToWriter {
+            messages: sender,
+            must_reopen: Arc::default(),
+            dropped_count: Arc::default(),
         };
         let writer = Writer {
             sink,
             warning_header: header(Level::Warn),
-            must_reopen: Arc::clone(&must_reopen),
-            dropped_count: Arc::clone(&dropped_count),
+            must_reopen: Arc::clone(&to_writer.must_reopen),
+            dropped_count: Arc::clone(&to_writer.dropped_count),
             reported_count: 0,
         };
         thread::Builder::new()
@@ -123,13 +122,9 @@ impl Log {
             }
             writeln!(line, "{} {}", record.level(), record.args())
         });
-        builder.target(Target::Pipe(Box::new(lines)));
+        builder.target(Target::Pipe(Box::new(to_writer.clone())));
         builder.init();
-        Ok(Log(Some(ToWriter {
-            messages: sender,
-            must_reopen,
-            dropped_count,
-        })))
+        Ok(Log(Some(to_writer)))
     }
 
     /// Waits until the lines so far have been written, for at most `limit`.
@@ -210,12 +205,7 @@ impl Writer {
 }
 
 /// The target of env_logger, which writes each line with one call.
-struct LogLines {
-    messages: Sender<Message>,
-    dropped_count: Arc<AtomicUsize>,
-}
-
-impl Write for LogLines {
+impl Write for ToWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self
             .messages
