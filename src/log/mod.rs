@@ -84,10 +84,9 @@ impl Log {
     /// If the file cannot be opened, or the thread cannot be started.
     pub fn start(program: &'static str, rules: &LogRules) -> io::Result<Log> {
         let sink = Sink::open(&rules.target)?;
-        let is_syslog = rules.target == LogTarget::Syslog;
-        let header = move |level| match is_syslog {
-            true => syslog::header(program, level),
-            false => String::new(),
+        let start = LineStart {
+            syslog_name: (rules.target == LogTarget::Syslog).then_some(program),
+            has_time: rules.has_timestamps(),
         };
         let (sender, messages) = bounded(QUEUE_LEN);
         let to_writer = ToWriter {
@@ -97,7 +96,8 @@ impl Log {
         };
         let writer = Writer {
             sink,
-            warning_header: header(Level::Warn),
+            is_torn: false,
+            start,
             must_reopen: Arc::clone(&to_writer.must_reopen),
             dropped_count: Arc::clone(&to_writer.dropped_count),
             reported_count: 0,
@@ -114,13 +114,9 @@ impl Log {
         } else {
             builder.parse_env("RUST_LOG");
         }
-        let with_time = rules.has_timestamps();
         builder.format(move |line, record| {
-            line.write_all(header(record.level()).as_bytes())?;
-            if with_time {
-                write!(line, "{} ", Utc(SystemTime::now()))?;
-            }
-            writeln!(line, "{} {}", record.level(), record.args())
+            start.write(record.level(), line)?;
+            writeln!(line, "{}", record.args())
         });
         builder.target(Target::Pipe(Box::new(to_writer.clone())));
         builder.init();
@@ -154,11 +150,32 @@ impl Log {
     }
 }
 
+/// How a line begins.
+#[derive(Clone, Copy)]
+struct LineStart {
+    /// The program's name, if the syslog receives the line.
+    syslog_name: Option<&'static str>,
+    has_time: bool,
+}
+
+impl LineStart {
+    fn write(self, level: Level, line: &mut impl Write) -> io::Result<()> {
+        if let Some(program) = self.syslog_name {
+            line.write_all(syslog::header(program, level).as_bytes())?;
+        }
+        if self.has_time {
+            write!(line, "{} ", Utc(SystemTime::now()))?;
+        }
+        write!(line, "{level} ")
+    }
+}
+
 /// The thread that writes lines.
 struct Writer {
     sink: Sink,
-    /// What a warning of its own begins with.
-    warning_header: String,
+    /// The sink has taken a line in part.
+    is_torn: bool,
+    start: LineStart,
     must_reopen: Arc<AtomicBool>,
     dropped_count: Arc<AtomicUsize>,
     /// The dropped lines that the log has told of.
@@ -192,15 +209,26 @@ impl Writer {
         if dropped > 0 && self.warn(format_args!("log-lines-lost dropped={dropped}")) {
             self.reported_count = dropped_count;
         }
-        if self.sink.write(line).is_err() {
+        if !self.put(line) {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Writes a line of its own, and returns whether the sink took it.
-    fn warn(&self, line: fmt::Arguments<'_>) -> bool {
-        let line = format!("{}WARN {line}\n", self.warning_header);
-        self.sink.write(line.as_bytes()).is_ok()
+    fn warn(&mut self, text: fmt::Arguments<'_>) -> bool {
+        let mut line = Vec::new();
+        let written = self.start.write(Level::Warn, &mut line);
+        written.and_then(|()| writeln!(line, "{text}")).is_ok() && self.put(&line)
+    }
+
+    /// Writes a line behind the end of the last one, and returns whether the sink took it.
+    fn put(&mut self, line: &[u8]) -> bool {
+        if self.is_torn && self.sink.write(b"\n") == 0 {
+            return false;
+        }
+        let written_len = self.sink.write(line);
+        self.is_torn = (1..line.len()).contains(&written_len);
+        written_len == line.len()
     }
 }
 
@@ -260,7 +288,11 @@ mod tests {
         };
         let writer = Writer {
             sink,
-            warning_header: String::new(),
+            is_torn: false,
+            start: LineStart {
+                syslog_name: None,
+                has_time: false,
+            },
             must_reopen: Arc::clone(&log.must_reopen),
             dropped_count: Arc::clone(&log.dropped_count),
             reported_count: 0,

@@ -71,12 +71,16 @@ impl Sink {
         Ok(())
     }
 
-    /// Writes a whole line, which ends with a line feed. Blocks while the receiver has no room.
-    pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
+    /// Writes a whole line, which ends with a line feed, and returns how many bytes were taken.
+    /// Blocks while the receiver has no room.
+    pub(super) fn write(&self, line: &[u8]) -> usize {
         match self {
             Sink::Stderr => write_all(&io::stderr(), line),
             Sink::File(_, file) => write_all(file, line),
-            Sink::Syslog(syslog) => syslog.send(line.strip_suffix(b"\n").unwrap_or(line)),
+            Sink::Syslog(syslog) => {
+                let sent = syslog.send(line.strip_suffix(b"\n").unwrap_or(line));
+                sent.map_or(0, |()| line.len())
+            }
         }
     }
 }
@@ -92,18 +96,18 @@ fn open_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Writes all of it. Waits for room even if the descriptor is non-blocking, as another process can
-/// make stderr.
-fn write_all(target: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(target, bytes) {
-            Ok(len) => bytes = &bytes[len..],
+/// Writes all of it, or as much as the target takes. Waits for room even if the descriptor is
+/// non-blocking, as another process can make stderr.
+fn write_all(target: &impl AsFd, bytes: &[u8]) -> usize {
+    let mut written_len = 0;
+    while written_len < bytes.len() {
+        match rustix::io::write(target, &bytes[written_len..]) {
+            Ok(len) => written_len += len,
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                poll(&mut [PollFd::new(target, PollFlags::OUT)], None)?;
+            Err(Errno::AGAIN) if poll(&mut [PollFd::new(target, PollFlags::OUT)], None).is_ok() => {
             }
-            Err(error) => return Err(error.into()),
+            Err(_) => break,
         }
     }
-    Ok(())
+    written_len
 }

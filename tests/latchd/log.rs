@@ -8,11 +8,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::limited::limit_to;
 use crate::support::needs::needs;
 use crate::support::stalls::fairly;
 use crate::support::syslog::Syslog;
 use crate::support::{eventually, parse_grant, Client, Daemon, Signal, PATIENCE};
 use rustix::fs::{mknodat, FileType, Mode, CWD};
+use rustix::process::Resource;
 
 // ---- it delays no client ---------------------------------------------------------------------
 
@@ -472,6 +474,7 @@ fn a_log_file_that_cannot_be_opened_again_stays_in_use() {
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_exit(PATIENCE).is_some(), "nothing is held");
     assert!(read().contains(" INFO stopping"), "{}", read());
+    assert!(read().lines().all(begins_with_the_time), "{}", read());
 }
 
 #[test]
@@ -510,6 +513,37 @@ fn a_full_disk_under_a_log_file_holds_up_no_command() {
     let mut command = logging_to(Path::new("/dev/full"));
     command.env("RUST_LOG", "trace");
     answers_promptly(&Daemon::from_command(command));
+}
+
+#[test]
+fn a_line_torn_by_a_full_disk_spoils_no_other() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("log");
+    let mut command = logging_to(&path);
+    command.env("RUST_LOG", "trace");
+    let daemon = Daemon::from_command(command);
+    let mut client = daemon.connect();
+    let read = || fs::read_to_string(&path).expect("it is there");
+    eventually(PATIENCE, "it has logged", || read().contains(" opened "));
+    let len = read().len() as u64;
+    limit_to(daemon.pid(), Resource::Fsize, Some(len + 7));
+    client.acquire("torn", 0);
+    client.acquire("lost", 0);
+    eventually(PATIENCE, "there is no room", || {
+        read().len() as u64 == len + 7
+    });
+    limit_to(daemon.pid(), Resource::Fsize, None);
+    let mut number = 0;
+    eventually(PATIENCE, "the log goes on", || {
+        number += 1;
+        client.acquire(&format!("written-{number}"), 0);
+        read().contains("log-lines-lost")
+    });
+    let log = read();
+    let warning = log.lines().find(|line| line.contains("log-lines-lost"));
+    let warning = warning.expect("it has come");
+    assert!(warning.contains("Z WARN log-lines-lost dropped="), "{log}");
+    assert!(begins_with_the_time(warning), "{log}");
 }
 
 #[test]
@@ -568,8 +602,10 @@ fn log_to_file(args: &[&str], variables: &[(&str, &str)], named: &str) -> String
 
 /// Whether every line has one; a mixture is a failure.
 fn has_timestamps(log: &str) -> bool {
-    let has_one = |line: &str| line.starts_with("20") && line.get(19..21) == Some("Z ");
-    let count = log.lines().filter(|line| has_one(line)).count();
+    let count = log
+        .lines()
+        .filter(|line| begins_with_the_time(line))
+        .count();
     let is_plain = |line: &str| line.starts_with("INFO ");
     let plain_count = log.lines().filter(|line| is_plain(line)).count();
     assert!(count + plain_count >= 3, "{log}");
@@ -600,6 +636,10 @@ fn fields_of(line: &str) -> Option<Vec<String>> {
 fn is_name(text: &str) -> bool {
     let is_fit = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'-' | b'_');
     !text.is_empty() && text.bytes().all(is_fit)
+}
+
+fn begins_with_the_time(line: &str) -> bool {
+    line.starts_with("20") && line.get(19..21) == Some("Z ")
 }
 
 /// A daemon that logs to the file at `path`.
