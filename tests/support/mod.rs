@@ -614,8 +614,8 @@ impl Client {
         };
     }
 
-    /// Ends the connection with an RST instead of a FIN, at once: to close it would end it only when
-    /// no process that another thread starts has a copy any more.
+    /// Ends the connection with an RST instead of a FIN, and at once: a socket that is closed stays
+    /// open while a process that another thread starts has a copy.
     pub fn reset(self) {
         rustix::net::connect_unspec(&self.stream).expect("a TCP socket can be disconnected");
     }
