@@ -12,112 +12,56 @@ use super::{failure, print, report, shown, PROTOCOL};
 /// The histogram of waits.
 const WAIT: &str = "latchd_grant_wait_seconds";
 
-/// A metric, and the place of its value in the JSON of a server.
-struct Metric {
-    name: &'static str,
-    /// In the word of the format: `counter` or `gauge`.
-    kind: &'static str,
-    help: &'static str,
-    pointer: &'static str,
-    /// The label for the members, if the value is an object.
-    label: &'static str,
-}
+/// A metric: the name of its value in the JSON of a server, the label for the members if the value
+/// is an object, and its help.
+type Metric = (&'static str, &'static str, &'static str);
 
-const fn counter(name: &'static str, pointer: &'static str, help: &'static str) -> Metric {
-    Metric {
-        name,
-        kind: "counter",
-        help,
-        pointer,
-        label: "",
-    }
-}
-
-const fn gauge(name: &'static str, pointer: &'static str, help: &'static str) -> Metric {
-    Metric {
-        kind: "gauge",
-        ..counter(name, pointer, help)
-    }
-}
-
-/// All metrics that have their values in one place of the JSON.
-const METRICS: [Metric; 16] = [
-    counter(
-        "latchd_grants_total",
-        "/counters/grants",
-        "Slots granted, at once or after a wait.",
-    ),
-    counter(
-        "latchd_releases_total",
-        "/counters/releases",
-        "Slots released by their holders.",
-    ),
-    counter(
-        "latchd_renewals_total",
-        "/counters/renewals",
-        "Leases renewed by their holders.",
-    ),
-    counter(
-        "latchd_expiries_total",
-        "/counters/expiries",
+const COUNTERS: [Metric; 10] = [
+    ("grants", "", "Slots granted, at once or after a wait."),
+    ("releases", "", "Slots released by their holders."),
+    ("renewals", "", "Leases renewed by their holders."),
+    (
+        "expiries",
+        "",
         "Slots that passed on because the lease ran out.",
     ),
-    counter(
-        "latchd_breaks_total",
-        "/counters/breaks",
-        "Slots that an operator took away.",
-    ),
-    counter(
-        "latchd_abandonments_total",
-        "/counters/abandonments",
+    ("breaks", "", "Slots that an operator took away."),
+    (
+        "abandonments",
+        "",
         "Slots that passed on because the connection closed or the client no longer waited.",
     ),
-    counter(
-        "latchd_wait_timeouts_total",
-        "/counters/wait_timeouts",
+    (
+        "wait_timeouts",
+        "",
         "Claims that waited until their timeout without a grant.",
     ),
-    Metric {
-        label: "reason",
-        ..counter(
-            "latchd_refusals_total",
-            "/counters/refusals",
-            "Requests refused, by reason.",
-        )
-    },
-    counter(
-        "latchd_disconnects_total",
-        "/counters/disconnects",
-        "Connections closed.",
-    ),
-    counter(
-        "latchd_dropped_log_lines_total",
-        "/counters/dropped_log_lines",
+    ("refusals", "reason", "Requests refused, by reason."),
+    ("disconnects", "", "Connections closed."),
+    (
+        "dropped_log_lines",
+        "",
         "Log lines dropped because their receiver did not keep up.",
     ),
-    gauge(
-        "latchd_connections",
-        "/gauges/connections",
+];
+
+const GAUGES: [Metric; 6] = [
+    (
+        "connections",
+        "",
         "Connections open, that of this question included.",
     ),
-    Metric {
-        label: "kind",
-        ..gauge(
-            "latchd_keys",
-            "/gauges/keys",
-            "Keys held or waited for, by kind.",
-        )
-    },
-    gauge(
-        "latchd_idle_keys",
-        "/gauges/idle_keys",
+    ("keys", "kind", "Keys held or waited for, by kind."),
+    (
+        "idle_keys",
+        "",
         "Keys known and neither held nor waited for.",
     ),
-    gauge("latchd_holders", "/gauges/holders", "Slots held."),
-    gauge("latchd_waiters", "/gauges/waiters", "Claims waiting."),
-    gauge(
-        "latchd_fences_left",
-        "/gauges/fences_left",
+    ("holders", "", "Slots held."),
+    ("waiters", "", "Claims waiting."),
+    (
+        "fences_left",
+        "",
         "Fences reserved in the fence file and not used.",
     ),
 ];
@@ -169,14 +113,19 @@ fn exposition(answers: &[Answer]) -> String {
         let labels = [("server", server.as_str())];
         text.sample("latchd_up", &labels, u8::from(answer.is_some()));
     }
-    for metric in &METRICS {
-        text.begin(metric.name, metric.kind, metric.help);
-        for (server, answer) in answers {
-            if let Some(value) = answer
-                .as_ref()
-                .and_then(|json| json.pointer(metric.pointer))
-            {
-                metric.write(server, value, &mut text);
+    let kinds = [
+        ("counter", "_total", &COUNTERS[..]),
+        ("gauge", "", &GAUGES[..]),
+    ];
+    for (kind, suffix, metrics) in kinds {
+        for (value, label, help) in metrics {
+            let name = format!("latchd_{value}{suffix}");
+            text.begin(&name, kind, help);
+            for (server, answer) in answers {
+                let pointer = format!("/{kind}s/{value}");
+                if let Some(value) = answer.as_ref().and_then(|json| json.pointer(&pointer)) {
+                    write_value(server, &name, label, value, &mut text);
+                }
             }
         }
     }
@@ -190,20 +139,18 @@ fn exposition(answers: &[Answer]) -> String {
     text.text
 }
 
-impl Metric {
-    fn write(&self, server: &str, value: &Value, text: &mut Exposition) {
-        let server = ("server", server);
-        match (value, self.label) {
-            (Value::Number(number), "") => text.sample(self.name, &[server], number),
-            (Value::Object(members), label) if !label.is_empty() => {
-                for (member, value) in members.iter().filter(|(name, _)| is_word(name)) {
-                    if let Value::Number(number) = value {
-                        text.sample(self.name, &[server, (label, member)], number);
-                    }
+fn write_value(server: &str, name: &str, label: &str, value: &Value, text: &mut Exposition) {
+    let server = ("server", server);
+    match (value, label) {
+        (Value::Number(number), "") => text.sample(name, &[server], number),
+        (Value::Object(members), label) if !label.is_empty() => {
+            for (member, value) in members.iter().filter(|(name, _)| is_word(name)) {
+                if let Value::Number(number) = value {
+                    text.sample(name, &[server, (label, member)], number);
                 }
             }
-            _ => {}
         }
+        _ => {}
     }
 }
 
