@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::sync::MutexGuard;
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
-use crate::table::{CountersSnapshot, Key, KeyQueueSnapshot, LockTable, Scope};
+use crate::table::{CountersSnapshot, Key, KeySnapshot, LockTable, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyRoll {
     /// Holders and waiters.
-    pub queue: KeyQueueSnapshot,
+    pub queue: KeySnapshot,
     /// Of each holder, then of each waiter.
     clients: Vec<SeatedClient>,
 }
@@ -62,7 +62,7 @@ impl Arbiter {
         counted
     }
 
-    fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeyQueueSnapshot>) -> Vec<KeyRoll> {
+    fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
         let seated = |conn| match state.seats.get(&conn) {
             Some(seat) => SeatedClient {
                 outlet: seat.outlet.clone(),

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use super::*;
 use crate::fence::source::ClockFences;
-use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal, Usage};
+use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal};
 
 const FOREVER: Duration = Duration::from_secs(60);
 const DRAINING: Answer = Answer::Refused(Refusal::Draining);
@@ -85,11 +85,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 
 fn waiter_count(arbiter: &Arbiter) -> usize {
     let keys = arbiter.snapshot(None, usize::MAX);
-    let counts = keys.iter().map(|key| match key.usage {
-        Usage::Busy { waiter_count, .. } => waiter_count,
-        Usage::Idle(_) => 0,
-    });
-    counts.sum()
+    keys.iter().map(|key| key.waiter_count).sum()
 }
 
 /// A seat that blocks in another thread.

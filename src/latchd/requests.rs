@@ -203,7 +203,7 @@ mod tests {
     use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
     use crate::protocol::request::parse;
-    use crate::table::{Caps, ConnId, Grant, Holdings, Usage};
+    use crate::table::{Caps, ConnId, Grant, Holdings};
 
     const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
@@ -241,11 +241,7 @@ mod tests {
 
         fn waiter_count(&self) -> usize {
             let keys = self.arbiter.snapshot(None, usize::MAX);
-            let counts = keys.iter().map(|key| match key.usage {
-                Usage::Busy { waiter_count, .. } => waiter_count,
-                Usage::Idle(_) => 0,
-            });
-            counts.sum()
+            keys.iter().map(|key| key.waiter_count).sum()
         }
 
         /// Has the other connection take the lock `k`.

@@ -1,7 +1,7 @@
 //! The JSON of `stats` for the queues of keys: latch-protocol(7), STATISTICS.
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{KeyQueueSnapshot, Kind, PlaceSnapshot};
+use crate::table::{KeySnapshot, Kind, PlaceSnapshot};
 
 /// How many holders, and how many waiters, are shown of each of many keys.
 pub const PLACES_OF_EACH: usize = 16;
@@ -13,7 +13,7 @@ pub const PLACES_OF_ONE: usize = 128;
 /// and what the peer says of itself. `drain` is called after every holder and waiter, and may empty
 /// what has been written so far.
 pub fn write_key<'a, E>(
-    queue: &KeyQueueSnapshot,
+    queue: &KeySnapshot,
     mut clients: impl Iterator<Item = (Option<&'a str>, Option<&'a str>)>,
     out: &mut Vec<u8>,
     mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
@@ -89,12 +89,13 @@ mod tests {
             age: Duration::from_millis(1500),
             held,
         };
-        let queue = KeyQueueSnapshot {
+        let queue = KeySnapshot {
             key: Key::from("k\"y"),
             kind: Kind::Lock,
             limit: Limit::ONE,
             holder_count: 1,
             waiter_count: 2,
+            idle_for: Duration::ZERO,
             holders: vec![place(7, Some((Fence(12), Duration::from_secs(3))))],
             waiters: vec![place(8, None)],
         };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{HolderSnapshot, Key, KeySnapshot, Kind, Usage};
+use crate::table::{Key, KeySnapshot, Kind};
 
 /// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
@@ -19,7 +19,6 @@ pub fn write_json<E>(
     out: &mut Vec<u8>,
     mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let is_idle = |snapshot: &KeySnapshot| matches!(snapshot.usage, Usage::Idle(_));
     let lists = [
         ("locks", Kind::Lock, false),
         ("semaphores", Kind::Semaphore, false),
@@ -84,45 +83,39 @@ pub fn append_cluster(figures: &ClusterFigures, out: &mut Vec<u8>) {
     );
 }
 
+fn is_idle(snapshot: &KeySnapshot) -> bool {
+    (snapshot.holder_count, snapshot.waiter_count) == (0, 0)
+}
+
 fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     out.extend(b"{\"key\":");
     write_string(snapshot.key.as_str(), out);
-    match (&snapshot.usage, snapshot.kind) {
-        (Usage::Idle(idle), _) => put(out, format_args!(",\"idle_s\":{}", Seconds(*idle))),
-        (
-            Usage::Busy {
-                waiter_count,
-                first_holder,
-                ..
-            },
-            Kind::Lock,
-        ) => {
+    let (holders, waiters) = (snapshot.holder_count, snapshot.waiter_count);
+    match snapshot.kind {
+        _ if is_idle(snapshot) => {
+            let idle = Seconds(snapshot.idle_for);
+            put(out, format_args!(",\"idle_s\":{idle}"));
+        }
+        Kind::Lock => {
             // A lock with waiters has a holder, except while the server can make no token.
-            let about = |holder: &HolderSnapshot| (holder.conn.0, Seconds(holder.expires_in));
-            let (conn, expires_in) = first_holder
-                .as_ref()
-                .map_or((0, Seconds(Duration::ZERO)), about);
+            let first = snapshot.holders.first();
+            let conn = first.map_or(0, |holder| holder.conn.0);
+            let held = first.and_then(|holder| holder.held);
+            let left = Seconds(held.map_or(Duration::ZERO, |(_, left)| left));
             put(
                 out,
                 format_args!(
-                    ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{expires_in},\"waiters\":{waiter_count}"
+                    ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{left},\"waiters\":{waiters}"
                 ),
             );
         }
-        (
-            Usage::Busy {
-                holder_count,
-                waiter_count,
-                ..
-            },
-            Kind::Semaphore,
-        ) => put(
-            out,
-            format_args!(
-                ",\"limit\":{},\"holders\":{holder_count},\"waiters\":{waiter_count}",
-                snapshot.limit.get()
-            ),
-        ),
+        Kind::Semaphore => {
+            let limit = snapshot.limit.get();
+            put(
+                out,
+                format_args!(",\"limit\":{limit},\"holders\":{holders},\"waiters\":{waiters}"),
+            );
+        }
     }
     out.push(b'}');
 }
@@ -155,7 +148,8 @@ pub(super) fn put(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Limit};
+    use crate::table::{ConnId, Limit, PlaceSnapshot};
+    use crate::token::Fence;
     use std::convert::Infallible;
 
     /// The JSON for a table with these keys, and the most bytes that were held back at a time.
@@ -188,14 +182,15 @@ mod tests {
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("above zero"),
-            usage: Usage::Busy {
-                holder_count: 1,
-                waiter_count: 2,
-                first_holder: Some(HolderSnapshot {
-                    conn: ConnId(42),
-                    expires_in: Duration::from_millis(18_500),
-                }),
-            },
+            holder_count: 1,
+            waiter_count: 2,
+            idle_for: Duration::ZERO,
+            holders: vec![PlaceSnapshot {
+                conn: ConnId(42),
+                age: Duration::ZERO,
+                held: Some((Fence(1), Duration::from_millis(18_500))),
+            }],
+            waiters: Vec::new(),
         }
     }
 
@@ -230,7 +225,9 @@ mod tests {
     #[test]
     fn each_list_has_its_keys_in_order_of_name() {
         let idle = KeySnapshot {
-            usage: Usage::Idle(Duration::from_millis(250)),
+            holder_count: 0,
+            waiter_count: 0,
+            idle_for: Duration::from_millis(250),
             ..busy("z", Kind::Semaphore, 3)
         };
         let keys = [

@@ -43,7 +43,7 @@ use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 pub use slab::shrink;
 use slab::Slab;
-pub use snapshot::{HolderSnapshot, KeyQueueSnapshot, KeySnapshot, PlaceSnapshot, Usage};
+pub use snapshot::{KeySnapshot, PlaceSnapshot};
 pub use types::{
     Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
     Ticket,

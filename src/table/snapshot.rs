@@ -9,7 +9,13 @@ use super::types::{ConnId, Key, Kind, Limit, Scope};
 use super::LockTable;
 use crate::token::Fence;
 
-/// One key as it stood when the snapshot was taken.
+/// How many keys one look at the queues takes, and about how many holders and waiters: what is
+/// known of them and of their clients is below 40 KB.
+const KEYS_AT_ONCE: usize = 64;
+const PLACES_AT_ONCE: usize = 64;
+
+/// One key as it stood when the snapshot was taken: the first of its holders and of its waiters, in
+/// order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySnapshot {
     /// The name.
@@ -18,53 +24,12 @@ pub struct KeySnapshot {
     pub kind: Kind,
     /// Used with this limit, now or last.
     pub limit: Limit,
-    /// What it is doing.
-    pub usage: Usage,
-}
-
-/// What a key is doing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Usage {
-    /// Held or waited for.
-    Busy {
-        /// How many hold it.
-        holder_count: usize,
-        /// How many wait for it.
-        waiter_count: usize,
-        /// Its most senior holder.
-        first_holder: Option<HolderSnapshot>,
-    },
-    /// Neither held nor waited for, since so long ago.
-    Idle(Duration),
-}
-
-/// One holder as it stood when the snapshot was taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HolderSnapshot {
-    /// The connection that the slot was granted to.
-    pub conn: ConnId,
-    /// What is left of the lease.
-    pub expires_in: Duration,
-}
-
-/// How many keys one look at the queues takes, and about how many holders and waiters: what is
-/// known of them and of their clients is below 40 KB.
-const KEYS_AT_ONCE: usize = 64;
-const PLACES_AT_ONCE: usize = 64;
-
-/// The queue of one key: the first of its holders and of its waiters, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyQueueSnapshot {
-    /// The name.
-    pub key: Key,
-    /// Used as this.
-    pub kind: Kind,
-    /// Used with this limit.
-    pub limit: Limit,
     /// How many hold it.
     pub holder_count: usize,
     /// How many wait for it.
     pub waiter_count: usize,
+    /// How long ago it was last in use; zero while it is.
+    pub idle_for: Duration,
     /// The first of its holders, in order of grants.
     pub holders: Vec<PlaceSnapshot>,
     /// The first of its waiters, in order of arrival.
@@ -83,8 +48,8 @@ pub struct PlaceSnapshot {
 }
 
 impl LockTable {
-    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
-    /// ones.
+    /// What an operator may see of up to `at_most` keys, idle ones included, sorted: those after
+    /// `after`, or the first ones. Of each, the first holder and the first waiter.
     pub fn snapshot(
         &mut self,
         after: Option<&Key>,
@@ -96,7 +61,7 @@ impl LockTable {
         self.names
             .range::<Key, _>((behind, Bound::Unbounded))
             .take(at_most)
-            .map(|(_, key)| self.describe(*key, now))
+            .map(|(_, key)| self.describe_queue(*key, 1, now))
             .collect()
     }
 
@@ -108,7 +73,7 @@ impl LockTable {
         after: Option<&Key>,
         places: usize,
         now: Instant,
-    ) -> (Vec<KeyQueueSnapshot>, Option<Key>) {
+    ) -> (Vec<KeySnapshot>, Option<Key>) {
         self.settle(Scope::Everything, now);
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         let keys = self.names.range::<Key, _>((behind, Bound::Unbounded));
@@ -128,7 +93,7 @@ impl LockTable {
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
     /// not in use.
-    pub fn queue(&mut self, key: &str, places: usize, now: Instant) -> Option<KeyQueueSnapshot> {
+    pub fn queue(&mut self, key: &str, places: usize, now: Instant) -> Option<KeySnapshot> {
         self.settle(Scope::Key(key), now);
         let key = *self.names.get(key)?;
         (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
@@ -141,7 +106,7 @@ impl LockTable {
         Some((fence(holders.first()?)?, fence(holders.last()?)?))
     }
 
-    fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeyQueueSnapshot {
+    fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeySnapshot {
         let queue = &self.keys[key];
         let describe = |id: PlaceId| PlaceSnapshot {
             conn: self.places[id].conn,
@@ -156,40 +121,18 @@ impl LockTable {
             first.extend(list.iter(&self.places).take(places).map(describe));
             first
         };
-        KeyQueueSnapshot {
+        KeySnapshot {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
             holder_count: queue.holders.len(),
             waiter_count: queue.waiters.len(),
+            idle_for: match queue.is_idle() {
+                true => now.saturating_duration_since(queue.last_used),
+                false => Duration::ZERO,
+            },
             holders: first(&queue.holders),
             waiters: first(&queue.waiters),
-        }
-    }
-
-    pub(super) fn describe(&self, key: KeyId, now: Instant) -> KeySnapshot {
-        let queue = &self.keys[key];
-        let first_holder = queue.holders.first().map(|id| HolderSnapshot {
-            conn: self.places[id].conn,
-            expires_in: self
-                .leases
-                .expires_at(&self.places, id)
-                .saturating_duration_since(now),
-        });
-        let usage = if queue.is_idle() {
-            Usage::Idle(now.saturating_duration_since(queue.last_used))
-        } else {
-            Usage::Busy {
-                holder_count: queue.holders.len(),
-                waiter_count: queue.waiters.len(),
-                first_holder,
-            }
-        };
-        KeySnapshot {
-            key: queue.key.clone(),
-            kind: queue.kind,
-            limit: queue.limit,
-            usage,
         }
     }
 }
