@@ -376,40 +376,31 @@ impl Arbiter {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
-            let wake = Arc::clone(&seat.wake);
             // With a journal, no grant leaves before it is certain: its own thread waits for that.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
+            let mut sending = None;
             match (&seat.wait, &seat.outlet) {
                 // A peer that has hung up is granted nothing: its own thread finds out.
                 (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
-                    let outlet = Arc::clone(outlet);
                     match state.table.collect_fresh(*ticket, state.now) {
                         Some(Answer::Granted(grant)) => {
+                            sending = Some((conn, Arc::clone(outlet), grant));
                             seat.wait = WaitState::Sending;
-                            wake_ups.add_sending(
-                                wake,
-                                Sending {
-                                    conn,
-                                    outlet,
-                                    grant,
-                                },
-                            );
                         }
-                        Some(answer) => {
-                            seat.wait = WaitState::Over(answer, 0);
-                            wake_ups.add(wake);
-                        }
-                        None => wake_ups.add(wake),
+                        Some(answer) => seat.wait = WaitState::Over(answer, 0),
+                        None => {}
                     }
                 }
-                _ => wake_ups.add(wake),
+                _ => {}
             }
+            wake_ups.add(Arc::clone(&seat.wake), sending);
         }
         if state.drained.is_some() && !state.table.has_holders() {
             state.drained = None;
         }
         let next_look = self.next_look(state);
-        if is_sooner(next_look, state.reaper_looks_at) {
+        let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
+        if next_look.is_some_and(is_sooner) {
             state.reaper_looks_at = next_look;
             wake_ups.wake_reaper = true;
         }
@@ -421,14 +412,15 @@ impl Arbiter {
     /// request.
     fn pass(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
-            if let Some(sending) = wake_up.sending {
-                let sent_len = sending.outlet.send_grant(sending.grant);
+            let (wake, sending) = wake_up;
+            if let Some((conn, outlet, grant)) = sending {
+                let sent_len = outlet.send_grant(grant);
                 let mut state = self.state.lock();
-                if let Some(seat) = state.seats.get_mut(&sending.conn) {
-                    seat.wait = WaitState::Over(Answer::Granted(sending.grant), sent_len);
+                if let Some(seat) = state.seats.get_mut(&conn) {
+                    seat.wait = WaitState::Over(Answer::Granted(grant), sent_len);
                 }
             }
-            wake_up.wake.notify_one();
+            wake.notify_one();
         }
         if wake_ups.wake_reaper {
             self.reaper.notify_one();
@@ -442,10 +434,7 @@ impl Arbiter {
             .idle_since()
             .and_then(|since| since.checked_add(self.gc_max_idle))
             .map(|due| due.max(state.next_gc));
-        match (state.table.next_deadline(), gc) {
-            (Some(lease), Some(gc)) => Some(lease.min(gc)),
-            (lease, gc) => lease.or(gc),
-        }
+        state.table.next_deadline().into_iter().chain(gc).min()
     }
 }
 
@@ -459,14 +448,6 @@ impl State {
     }
 }
 
-fn is_sooner(next: Option<Instant>, planned: Option<Instant>) -> bool {
-    match (next, planned) {
-        (Some(next), Some(planned)) => next < planned,
-        (Some(_), None) => true,
-        (None, _) => false,
-    }
-}
-
 /// The threads to wake: mostly none or one, and then without an allocation.
 #[derive(Default)]
 struct WakeUps {
@@ -476,39 +457,16 @@ struct WakeUps {
     wake_reaper: bool,
 }
 
-struct WakeUp {
-    wake: Arc<Condvar>,
-    sending: Option<Sending>,
-}
-
-/// A grant to be sent for another connection.
-struct Sending {
-    conn: ConnId,
-    outlet: Arc<dyn Outlet>,
-    grant: Grant,
-}
+/// A thread to wake, and a grant to be sent before, for that thread's connection.
+type WakeUp = (Arc<Condvar>, Option<(ConnId, Arc<dyn Outlet>, Grant)>);
 
 impl WakeUps {
-    fn add(&mut self, wake: Arc<Condvar>) {
-        self.push(WakeUp {
-            wake,
-            sending: None,
-        });
-    }
-
-    fn add_sending(&mut self, wake: Arc<Condvar>, sending: Sending) {
-        self.sending_count += 1;
-        self.push(WakeUp {
-            wake,
-            sending: Some(sending),
-        });
-    }
-
-    fn push(&mut self, wake_up: WakeUp) {
-        if self.first.is_none() {
-            self.first = Some(wake_up);
-        } else {
-            self.rest.push(wake_up);
+    fn add(&mut self, wake: Arc<Condvar>, sending: Option<(ConnId, Arc<dyn Outlet>, Grant)>) {
+        self.sending_count += usize::from(sending.is_some());
+        let wake_up = (wake, sending);
+        match &self.first {
+            None => self.first = Some(wake_up),
+            Some(_) => self.rest.push(wake_up),
         }
     }
 
