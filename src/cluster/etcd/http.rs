@@ -1,15 +1,15 @@
 //! As much of HTTP/1.1 as etcd's gateway speaks.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use crate::cluster::Member;
-use crate::net::stream::Stream;
+use crate::net::stream::{is_timeout, Stream};
 use crate::text::reason;
 
 /// The longest line of a head, in bytes.
-const MAX_LINE_LEN: usize = 8 * 1024;
+const MAX_LINE_LEN: u64 = 8 * 1024;
 
 /// The longest answer, in bytes, and the most lines in its head and its trailers. A page of the
 /// longest holders has a sixth of it. What is made of an answer takes a dozen times its length.
@@ -18,7 +18,7 @@ const MAX_LINES: usize = 100;
 
 /// A connection to a member. Of no further use after an error.
 pub(super) struct Connection {
-    reader: Reader<Stream>,
+    reader: Reader<Timed>,
     host: String,
 }
 
@@ -39,7 +39,7 @@ impl Connection {
             match socket.and_then(|socket| secure(socket, deadline)) {
                 Ok(stream) => {
                     return Ok(Connection {
-                        reader: Reader::new(stream),
+                        reader: Reader(BufReader::new(Timed { stream, deadline })),
                         host: member.to_string(),
                     })
                 }
@@ -59,7 +59,7 @@ impl Connection {
     ) -> Result<(u16, Vec<u8>), String> {
         let told = |error: io::Error| reason(&error);
         self.post(path, body, token, deadline).map_err(told)?;
-        self.reader.deadline = Some(deadline);
+        self.reader.0.get_mut().deadline = deadline;
         self.reader.answer().map_err(told)
     }
 
@@ -74,7 +74,7 @@ impl Connection {
         let told = |error: io::Error| reason(&error);
         self.post("/v3/watch", body, token, deadline)
             .map_err(told)?;
-        self.reader.deadline = Some(deadline);
+        self.reader.0.get_mut().deadline = deadline;
         let head = self.reader.head().map_err(told)?;
         if head.status != 200 || head.body != Body::Chunked {
             return Err(format!("status {} for a watch", head.status));
@@ -111,7 +111,7 @@ impl Connection {
         request += "\r\n";
         request += body;
         let left = left(deadline)?;
-        let stream = &self.reader.source;
+        let stream = &self.reader.0.get_ref().stream;
         stream.write_within(request.as_bytes(), Some(left))
     }
 }
@@ -131,14 +131,20 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-/// Where a time limit for reads can be set.
-pub(super) trait Source: Read {
-    fn set_limit(&mut self, limit: Duration) -> io::Result<()>;
+/// A stream that is read until a deadline.
+struct Timed {
+    stream: Stream,
+    deadline: Instant,
 }
 
-impl Source for Stream {
-    fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
-        self.set_read_timeout(limit)
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(left(self.deadline)?)?;
+        let read = self.stream.read(buffer);
+        read.map_err(|error| match is_timeout(&error) {
+            true => io::ErrorKind::TimedOut.into(),
+            false => error,
+        })
     }
 }
 
@@ -155,24 +161,9 @@ struct Head {
 }
 
 /// Reads answers.
-struct Reader<S> {
-    source: S,
-    buffer: Vec<u8>,
-    /// How much of the buffer has been taken.
-    taken: usize,
-    deadline: Option<Instant>,
-}
+struct Reader<S>(BufReader<S>);
 
-impl<S: Source> Reader<S> {
-    fn new(source: S) -> Self {
-        Reader {
-            source,
-            buffer: Vec::new(),
-            taken: 0,
-            deadline: None,
-        }
-    }
-
+impl<S: Read> Reader<S> {
     fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
         let head = self.head()?;
         let mut body = Vec::new();
@@ -239,56 +230,25 @@ impl<S: Source> Reader<S> {
     }
 
     fn line(&mut self) -> io::Result<String> {
-        loop {
-            let unread = &self.buffer[self.taken..];
-            if let Some(end) = unread.iter().position(|byte| *byte == b'\n') {
-                let line = unread[..end].strip_suffix(b"\r").unwrap_or(&unread[..end]);
-                let line = String::from_utf8_lossy(line).into_owned();
-                self.taken += end + 1;
-                return Ok(line);
-            }
-            if unread.len() > MAX_LINE_LEN {
-                return Err(malformed("too long a line"));
-            }
-            self.fill()?;
-        }
+        let mut line = Vec::new();
+        let len = (&mut self.0)
+            .take(MAX_LINE_LEN)
+            .read_until(b'\n', &mut line)?;
+        let Some(line) = line.strip_suffix(b"\n") else {
+            return Err(match len as u64 {
+                MAX_LINE_LEN => malformed("too long a line"),
+                _ => io::ErrorKind::UnexpectedEof.into(),
+            });
+        };
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        Ok(String::from_utf8_lossy(line).into_owned())
     }
 
     fn take(&mut self, len: usize, body: &mut Vec<u8>) -> io::Result<()> {
-        let mut left = len;
-        while left > 0 {
-            let unread = &self.buffer[self.taken..];
-            let some = &unread[..unread.len().min(left)];
-            body.extend_from_slice(some);
-            self.taken += some.len();
-            left -= some.len();
-            if left > 0 {
-                self.fill()?;
-            }
+        match (&mut self.0).take(len as u64).read_to_end(body)? == len {
+            true => Ok(()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
-        Ok(())
-    }
-
-    fn fill(&mut self) -> io::Result<()> {
-        self.buffer.drain(..self.taken);
-        self.taken = 0;
-        if let Some(deadline) = self.deadline {
-            self.source.set_limit(left(deadline)?)?;
-        }
-        let mut some = [0; 4096];
-        let len = self
-            .source
-            .read(&mut some)
-            .map_err(|error| match error.kind() {
-                // The system's word for a time limit that is over.
-                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-                _ => error,
-            })?;
-        if len == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.buffer.extend_from_slice(&some[..len]);
-        Ok(())
     }
 }
 
@@ -312,14 +272,12 @@ mod tests {
         }
     }
 
-    impl Source for Script<'_> {
-        fn set_limit(&mut self, _: Duration) -> io::Result<()> {
-            Ok(())
-        }
+    fn reader(bytes: &[u8], at_once: usize) -> Reader<Script<'_>> {
+        Reader(BufReader::new(Script(bytes, at_once)))
     }
 
     fn read(text: &str, at_once: usize) -> io::Result<(u16, Vec<u8>)> {
-        Reader::new(Script(text.as_bytes(), at_once)).answer()
+        reader(text.as_bytes(), at_once).answer()
     }
 
     #[test]
@@ -339,7 +297,7 @@ mod tests {
         let refused = "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n\
                        1\r\nx\r\n0\r\nGrpc-Status: 5\r\n\r\n";
         let two = format!("{refused}HTTP/1.1 200 OK\r\n\r\n");
-        let mut reader = Reader::new(Script(two.as_bytes(), 7));
+        let mut reader = reader(two.as_bytes(), 7);
         assert_eq!(reader.answer().expect("the first").0, 400);
         assert_eq!(reader.answer().expect("the second"), (200, Vec::new()));
     }
@@ -347,7 +305,7 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_an_error() {
         let head = "HTTP/1.1 200 OK\r\n";
-        let long = "x".repeat(2 * MAX_LINE_LEN);
+        let long = "x".repeat(2 * MAX_LINE_LEN as usize);
         for text in [
             "",
             "HTTP/1.0 200 OK\r\n\r\n",
@@ -381,7 +339,7 @@ mod tests {
                 let at = (random >> 8) as usize % bytes.len();
                 bytes[at] = random as u8;
             }
-            let _ = Reader::new(Script(&bytes, 16)).answer();
+            let _ = reader(&bytes, 16).answer();
         }
     }
 }
