@@ -1,7 +1,5 @@
 //! The JSON of `stats` for the counters: latch-protocol(7), STATISTICS.
 
-use std::fmt;
-
 use super::stats::{put, Seconds};
 use crate::table::{CountersSnapshot, Reason};
 
@@ -65,6 +63,7 @@ fn write_waits(snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
 }
 
 fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
+    let left = snapshot.fences_left.map(|left| left.to_string());
     put(
         out,
         format_args!(
@@ -76,21 +75,9 @@ fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut 
             snapshot.idle_key_count,
             snapshot.holder_count,
             snapshot.waiter_count,
-            OrNull(snapshot.fences_left),
+            left.as_deref().unwrap_or("null"),
         ),
     );
-}
-
-/// A number, or `null`.
-struct OrNull(Option<u64>);
-
-impl fmt::Display for OrNull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(number) => number.fmt(f),
-            None => f.write_str("null"),
-        }
-    }
 }
 
 fn name_of(reason: Reason) -> &'static str {
