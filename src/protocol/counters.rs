@@ -30,8 +30,8 @@ pub fn write_json(
     );
     put(out, format_args!("\"refusals\":{{"));
     let mut separator = "";
-    for reason in Reason::ALL {
-        let (name, count) = (name_of(reason), counters.refusals(reason));
+    for (reason, name) in Reason::ALL {
+        let count = counters.refusals(reason);
         put(out, format_args!("{separator}\"{name}\":{count}"));
         separator = ",";
     }
@@ -78,21 +78,6 @@ fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut 
             left.as_deref().unwrap_or("null"),
         ),
     );
-}
-
-fn name_of(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Busy => "busy",
-        Reason::LimitMismatch => "limit_mismatch",
-        Reason::MaxLocks => "max_locks",
-        Reason::MaxWaiters => "max_waiters",
-        Reason::LeaseExpired => "lease_expired",
-        Reason::NotHeld => "not_held",
-        Reason::Draining => "draining",
-        Reason::NoToken => "no_token",
-        Reason::AlreadyEnqueued => "already_enqueued",
-        Reason::NotEnqueued => "not_enqueued",
-    }
 }
 
 #[cfg(test)]

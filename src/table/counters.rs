@@ -83,18 +83,18 @@ pub struct CountersSnapshot {
 }
 
 impl Reason {
-    /// All reasons, in the order of their declaration.
-    pub const ALL: [Reason; 10] = [
-        Reason::Busy,
-        Reason::LimitMismatch,
-        Reason::MaxLocks,
-        Reason::MaxWaiters,
-        Reason::LeaseExpired,
-        Reason::NotHeld,
-        Reason::Draining,
-        Reason::NoToken,
-        Reason::AlreadyEnqueued,
-        Reason::NotEnqueued,
+    /// All reasons with their names, in the order of their declaration.
+    pub const ALL: [(Reason, &str); 10] = [
+        (Reason::Busy, "busy"),
+        (Reason::LimitMismatch, "limit_mismatch"),
+        (Reason::MaxLocks, "max_locks"),
+        (Reason::MaxWaiters, "max_waiters"),
+        (Reason::LeaseExpired, "lease_expired"),
+        (Reason::NotHeld, "not_held"),
+        (Reason::Draining, "draining"),
+        (Reason::NoToken, "no_token"),
+        (Reason::AlreadyEnqueued, "already_enqueued"),
+        (Reason::NotEnqueued, "not_enqueued"),
     ];
 
     fn of(answer: &Answer) -> Option<Reason> {
@@ -207,10 +207,10 @@ mod tests {
     #[test]
     fn each_reason_has_a_counter_of_its_own() {
         let mut counters = Counters::default();
-        for (at, reason) in Reason::ALL.into_iter().enumerate() {
+        for (at, (reason, _)) in Reason::ALL.into_iter().enumerate() {
             (0..=at).for_each(|_| counters.refuse(reason));
         }
-        let counted = Reason::ALL.map(|reason| counters.refusals(reason));
+        let counted = Reason::ALL.map(|(reason, _)| counters.refusals(reason));
         assert_eq!(counted, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     }
 }

@@ -59,7 +59,7 @@ fn each_refusal_is_counted_under_its_reason() {
     let _drained = arbiter.begin_drain();
     assert_eq!(acquire(&other, FOREVER), DRAINING);
     assert_eq!(other.try_wait("k", Kind::Lock), Some(DRAINING));
-    let counts = Reason::ALL.map(|reason| (reason, refusals(&arbiter, reason)));
+    let counts = Reason::ALL.map(|(reason, _)| (reason, refusals(&arbiter, reason)));
     let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
     let expected = [
         (Reason::LimitMismatch, 2),
