@@ -365,9 +365,9 @@ impl Session<'_> {
     }
 
     fn flush_if_full(&mut self) -> Result<(), Ending> {
-        match make_room(&mut self.out) {
-            Room::Some => Ok(()),
-            Room::None => self.flush(),
+        match makes_room(&mut self.out) {
+            true => Ok(()),
+            false => self.flush(),
         }
     }
 
@@ -477,9 +477,9 @@ impl Outlet for Stream {
 
 /// Sends what need not be attested, if there is no room for more.
 fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
-    match make_room(out) {
-        Room::Some => Ok(()),
-        Room::None => flush(out, stream, rules),
+    match makes_room(out) {
+        true => Ok(()),
+        false => flush(out, stream, rules),
     }
 }
 
@@ -492,23 +492,14 @@ fn give_way_after(page_count: &mut usize) {
     }
 }
 
-/// Whether there is room for the next reply.
-enum Room {
-    Some,
-    None,
-}
-
-/// Makes room for the next reply, as far as it may.
-fn make_room(out: &mut Vec<u8>) -> Room {
+/// Makes room for the next reply, as far as it may; tells whether there is some.
+fn makes_room(out: &mut Vec<u8>) -> bool {
     if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
         if let Some(_reservation) = memory::reserve(OUT_CAPACITY, Purpose::Service) {
             out.reserve_exact(OUT_CAPACITY - out.len());
         }
     }
-    match out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN {
-        true => Room::Some,
-        false => Room::None,
-    }
+    out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
 }
 
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
