@@ -80,20 +80,12 @@ impl fmt::Display for ConnId {
 }
 
 /// A place in a queue; spent when its grant is collected.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// Its number in order of arrival, over all keys.
     pub(super) arrival: u64,
     pub(super) place: PlaceId,
 }
-
-impl PartialEq for Ticket {
-    fn eq(&self, other: &Ticket) -> bool {
-        self.arrival == other.arrival
-    }
-}
-
-impl Eq for Ticket {}
 
 /// What a client asks for.
 #[derive(Clone, Copy)]
