@@ -5,6 +5,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::str::FromStr;
 
 /// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value that could be
 /// misread beside others (empty, or with a blank, a quote, a backslash or `=`) is in double quotes,
@@ -101,6 +102,12 @@ pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
 /// Says that a file, named by what it is for, is of no use, and why.
 pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String {
     format!("cannot use the {what} file {}: {why}", Escaped::path(file))
+}
+
+/// A number in decimal digits and without a sign, if it fits.
+pub fn digits<N: FromStr>(text: &str) -> Option<N> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    is_plain.then(|| text.parse().ok()).flatten()
 }
 
 /// A switch: `yes`, `true` or `1`, or their contraries, in any case.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 // Variables of the client library are switches, too.
-pub use crate::text::yes_or_no;
+pub use crate::text::{digits, yes_or_no};
 
 /// A number in decimal digits, or the range that is expected.
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
@@ -17,12 +17,6 @@ where
     digits(text)
         .filter(|number| range.contains(number))
         .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
-}
-
-/// A number in decimal digits and without a sign, if it fits.
-pub fn digits<N: FromStr>(text: &str) -> Option<N> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    is_plain.then(|| text.parse().ok()).flatten()
 }
 
 /// A time in seconds, or numbers with units, the longest first: `90`, `1.5s`, `250ms`, `1m30s`.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::table::{HolderRecord, Key, Kind, Limit};
+use crate::text::digits;
 use crate::token::{Fence, Salt, Token};
 
 /// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
@@ -52,8 +53,8 @@ impl Names {
             "s" => Kind::Semaphore,
             _ => return None,
         };
-        let limit = Limit::new(decimal(words.next()?)?.try_into().ok()?)?;
-        let seconds = decimal(words.next()?).filter(|seconds| *seconds <= MAX_SECONDS)?;
+        let limit = Limit::new(digits(words.next()?)?)?;
+        let seconds = digits(words.next()?).filter(|seconds| *seconds <= MAX_SECONDS)?;
         let salt = hex(words.next()?)?;
         let key = words.next()?;
         let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
@@ -87,12 +88,7 @@ pub fn encode(record: &HolderRecord) -> String {
 
 /// The ceiling in the value of the fence key.
 pub fn decode_ceiling(value: &[u8]) -> Option<u64> {
-    decimal(std::str::from_utf8(value).ok()?.trim())
-}
-
-fn decimal(text: &str) -> Option<u64> {
-    let is_number = text.bytes().all(|digit| digit.is_ascii_digit());
-    is_number.then(|| text.parse().ok())?
+    digits(std::str::from_utf8(value).ok()?.trim())
 }
 
 fn hex(text: &str) -> Option<u64> {

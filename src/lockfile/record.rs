@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::error::SemaphoreError;
+use crate::text::digits;
 
 /// The longest record, in bytes. A longer file is no lock file.
 pub(super) const MAX_LEN: usize = 64 * 1024;
@@ -114,14 +115,14 @@ impl Record {
             let value = value.trim();
             let owned = || Some(value.to_owned());
             match key.trim() {
-                "pid" => record.pid = number(value),
-                "timestamp" => record.timestamp = number(value),
+                "pid" => record.pid = digits(value),
+                "timestamp" => record.timestamp = digits(value),
                 "tag" => record.tag = owned(),
-                "x-since" => record.since = number(value),
+                "x-since" => record.since = digits(value),
                 "x-host" => record.host = owned(),
                 "x-boot" => record.boot = owned(),
                 "x-pidns" => record.pid_namespace = owned(),
-                "x-start" => record.start = number(value),
+                "x-start" => record.start = digits(value),
                 "x-token" => record.token = owned(),
                 "x-fcntl" => record.has_read_lock = value == "read",
                 "x-live" => record.is_live = value == "flock",
@@ -224,12 +225,6 @@ fn is_line_of_record(line: &str) -> bool {
         || (!line.ends_with('\n') && line.starts_with("x-"))
         || line == "x"
         || (is_one_of(&["pid", "timestamp"]) && is_number(line))
-}
-
-/// Reads decimal digits only. Rust's own parser would accept a sign.
-fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
-    let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| is_digits)
 }
 
 /// A text as a file can contain it.
