@@ -10,7 +10,7 @@ use crate::text::invalid_value;
 
 #[cfg(feature = "tls")]
 use super::etcd_tls::EtcdTls;
-use super::options::{exclusive, Options, CLUSTER};
+use super::options::{both_or_none, exclusive, Options, CLUSTER};
 use super::read_secret_file;
 
 /// What the options say, before any file is read.
@@ -111,15 +111,10 @@ fn refuse_rivals(
 /// Refuses TLS to etcd that this build does not have. One option without the other is wrong in any
 /// build, and is refused as that.
 fn check_tls(origins: &Origins) -> Result<(), String> {
-    let tls = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
-    let [cert, key] = [tls[1], tls[2]].map(|option| origins.get(option));
-    match (tls.iter().find_map(|option| origins.get(option)), cert, key) {
-        (None, ..) => Ok(()),
-        (_, Some(one), None) | (_, None, Some(one)) => Err(format!(
-            "{one}: both --etcd-cert and --etcd-key must be provided"
-        )),
-        (Some(origin), ..) => need_tls(origin),
-    }
+    both_or_none(origins, ["--etcd-cert", "--etcd-key"])?;
+    let mut tls = ["--etcd-cacert", "--etcd-cert"].into_iter();
+    let origin = tls.find_map(|option| origins.get(option));
+    origin.map_or(Ok(()), need_tls)
 }
 
 fn need_tls(what: &str) -> Result<(), String> {
@@ -196,14 +191,7 @@ fn host_and_port(text: &str) -> Option<(&str, u16)> {
 }
 
 fn user(options: &Options, origins: &Origins) -> Result<Option<(String, PathBuf)>, String> {
-    let one_alone = |option: &str| {
-        let origin = origins.get(option).unwrap_or(option);
-        format!("{origin}: both --etcd-user and --etcd-password-file must be provided")
-    };
-    match (&options.etcd_user, &options.etcd_password_file) {
-        (None, None) => Ok(None),
-        (Some(user), Some(file)) => Ok(Some((user.clone(), file.clone()))),
-        (Some(_), None) => Err(one_alone("--etcd-user")),
-        (None, Some(_)) => Err(one_alone("--etcd-password-file")),
-    }
+    both_or_none(origins, ["--etcd-user", "--etcd-password-file"])?;
+    let (user, file) = (&options.etcd_user, &options.etcd_password_file);
+    Ok(user.clone().zip(file.clone()))
 }

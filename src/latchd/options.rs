@@ -297,14 +297,9 @@ impl Options {
     /// Refuses TLS that this build does not have. One option without the other is wrong in any
     /// build, and is refused as that.
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
-        let origin = match (origins.get("--tls-cert"), origins.get("--tls-key")) {
-            (Some(one), None) | (None, Some(one)) => {
-                let why = "both --tls-cert and --tls-key must be provided";
-                return Err(format!("{one}: {why}"));
-            }
-            (cert, _) => cert.or(origins.get("--tls-self-signed")),
-        };
-        match origin {
+        both_or_none(origins, ["--tls-cert", "--tls-key"])?;
+        let cert = origins.get("--tls-cert");
+        match cert.or(origins.get("--tls-self-signed")) {
             Some(origin) if cfg!(not(feature = "tls")) => {
                 Err(format!("{origin}: needs a build with --features tls"))
             }
@@ -381,6 +376,16 @@ impl Options {
 
 pub(super) fn exclusive(one: &str, other: &str) -> String {
     format!("{one}: cannot be given together with {other}")
+}
+
+/// Refuses one of two options without the other.
+pub(super) fn both_or_none(origins: &Origins, [one, other]: [&str; 2]) -> Result<(), String> {
+    match (origins.get(one), origins.get(other)) {
+        (Some(origin), None) | (None, Some(origin)) => {
+            Err(format!("{origin}: both {one} and {other} must be provided"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn seconds(seconds: u64) -> Duration {
