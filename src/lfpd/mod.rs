@@ -222,7 +222,7 @@ fn serve_all(
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
         let places = Arc::new(Places::new(options.max_connections));
-        let stop = Arc::clone(&signals.stop);
+        let stop = signals.stop.clone();
         Workers::new(move |admission| {
             converse(admission, &places, &locks, &rules, stop.as_fd());
         })

@@ -3,12 +3,9 @@
 
 use std::fmt::Display;
 use std::io;
-use std::net::{Shutdown, SocketAddr};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver};
@@ -21,6 +18,7 @@ use crate::log::{syslog, Log, LogRules, LogTarget};
 use crate::net::inherited;
 use crate::net::listener::Listener;
 use crate::sys::directory::naming_directory;
+use crate::sys::event::Event;
 use crate::sys::thread;
 use crate::text::{reason, Escaped};
 
@@ -91,7 +89,7 @@ pub struct EndSignals {
     /// One message for each signal.
     pub received: Receiver<()>,
     /// Readable once a signal has come.
-    pub stop: Arc<OwnedFd>,
+    pub stop: Event,
 }
 
 /// Catches the signals that must not end a server, from now on. [`watch_signals`] does what they
@@ -115,13 +113,13 @@ pub fn watch_signals(
         signals.add_signal(signal).map_err(no_signals)?;
     }
     let (sender, received) = unbounded();
-    let (alarm, stop) = UnixStream::pair().map_err(no_signals)?;
-    let log = log.clone();
+    let stop = Event::new().map_err(no_signals)?;
+    let (log, stopping) = (log.clone(), stop.clone());
     let listen = move || {
         for signal in signals.forever() {
             match signal {
                 SIGTERM | SIGINT => {
-                    let _ = alarm.shutdown(Shutdown::Both);
+                    stopping.set();
                     let _ = sender.send(());
                 }
                 SIGHUP => {
@@ -133,10 +131,7 @@ pub fn watch_signals(
         }
     };
     thread::spawn("signals", listen).map_err(no_signals)?;
-    Ok(EndSignals {
-        received,
-        stop: Arc::new(stop.into()),
-    })
+    Ok(EndSignals { received, stop })
 }
 
 /// Listens on addresses, and on a path to which `mode` and `group` give access. An error names the
