@@ -22,33 +22,20 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// The size of a window that does not tell it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// The form in which holders and waiters are printed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// The JSON of the server, unchanged.
-    Json,
-    /// The JSON, escaped for a terminal.
-    EscapedJson,
-    Table,
-}
-
 /// What each server answered.
 type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
-    let asked_for = options.form().map_err(usage)?;
+    let form = options.form().map_err(usage)?;
     let (client, key) = (client(options.reach())?, options.key.as_deref());
     let servers = match key {
         Some(key) => vec![client.server_of(key)],
         None => client.servers().iter().collect(),
     };
     let on_terminal = io::stdout().is_terminal();
-    let form = match (asked_for, on_terminal) {
-        (StatsForm::Prometheus, _) => return prometheus::show(&client),
-        (StatsForm::Table, _) => Form::Table,
-        (StatsForm::Json, false) => Form::Json,
-        (StatsForm::Json, true) => Form::EscapedJson,
-    };
+    if form == StatsForm::Prometheus {
+        return prometheus::show(&client);
+    }
     let mut is_watching = false;
     loop {
         let asked = servers.iter().copied();
@@ -57,7 +44,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
             .collect();
         // A watch that has begun goes on while a server restarts.
         is_watching |= options.watch && answers.iter().any(|(_, answer)| answer.is_ok());
-        let (text, failures) = if is_watching && on_terminal && form == Form::Table {
+        let (text, failures) = if is_watching && on_terminal && form == StatsForm::Table {
             (screen(answers), Vec::new())
         } else {
             page(answers, form, options.watch)
@@ -75,44 +62,49 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
 }
 
 /// Asks a server for its holders, or for what it tells instead if it does not know them.
-fn ask(client: &Client, server: &Address, key: Option<&str>, form: Form) -> Result<Table, Error> {
+fn ask(
+    client: &Client,
+    server: &Address,
+    key: Option<&str>,
+    form: StatsForm,
+) -> Result<Table, Error> {
     let mut connection = client.connect(server)?;
     let json = match connection.holders(key) {
         Err(Error::Refused) => connection.stats()?,
         answer => answer?,
     };
-    match form {
-        Form::Json => Ok(Table::line(json)),
-        Form::EscapedJson => Ok(Table::line(escaped_json(&json))),
-        Form::Table => {
-            let statistics = Statistics::parse(&json);
-            let statistics = statistics.ok_or_else(|| Error::bad_reply(server, &json))?;
-            Ok(match key {
-                Some(key) => statistics.of(key),
-                None => statistics.all(),
-            })
-        }
+    if form == StatsForm::Json {
+        return Ok(Table::line(match io::stdout().is_terminal() {
+            true => escaped_json(&json),
+            false => json,
+        }));
     }
+    let statistics = Statistics::parse(&json);
+    let statistics = statistics.ok_or_else(|| Error::bad_reply(server, &json))?;
+    Ok(match key {
+        Some(key) => statistics.of(key),
+        None => statistics.all(),
+    })
 }
 
 /// All answers, one after the other, and the failures of the servers that gave none.
-fn page(answers: Answers<'_>, form: Form, watch: bool) -> (String, Vec<Failure>) {
+fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Failure>) {
     let (mut text, mut failures) = (String::new(), Vec::new());
     let is_one_of_many = answers.len() > 1;
-    if watch && form == Form::Table {
+    if watch && form == StatsForm::Table {
         text += &format!("{}\n", title(&answers));
     }
     for (server, answer) in answers {
-        if is_one_of_many && form == Form::Table {
+        if is_one_of_many && form == StatsForm::Table {
             text += &format!("{server}\n");
         }
         let table = answer.unwrap_or_else(|error| {
             failures.push(failure(shown(&server.to_string()), &error));
             match form {
-                Form::Table if is_one_of_many => Table::line("no statistics".into()),
-                Form::Table => Table::default(),
+                StatsForm::Table if is_one_of_many => Table::line("no statistics".into()),
+                StatsForm::Table => Table::default(),
                 // Each server has a line, so that the lines can be matched to the servers.
-                Form::Json | Form::EscapedJson => Table::line("null".into()),
+                _ => Table::line("null".into()),
             }
         });
         for line in table.lines() {
