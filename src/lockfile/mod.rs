@@ -259,12 +259,15 @@ impl Semaphore {
         info: &LockInfo,
         holder: HolderKind,
     ) -> SemaphoreResult<Attempt<(Directory, File)>> {
-        find_host_id()?;
+        let host = find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
         let taker = Taker {
-            record: &|| stamped(info.pid, tag, token).print().into_bytes(),
+            record: &|| {
+                let record = stamped(host.clone(), info.pid, tag, token);
+                record.print().into_bytes()
+            },
             is_live: holder == HolderKind::Guard,
             may_take: &|content| Ok(self.may_take(content, &directory)),
         };

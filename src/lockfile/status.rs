@@ -231,7 +231,7 @@ impl Semaphore {
         }
         let record = Record::parse(&content.bytes);
         // Only where it matters: this shared lock is in the way of a taker for a moment.
-        let flock = match promises_flock(&record, host_id()) {
+        let flock = match promises_flock(&record, &host_id()) {
             true => look_at_flock(&file).of_record(&record),
             false => Flock::Unknown,
         };

@@ -63,7 +63,7 @@ fn read_status(pid: u32) -> Option<String> {
 
 /// Whether /proc numbers the processes as the system calls of this process do. That of another pid
 /// namespace tells about other processes.
-fn is_proc_ours() -> bool {
+pub fn is_proc_ours() -> bool {
     fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
 }

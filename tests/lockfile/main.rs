@@ -265,6 +265,16 @@ fn role() {
             let _ = io::stdin().read(&mut [0]);
         }
         "clean" => println!("=> {:?}", lock.clean()),
+        "force" => println!(
+            "=> {:?}",
+            lock.force_release().map_err(|why| why.to_string())
+        ),
+        "namespace" => {
+            let _guard = lock.try_acquire().expect("a free lock");
+            let text = fs::read_to_string(&path).expect("a record");
+            let line = text.lines().find_map(|line| line.strip_prefix("x-pidns="));
+            println!("=> {line:?}");
+        }
         "exhaust" => {
             let mut files = Vec::new();
             while let Ok(file) = File::open("/dev/null") {
@@ -994,6 +1004,20 @@ fn a_holder_that_cannot_be_judged_is_not_robbed() {
             assert!(answer.starts_with(expected), "{file}: {answer}");
             assert_eq!(scratch.text(), text, "{file} {error}");
         }
+    }
+}
+
+/// A kernel without pid namespaces has no such file.
+#[test]
+fn a_pid_namespace_that_cannot_be_read_is_written_as_unknown() {
+    let scratch = Scratch::new();
+    for (error, expected) in [("EACCES", "Some(\"unknown\")"), ("ENOENT", "None")] {
+        let inject = format!("inject=readlink,readlinkat:error={error}");
+        let options = ["-P", "/proc/self/ns/pid", "-e", &inject];
+        let Some((answer, _)) = traced(&options, "namespace", &scratch.path()) else {
+            return;
+        };
+        assert_eq!(answer, expected, "{error}");
     }
 }
 

@@ -1325,6 +1325,31 @@ fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
     assert_eq!(text(&output.stdout), "alive: yes\n1\n1\n", "{output:?}");
 }
 
+/// The numbers of such a holder's namespace mean other processes elsewhere.
+#[test]
+fn a_holder_that_cannot_read_its_namespace_is_judged_by_age() {
+    needs!("unshare", "mount");
+    let place = Place::new();
+    let script = "mount -t tmpfs none /proc; $sema try f -q; $sema release f; $sema try f -q";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    assert_eq!(text(&output.stdout), "Lock released: f\n", "{output:?}");
+    let record = place.read("f");
+    assert!(record.starts_with("pid=1\n"), "{record}");
+    for (pid, age, is_released) in [(NO_PROCESS, 0, false), ("1", TWO_HOURS, true)] {
+        let timestamp = format!("timestamp={:010}", now() - age);
+        let mut lines: Vec<&str> = record.lines().skip(2).collect();
+        let pid = format!("pid={pid}");
+        lines.splice(0..0, [pid.as_str(), &timestamp]);
+        place.write("f", &(lines.join("\n") + "\n"));
+        let status = text(&place.sema(&["status", "f"]).stdout);
+        assert!(status.contains("alive: unknown\n"), "{status}");
+        let code = i32::from(!is_released);
+        assert_eq!(place.status(&["release", "f", "-q"]), code, "{status}");
+    }
+}
+
 const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
 
 #[test]
