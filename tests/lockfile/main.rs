@@ -1161,6 +1161,17 @@ fn cleaning_spares_what_may_still_be_used() {
 }
 
 #[test]
+fn a_stale_lock_is_cleaned_in_a_directory_without_listing() {
+    needs!("root", "setpriv");
+    let scratch = Scratch::new();
+    scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+    fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o733)).expect("a directory");
+    let answer = answer_of_nobody("clean", &scratch.path()).expect("we are root");
+    assert_eq!(answer, "Ok(Cleaned { lock: true, temporaries: 0 })");
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
 fn a_link_is_followed_only_if_it_is_not_planted() {
     let scratch = Scratch::new();
     let target = scratch.0.path().join("target.lock");
