@@ -1644,8 +1644,11 @@ fn slots_that_can_be_no_locks_are_passed_over() {
     let held = all("acquire", "5", &["--timeout", "20ms"]);
     assert_eq!(held.status.code(), Some(1), "{held:?}");
     assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
-    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
-    assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    for more in ["--force", "-q"] {
+        let released = all("release", "5", &[more]);
+        assert_eq!(released.status.code(), Some(0), "{more}: {released:?}");
+        assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    }
     for name in ["p.0.lock", "p.2.lock"] {
         let _ = fs::remove_dir(place.path(name));
         place.write(name, "x");
