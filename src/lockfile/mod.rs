@@ -35,6 +35,7 @@ mod wait;
 mod watch;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -213,8 +214,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program,
+    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
+    /// of the system: [`PermissionDenied`](io::ErrorKind::PermissionDenied) if this user may not
+    /// read or remove the file.
     pub fn force_release(&self) -> SemaphoreResult<()> {
         let terms = ReleaseTerms {
             force: true,
@@ -222,7 +225,16 @@ impl Semaphore {
         };
         match self.release(&terms) {
             Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
-            Ok(ReleaseOutcome::Kept(busy)) => Err(busy.to_error()),
+            Ok(ReleaseOutcome::Kept(busy)) => Err(match busy.obstacle {
+                Obstacle::NotAFile => {
+                    let path = self.path.display();
+                    SemaphoreError::InvalidPath(format!("not a regular file: {path}"))
+                }
+                Obstacle::Unreadable | Obstacle::NotRemovable => {
+                    SemaphoreError::IoError(io::ErrorKind::PermissionDenied.into())
+                }
+                _ => busy.to_error(),
+            }),
             Err(error) => Err(error),
         }
     }

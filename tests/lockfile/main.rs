@@ -1267,6 +1267,11 @@ fn a_path_that_is_no_file_is_neither_opened_nor_removed() {
         );
         assert!(!lock.clean().expect("cleaning").lock, "{what}");
         assert!(release(&lock, &ReleaseTerms::default()).is_err(), "{what}");
+        let forced = lock.force_release();
+        assert!(
+            matches!(forced, Err(SemaphoreError::InvalidPath(_))),
+            "{what}: {forced:?}"
+        );
         let _ = lock
             .acquire_timeout(Duration::from_millis(20))
             .expect_err(what);
@@ -1410,8 +1415,17 @@ fn a_stale_lock_that_this_user_cannot_replace_is_held() {
         assert_eq!(answer, format!("{held}[\"a.lock\"]"), "{mode:o}");
         assert_eq!(scratch.text(), text);
     }
+    let forbidden = "Err(\"IO error: permission denied\")";
+    assert_eq!(
+        answer_of_nobody("force", &scratch.path()).as_deref(),
+        Some(forbidden)
+    );
     // This user may not read it either.
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o600)).expect("a file");
+    assert_eq!(
+        answer_of_nobody("force", &scratch.path()).as_deref(),
+        Some(forbidden)
+    );
     let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
     assert!(answer.starts_with("Lock already held; "), "{answer}");
     // Locks can be created in a directory that cannot be listed.
