@@ -2176,6 +2176,7 @@ fn a_held_lock_is_75_for_hold_or_the_busy_status() {
         (&["-n", "-E", "9"], 9, busy),
         // Its script has ended.
         (&[], 75, abandoned),
+        (&["-E", "9"], 9, abandoned),
     ] {
         let output = place.sema(&[&["hold", "f"], options].concat());
         assert_eq!(output.status.code(), Some(code), "{options:?}");
