@@ -19,7 +19,8 @@ pub enum StaleRule {
     /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]
     AgeAndLiveness,
-    /// The lock is older than the timeout, even if its holder is alive.
+    /// The lock is older than the timeout, even if its holder is alive, unless a process has the
+    /// file locked.
     Age,
 }
 
