@@ -14,6 +14,11 @@ use super::staleness::{Host, HostId};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
 
+const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
+
+/// What a record says of a pid namespace that its writer cannot read. It is that of no reader.
+const UNKNOWN_PID_NAMESPACE: &str = "unknown";
+
 /// This host, with the file system of a directory.
 pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
@@ -37,7 +42,7 @@ impl LocalHost<'_> {
 }
 
 impl Host for LocalHost<'_> {
-    fn id(&self) -> &HostId {
+    fn id(&self) -> HostId {
         host_id()
     }
 
@@ -63,42 +68,47 @@ impl Host for LocalHost<'_> {
 }
 
 /// The identity of this host; empty if it cannot be read for the moment.
-pub(super) fn host_id() -> &'static HostId {
-    static UNKNOWN: HostId = HostId {
-        host: None,
-        boot: None,
-        pid_namespace: None,
-    };
-    find_host_id().unwrap_or(&UNKNOWN)
+pub(super) fn host_id() -> HostId {
+    find_host_id().unwrap_or_default()
 }
 
-/// Reads the identity of this host once. Without it, no lock can be judged. Fails if the process
-/// lacks a file descriptor or memory for the moment.
-pub(super) fn find_host_id() -> io::Result<&'static HostId> {
-    static HOST_ID: OnceLock<HostId> = OnceLock::new();
-    match HOST_ID.get() {
-        Some(id) => Ok(id),
-        None => read_host_id().map(|id| HOST_ID.get_or_init(|| id)),
-    }
-}
-
-fn read_host_id() -> io::Result<HostId> {
+/// Reads the identity of this host. Without it, no lock can be judged. Fails if the process lacks a
+/// file descriptor or memory for the moment.
+pub(super) fn find_host_id() -> io::Result<HostId> {
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .trim()
         .to_owned();
-    let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
-    let pid_namespace = if_there(fs::read_link("/proc/self/ns/pid"))?;
+    let boot = boot_id()?.clone();
+    // Not kept: a fork may be in another namespace, even with the same number.
+    let pid_namespace = if_there(fs::read_link(OWN_PID_NAMESPACE))?;
     Ok(HostId {
         host: Some(host),
-        boot: boot.map(|id| id.trim().to_owned()),
+        boot,
         pid_namespace: pid_namespace.and_then(|link| {
             let link = link.to_string_lossy();
             let number = link.strip_prefix("pid:[")?.strip_suffix(']')?;
             Some(number.to_owned())
         }),
     })
+}
+
+/// The id of the boot of this kernel, which is read once.
+fn boot_id() -> io::Result<&'static Option<String>> {
+    static BOOT: OnceLock<Option<String>> = OnceLock::new();
+    if let Some(boot) = BOOT.get() {
+        return Ok(boot);
+    }
+    let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
+    Ok(BOOT.get_or_init(|| boot.map(|id| id.trim().to_owned())))
+}
+
+/// Whether the kernel has no pid namespaces, so that a number is that of one process.
+fn has_no_pid_namespaces() -> bool {
+    let is_missing =
+        fs::read_link(OWN_PID_NAMESPACE).is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
+    is_missing && process::is_proc_ours()
 }
 
 /// Without /proc, or without the right to read it, the value stays unknown.
@@ -148,10 +158,10 @@ impl Default for LockInfo {
     }
 }
 
-/// The record of a grant to this process number, as of now.
-pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
-    let host = host_id().clone();
+/// The record of a grant to this process number on `host`, which is this one, as of now.
+pub(super) fn stamped(host: HostId, pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
     let now = seconds_since_1970();
+    let unknown = || (!has_no_pid_namespaces()).then(|| UNKNOWN_PID_NAMESPACE.to_owned());
     Record {
         pid: Some(pid),
         timestamp: Some(now),
@@ -159,7 +169,7 @@ pub(super) fn stamped(pid: u32, tag: Option<&str>, token: Option<&str>) -> Recor
         since: Some(now),
         host: host.host,
         boot: host.boot,
-        pid_namespace: host.pid_namespace,
+        pid_namespace: host.pid_namespace.or_else(unknown),
         start: process::comparable_start(pid),
         token: token.map(str::to_owned),
         is_live: false,

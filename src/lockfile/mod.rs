@@ -35,6 +35,7 @@ mod wait;
 mod watch;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -213,8 +214,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program,
+    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
+    /// of the system: [`PermissionDenied`](io::ErrorKind::PermissionDenied) if this user may not
+    /// read or remove the file.
     pub fn force_release(&self) -> SemaphoreResult<()> {
         let terms = ReleaseTerms {
             force: true,
@@ -222,7 +225,16 @@ impl Semaphore {
         };
         match self.release(&terms) {
             Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
-            Ok(ReleaseOutcome::Kept(busy)) => Err(busy.to_error()),
+            Ok(ReleaseOutcome::Kept(busy)) => Err(match busy.obstacle {
+                Obstacle::NotAFile => {
+                    let path = self.path.display();
+                    SemaphoreError::InvalidPath(format!("not a regular file: {path}"))
+                }
+                Obstacle::Unreadable | Obstacle::NotRemovable => {
+                    SemaphoreError::IoError(io::ErrorKind::PermissionDenied.into())
+                }
+                _ => busy.to_error(),
+            }),
             Err(error) => Err(error),
         }
     }
@@ -259,12 +271,15 @@ impl Semaphore {
         info: &LockInfo,
         holder: HolderKind,
     ) -> SemaphoreResult<Attempt<(Directory, File)>> {
-        find_host_id()?;
+        let host = find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
         let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
         let taker = Taker {
-            record: &|| stamped(info.pid, tag, token).print().into_bytes(),
+            record: &|| {
+                let record = stamped(host.clone(), info.pid, tag, token);
+                record.print().into_bytes()
+            },
             is_live: holder == HolderKind::Guard,
             may_take: &|content| Ok(self.may_take(content, &directory)),
         };

@@ -37,9 +37,10 @@ impl Semaphore {
     /// Releases the lock if it meets the terms. Waits for at most 200 ms for a process that has the
     /// file locked.
     ///
-    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only for
-    /// that holder. An unreadable lock, and a lock of another host or container, is released only
-    /// when it is stale.
+    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only if
+    /// that holder asks, or [`ReleaseTerms::pid`] or [`ReleaseTerms::token`] names it. An
+    /// unreadable lock is released only when it is stale, and a lock of another host or container
+    /// also if the token names it.
     ///
     /// ```
     /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
@@ -117,10 +118,11 @@ impl Semaphore {
         // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
         // process that may only read it.
         may_pass(flock, flock == Flock::Theirs && is_stale())?;
-        // A process of another host may have the number of the process that asks.
-        let is_own = record.pid == Some(terms.asking) && !is_of_elsewhere(&record, host_id());
-        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking) || terms.token.is_some();
-        if is_own || is_named {
+        // A process of another host may have the same number, but not the same token.
+        let is_own = record.pid == Some(terms.asking);
+        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking);
+        let is_of_here = !is_of_elsewhere(&record, &host_id());
+        if terms.token.is_some() || (is_of_here && (is_own || is_named)) {
             return Ok(());
         }
         if flock == Flock::Theirs {

@@ -19,7 +19,8 @@ pub enum StaleRule {
     /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]
     AgeAndLiveness,
-    /// The lock is older than the timeout, even if its holder is alive.
+    /// The lock is older than the timeout, even if its holder is alive, unless a process has the
+    /// file locked.
     Age,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct HostId {
 /// What is known of the host that judges.
 pub(super) trait Host {
     /// The identity of this host.
-    fn id(&self) -> &HostId;
+    fn id(&self) -> HostId;
     /// Seconds since 1970, by the clock of the system.
     fn now(&self) -> u64;
     /// Seconds since 1970, by the clock of the file system.
@@ -111,7 +112,7 @@ pub(super) fn judge(
     host: &impl Host,
 ) -> Judgement {
     let alive = liveness(record, flock, host);
-    let own = host.id();
+    let own = &host.id();
     let is_dead_for_sure = is_of_an_earlier_boot(record, host)
         || (promises_flock(record, own) && flock != Flock::Theirs);
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
@@ -147,7 +148,7 @@ fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
 }
 
 fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
-    let own = host.id();
+    let own = &host.id();
     if is_of_an_earlier_boot(record, host) {
         return Alive::No;
     }
@@ -195,7 +196,7 @@ pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
 /// Whether the record is of this host, from before its boot. A later record under our name may be
 /// of a clone of this host.
 fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
-    let own = host.id();
+    let own = &host.id();
     let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
     agreement(&record.boot, &own.boot) == Agreement::Other
         && agreement(&record.host, &own.host) == Agreement::Same
@@ -285,8 +286,8 @@ mod tests {
     }
 
     impl Host for VirtualHost {
-        fn id(&self) -> &HostId {
-            &self.own
+        fn id(&self) -> HostId {
+            self.own.clone()
         }
 
         fn now(&self) -> u64 {

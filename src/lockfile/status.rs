@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -231,7 +232,7 @@ impl Semaphore {
         }
         let record = Record::parse(&content.bytes);
         // Only where it matters: this shared lock is in the way of a taker for a moment.
-        let flock = match promises_flock(&record, host_id()) {
+        let flock = match promises_flock(&record, &host_id()) {
             true => look_at_flock(&file).of_record(&record),
             false => Flock::Unknown,
         };
@@ -280,7 +281,8 @@ impl Semaphore {
     }
 
     /// Removes the lock if it is stale, and temporary files that crashes have left in its
-    /// directory: those of this library, and those of other implementations for this lock.
+    /// directory: those of this library, and those of other implementations for this lock. In a
+    /// directory that this user may not list, it removes the lock only.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -311,6 +313,12 @@ impl Semaphore {
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
         find_host_id()?;
         let directory = self.directory()?;
+        // Opened before the removal of the lock, since a failure says nothing of what is removed.
+        let entries = match fs::read_dir(&self.lock_path.directory) {
+            // The lock can be removed without it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            entries => Some(entries?),
+        };
         let mut cleaned = Cleaned::default();
         let mut obstacle = None;
         if self.config.stale_timeout.is_some() {
@@ -345,7 +353,7 @@ impl Semaphore {
                 Removal::Nothing => {}
             }
         }
-        for entry in fs::read_dir(&self.lock_path.directory)? {
+        for entry in entries.into_iter().flatten() {
             let name = entry?.file_name();
             let is_orphan = if STAGED_NAMES.contains(&name) {
                 self.is_orphan_of_ours(&directory, &name)

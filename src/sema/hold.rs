@@ -30,7 +30,7 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
             Ok(request.options.busy_status.unwrap_or(BUSY))
         }
         WaitEnd::Abandoned => Err(Failure::new(
-            BUSY,
+            request.options.busy_status.unwrap_or(BUSY),
             "the standard input was closed before the grant",
         )),
         WaitEnd::Killed(killed) => Ok(killed.follow()),

@@ -263,6 +263,7 @@ fn release(request: &SemaRequest) -> CommandResult {
                     return Ok(DONE);
                 }
             }
+            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() && !unusable.is_last() => {}
             Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
             Err(error) => unusable.pass_over(slot.path(), error)?,
@@ -481,11 +482,16 @@ impl Unusable {
         Unusable { others: count }
     }
 
+    /// Counts one more, and whether there are no others left.
+    fn is_last(&mut self) -> bool {
+        self.others -= 1;
+        self.others == 0
+    }
+
     /// Fails if it is the last, or if the error is another.
     fn pass_over(&mut self, path: &Path, error: SemaphoreError) -> Result<(), Failure> {
-        self.others -= 1;
         match error {
-            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) if self.others > 0 => {
+            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) if !self.is_last() => {
                 Ok(())
             }
             error => Err(Failure::about(path, &error)),

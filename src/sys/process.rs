@@ -63,7 +63,7 @@ fn read_status(pid: u32) -> Option<String> {
 
 /// Whether /proc numbers the processes as the system calls of this process do. That of another pid
 /// namespace tells about other processes.
-fn is_proc_ours() -> bool {
+pub fn is_proc_ours() -> bool {
     fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
 }
@@ -77,12 +77,29 @@ pub fn comparable_start(pid: u32) -> Option<u64> {
 
 /// Whether boot may be at another time for this process than for others.
 fn is_shifted() -> bool {
-    static IS_SHIFTED: OnceLock<bool> = OnceLock::new();
-    if let Some(is_shifted) = IS_SHIFTED.get() {
-        return *is_shifted;
+    static IS_SHIFTED: OwnFact<bool> = OwnFact(OnceLock::new());
+    IS_SHIFTED
+        .get_or(|| has_shifted_boot("self"))
+        .unwrap_or(true)
+}
+
+/// What this process has found out about itself, and need not ask for each grant. A fork has
+/// another number, and asks anew.
+struct OwnFact<T>(OnceLock<(u32, T)>);
+
+impl<T: Copy> OwnFact<T> {
+    /// Without a descriptor to spare, `find` finds nothing, and the next call asks again.
+    fn get_or(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
+        let own = process::id();
+        match self.0.get() {
+            Some((of, fact)) if *of == own => Some(*fact),
+            _ => {
+                let fact = find()?;
+                let _ = self.0.set((own, fact));
+                Some(fact)
+            }
+        }
     }
-    // Without a descriptor to spare, the next call finds out.
-    has_shifted_boot("self").is_none_or(|known| *IS_SHIFTED.get_or_init(|| known))
 }
 
 /// Whether boot is at another time for the process; `None` if /proc cannot tell for the moment.
@@ -128,20 +145,11 @@ pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
 
 /// When a process was started, in clock ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
-    /// This process's own, which every grant asks for and which never changes; a fork has another
-    /// number.
-    static OWN: OnceLock<(u32, u64)> = OnceLock::new();
-    if pid != process::id() {
-        return Some(stat(pid)?.start_ticks);
-    }
-    match OWN.get() {
-        Some((of, ticks)) if *of == pid => Some(*ticks),
-        _ => {
-            // Without a descriptor to spare, the next call finds out.
-            let ticks = stat(pid)?.start_ticks;
-            let _ = OWN.set((pid, ticks));
-            Some(ticks)
-        }
+    static OWN: OwnFact<u64> = OwnFact(OnceLock::new());
+    let found = || Some(stat(pid)?.start_ticks);
+    match pid == process::id() {
+        true => OWN.get_or(found),
+        false => found(),
     }
 }
 

@@ -265,6 +265,16 @@ fn role() {
             let _ = io::stdin().read(&mut [0]);
         }
         "clean" => println!("=> {:?}", lock.clean()),
+        "force" => println!(
+            "=> {:?}",
+            lock.force_release().map_err(|why| why.to_string())
+        ),
+        "namespace" => {
+            let _guard = lock.try_acquire().expect("a free lock");
+            let text = fs::read_to_string(&path).expect("a record");
+            let line = text.lines().find_map(|line| line.strip_prefix("x-pidns="));
+            println!("=> {line:?}");
+        }
         "exhaust" => {
             let mut files = Vec::new();
             while let Ok(file) = File::open("/dev/null") {
@@ -585,6 +595,12 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
         asking: process::id(),
         ..ReleaseTerms::default()
     };
+    // A process of another host may have the number that is named, too.
+    let named = ReleaseTerms {
+        pid: Some(process::id()),
+        asking: 1,
+        ..ReleaseTerms::default()
+    };
     for (what, changes, is_released) in [
         (
             "another boot",
@@ -600,12 +616,14 @@ fn only_the_holder_itself_releases_a_young_lock_it_cannot_see() {
         ("a host renamed since", &[("x-host", "h")], true),
     ] {
         let text = record_with(changes);
-        let lock = scratch.lock_with(&text);
-        let released = release(&lock, &own);
-        assert_eq!(released.is_ok(), is_released, "{what}");
-        if let Err(busy) = released {
-            assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
-            assert_eq!(scratch.text(), text, "{what}");
+        for terms in [&own, &named] {
+            let lock = scratch.lock_with(&text);
+            let released = release(&lock, terms);
+            assert_eq!(released.is_ok(), is_released, "{what}: {terms:?}");
+            if let Err(busy) = released {
+                assert_eq!(busy.obstacle, Obstacle::NotStale, "{what}");
+                assert_eq!(scratch.text(), text, "{what}");
+            }
         }
     }
 }
@@ -989,6 +1007,20 @@ fn a_holder_that_cannot_be_judged_is_not_robbed() {
     }
 }
 
+/// A kernel without pid namespaces has no such file.
+#[test]
+fn a_pid_namespace_that_cannot_be_read_is_written_as_unknown() {
+    let scratch = Scratch::new();
+    for (error, expected) in [("EACCES", "Some(\"unknown\")"), ("ENOENT", "None")] {
+        let inject = format!("inject=readlink,readlinkat:error={error}");
+        let options = ["-P", "/proc/self/ns/pid", "-e", &inject];
+        let Some((answer, _)) = traced(&options, "namespace", &scratch.path()) else {
+            return;
+        };
+        assert_eq!(answer, expected, "{error}");
+    }
+}
+
 /// In a time namespace the process and the host seem to start at other times.
 #[test]
 fn a_taker_in_another_time_namespace_robs_no_living_holder() {
@@ -1129,6 +1161,17 @@ fn cleaning_spares_what_may_still_be_used() {
 }
 
 #[test]
+fn a_stale_lock_is_cleaned_in_a_directory_without_listing() {
+    needs!("root", "setpriv");
+    let scratch = Scratch::new();
+    scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
+    fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o733)).expect("a directory");
+    let answer = answer_of_nobody("clean", &scratch.path()).expect("we are root");
+    assert_eq!(answer, "Ok(Cleaned { lock: true, temporaries: 0 })");
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
 fn a_link_is_followed_only_if_it_is_not_planted() {
     let scratch = Scratch::new();
     let target = scratch.0.path().join("target.lock");
@@ -1224,6 +1267,11 @@ fn a_path_that_is_no_file_is_neither_opened_nor_removed() {
         );
         assert!(!lock.clean().expect("cleaning").lock, "{what}");
         assert!(release(&lock, &ReleaseTerms::default()).is_err(), "{what}");
+        let forced = lock.force_release();
+        assert!(
+            matches!(forced, Err(SemaphoreError::InvalidPath(_))),
+            "{what}: {forced:?}"
+        );
         let _ = lock
             .acquire_timeout(Duration::from_millis(20))
             .expect_err(what);
@@ -1367,8 +1415,17 @@ fn a_stale_lock_that_this_user_cannot_replace_is_held() {
         assert_eq!(answer, format!("{held}[\"a.lock\"]"), "{mode:o}");
         assert_eq!(scratch.text(), text);
     }
+    let forbidden = "Err(\"IO error: permission denied\")";
+    assert_eq!(
+        answer_of_nobody("force", &scratch.path()).as_deref(),
+        Some(forbidden)
+    );
     // This user may not read it either.
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o600)).expect("a file");
+    assert_eq!(
+        answer_of_nobody("force", &scratch.path()).as_deref(),
+        Some(forbidden)
+    );
     let answer = answer_of_nobody("try", &scratch.path()).expect("we are root");
     assert!(answer.starts_with("Lock already held; "), "{answer}");
     // Locks can be created in a directory that cannot be listed.

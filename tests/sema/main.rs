@@ -1325,6 +1325,31 @@ fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
     assert_eq!(text(&output.stdout), "alive: yes\n1\n1\n", "{output:?}");
 }
 
+/// The numbers of such a holder's namespace mean other processes elsewhere.
+#[test]
+fn a_holder_that_cannot_read_its_namespace_is_judged_by_age() {
+    needs!("unshare", "mount");
+    let place = Place::new();
+    let script = "mount -t tmpfs none /proc; $sema try f -q; $sema release f; $sema try f -q";
+    let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
+        return;
+    };
+    assert_eq!(text(&output.stdout), "Lock released: f\n", "{output:?}");
+    let record = place.read("f");
+    assert!(record.starts_with("pid=1\n"), "{record}");
+    for (pid, age, is_released) in [(NO_PROCESS, 0, false), ("1", TWO_HOURS, true)] {
+        let timestamp = format!("timestamp={:010}", now() - age);
+        let mut lines: Vec<&str> = record.lines().skip(2).collect();
+        let pid = format!("pid={pid}");
+        lines.splice(0..0, [pid.as_str(), &timestamp]);
+        place.write("f", &(lines.join("\n") + "\n"));
+        let status = text(&place.sema(&["status", "f"]).stdout);
+        assert!(status.contains("alive: unknown\n"), "{status}");
+        let code = i32::from(!is_released);
+        assert_eq!(place.status(&["release", "f", "-q"]), code, "{status}");
+    }
+}
+
 const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid in sema(1)\n";
 
 #[test]
@@ -1619,8 +1644,11 @@ fn slots_that_can_be_no_locks_are_passed_over() {
     let held = all("acquire", "5", &["--timeout", "20ms"]);
     assert_eq!(held.status.code(), Some(1), "{held:?}");
     assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
-    assert_eq!(all("release", "5", &["-q"]).status.code(), Some(0));
-    assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    for more in ["--force", "-q"] {
+        let released = all("release", "5", &[more]);
+        assert_eq!(released.status.code(), Some(0), "{more}: {released:?}");
+        assert_eq!(place.names(), ["p.1.lock", "p.2.lock", "p.3.lock"]);
+    }
     for name in ["p.0.lock", "p.2.lock"] {
         let _ = fs::remove_dir(place.path(name));
         place.write(name, "x");
@@ -2148,6 +2176,7 @@ fn a_held_lock_is_75_for_hold_or_the_busy_status() {
         (&["-n", "-E", "9"], 9, busy),
         // Its script has ended.
         (&[], 75, abandoned),
+        (&["-E", "9"], 9, abandoned),
     ] {
         let output = place.sema(&[&["hold", "f"], options].concat());
         assert_eq!(output.status.code(), Some(code), "{options:?}");

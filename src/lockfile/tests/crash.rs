@@ -55,7 +55,7 @@ fn acquire<F: takeover::Files>(
     seconds: u64,
 ) -> Acquisition<F::File> {
     let taker = Taker {
-        record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
+        record: &|| stamped(std::process::id()).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(seconds, content, directory),
     };

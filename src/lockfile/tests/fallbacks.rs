@@ -81,7 +81,7 @@ fn a_stale_lock_is_taken_over_where_files_can_be_locked() {
     everywhere(|path, missing| {
         for text in [
             format!("pid={DEAD}\ntimestamp=1\ntag=old\n"),
-            stamped(DEAD, None, None).print() + LIVE_LINE,
+            stamped(DEAD).print() + LIVE_LINE,
         ] {
             fs::write(path, &text).expect("a stale lock");
             let semaphore = lock_without(path, missing, HOUR);
@@ -170,7 +170,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             quick(missing),
         );
         let taker = Taker {
-            record: &|| stamped(DEAD, None, None).print().into_bytes(),
+            record: &|| stamped(DEAD).print().into_bytes(),
             is_live: false,
             // The taker judges the old record, and finds the renewed one once it has the file
             // locked.
@@ -220,7 +220,7 @@ fn a_takeover_settles_however_it_was_done() {
 #[test]
 fn a_young_lock_of_the_dead_is_not_taken_over() {
     everywhere(|path, missing| {
-        let text = stamped(DEAD, None, None).print();
+        let text = stamped(DEAD).print();
         fs::write(path, &text).expect("a lock");
         assert!(lock_without(path, missing, HOUR).try_acquire().is_err());
         assert_eq!(fs::read_to_string(path).expect("a record"), text);
@@ -280,7 +280,7 @@ fn cleaning_removes_a_stale_lock_and_nothing_else() {
         fs::write(&bystander, "").expect("a file");
         let living = Record {
             timestamp: Some(1),
-            ..stamped(std::process::id(), None, None)
+            ..stamped(std::process::id())
         };
         fs::write(path, living.print()).expect("a lock of the living");
         assert_eq!(semaphore.clean().expect("cleaning"), Cleaned::default());

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::files::{LockFileOptions, MissingFeatures};
-use super::host::LocalHost;
+use super::host::{self, host_id, LocalHost};
 use super::staleness::{judge, Host, HostId};
 use super::takeover::Removal;
 use super::wait::rest;
@@ -23,6 +23,11 @@ use crate::sys::process::Process;
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
+
+/// The record of a grant to this process number, without a tag and a token, as of now.
+fn stamped(pid: u32) -> Record {
+    host::stamped(host_id(), pid, None, None)
+}
 
 /// All combinations of missing features.
 fn every_file_system() -> impl Iterator<Item = MissingFeatures> {
@@ -79,7 +84,7 @@ struct LaterHost<'a> {
 }
 
 impl Host for LaterHost<'_> {
-    fn id(&self) -> &HostId {
+    fn id(&self) -> HostId {
         self.now.id()
     }
 

@@ -184,7 +184,7 @@ fn run(run: &Run) -> Seen {
     let directory = Directory::open(&locks).expect("the directory");
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
     let taker = Taker {
-        record: &|| stamped(std::process::id(), None, None).print().into_bytes(),
+        record: &|| stamped(std::process::id()).print().into_bytes(),
         is_live: true,
         may_take: &|content| may_take_in(7200, content, &directory),
     };
@@ -259,7 +259,7 @@ fn worker() {
             dead_pid
         };
         let taker = Taker {
-            record: &|| stamped(pid, None, None).print().into_bytes(),
+            record: &|| stamped(pid).print().into_bytes(),
             is_live,
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
