@@ -10,14 +10,11 @@ use crate::sys::directory::Directory;
 
 use super::files::new_file;
 use super::record::{LockInfo, Record};
-use super::staleness::{Host, HostId};
+use super::staleness::{Host, HostId, UNKNOWN_PID_NAMESPACE};
 use super::takeover::is_forbidden;
 use crate::sys::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
-
-/// What a record says of a pid namespace that its writer cannot read. It is that of no reader.
-const UNKNOWN_PID_NAMESPACE: &str = "unknown";
 
 /// This host, with the file system of a directory.
 pub(super) struct LocalHost<'a> {

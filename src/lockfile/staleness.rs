@@ -218,13 +218,22 @@ fn origin(record: &Record, own: &HostId) -> Origin {
         Agreement::Unsaid => agreement(&record.host, &own.host),
         of_boot => of_boot,
     };
-    match (kernel, agreement(&record.pid_namespace, &own.pid_namespace)) {
+    let namespace = match (&record.pid_namespace, &own.pid_namespace) {
+        // Where neither the writer nor this process has /proc, as in a chroot, all live by the
+        // numbers of one namespace.
+        (Some(theirs), None) if theirs == UNKNOWN_PID_NAMESPACE => Agreement::Unsaid,
+        (theirs, ours) => agreement(theirs, ours),
+    };
+    match (kernel, namespace) {
         (Agreement::Unknown, _) => Origin::Unknown,
         (Agreement::Other, _) | (_, Agreement::Other) => Origin::Elsewhere,
         (_, Agreement::Unknown) => Origin::Unknown,
         _ => Origin::Here,
     }
 }
+
+/// What a record says of a pid namespace that its writer cannot read.
+pub(super) const UNKNOWN_PID_NAMESPACE: &str = "unknown";
 
 /// How a field of a record compares with the identity of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -643,6 +652,23 @@ mod tests {
         clockless.file_system_now = None;
         assert_eq!(stale_in(&known, "", OLD), Some(0));
         assert_eq!(stale_in(&clockless, "", OLD), Some(TIMEOUT + 1));
+    }
+
+    #[test]
+    fn a_namespace_nobody_can_read_is_one_and_the_same() {
+        let rule = StaleRule::AgeAndLiveness;
+        let mut host = VirtualHost::new();
+        for (own, alive) in [
+            (None, [Alive::Yes, Alive::No]),
+            (Some("n"), [Alive::Unknown; 2]),
+        ] {
+            host.own.pid_namespace = own.map(str::to_owned);
+            let judged = [PID, DEAD].map(|pid| {
+                let text = lines(pid, YOUNG, "x-host=h\nx-pidns=unknown\n");
+                judged_in(&host, &text, NOW, Flock::Ours, rule).alive
+            });
+            assert_eq!(judged, alive, "{own:?}");
+        }
     }
 
     #[test]

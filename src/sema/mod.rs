@@ -263,7 +263,7 @@ fn release(request: &SemaRequest) -> CommandResult {
                     return Ok(DONE);
                 }
             }
-            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() && !unusable.is_last() => {}
+            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() && unusable.leaves_others() => {}
             Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
             Err(SemaphoreError::NotLocked) => {}
             Err(error) => unusable.pass_over(slot.path(), error)?,
@@ -482,16 +482,18 @@ impl Unusable {
         Unusable { others: count }
     }
 
-    /// Counts one more, and whether there are no others left.
-    fn is_last(&mut self) -> bool {
+    /// Counts one more, and tells whether there are others left.
+    fn leaves_others(&mut self) -> bool {
         self.others -= 1;
-        self.others == 0
+        self.others > 0
     }
 
     /// Fails if it is the last, or if the error is another.
     fn pass_over(&mut self, path: &Path, error: SemaphoreError) -> Result<(), Failure> {
         match error {
-            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) if !self.is_last() => {
+            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_)
+                if self.leaves_others() =>
+            {
                 Ok(())
             }
             error => Err(Failure::about(path, &error)),
