@@ -82,17 +82,19 @@ impl SerialLockFiles {
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
-    /// Returns which files they were; none if no process holds the device, or another one does.
-    /// `may_unlock` says whether the caller may speak for the process that has the number in that
-    /// instant: while this call waits for its turn, the number may pass to another process, which
-    /// then counts as another holder. Blocks for two seconds at most.
+    /// Returns whether there were any; false if another process holds the device. `may_unlock` says
+    /// whether the caller may speak for the process that has the number in that instant: while this
+    /// call waits for its turn, the number may pass to another process, which then counts as
+    /// another holder. `forget` is told the files before the turn ends: in the next turn, a new
+    /// lock may get the id of one of them. Blocks for two seconds at most.
     pub fn unlock(
         &self,
         device: &Device,
         pid: u32,
         may_unlock: impl Fn() -> bool,
-    ) -> io::Result<Vec<FileId>> {
-        self.in_turn(Vec::new(), |directory| {
+        forget: impl FnOnce(&[FileId]),
+    ) -> io::Result<bool> {
+        self.in_turn(false, |directory| {
             let is_ours =
                 |file: LockFile| file.pid == pid && is_of(directory, device, file) && may_unlock();
             let mut removable = Vec::new();
@@ -117,12 +119,14 @@ impl SerialLockFiles {
             }
             if is_held && removed.iter().all(|(file, _)| file.pid != pid) {
                 // Under one name a dead process had it, under another one a live process has it.
-                return Ok(Vec::new());
+                return Ok(false);
             }
             if let Some((file, false)) = removed.last() {
                 remove_other_names(directory, *file)?;
             }
-            Ok(removed.iter().map(|(file, _)| file.id).collect())
+            let ids: Vec<FileId> = removed.iter().map(|(file, _)| file.id).collect();
+            forget(&ids);
+            Ok(!ids.is_empty())
         })
     }
 
@@ -268,8 +272,8 @@ mod tests {
         fn unlock(&self, path: &str, pid: u32) -> bool {
             let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
             let device = Device::look_up_to_unlock(&path, &self.at("dev"));
-            let unlocked = self.files.unlock(&device, pid, || true);
-            !unlocked.expect("usable").is_empty()
+            let unlocked = self.files.unlock(&device, pid, || true, |_| {});
+            unlocked.expect("usable")
         }
 
         fn own_files(&self) -> Vec<String> {
@@ -462,13 +466,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_is_forgotten_before_another_can_get_its_inode() {
+        let host = Host::new();
+        let lock = host.lock("/dev/ttyS1", own_pid()).expect("free");
+        let forget = |ids: &[FileId]| {
+            assert_eq!(ids, [lock.id]);
+            assert!(host.files.turn.try_lock().is_none(), "another may lock");
+        };
+        let device = host.device("/dev/ttyS1");
+        let unlocked = host.files.unlock(&device, own_pid(), || true, forget);
+        assert!(unlocked.expect("usable"));
+    }
+
+    #[test]
     fn a_missing_directory_is_an_error() {
         let host = Host::new();
         fs::remove_dir(host.at("own")).expect("removed");
         let device = host.device("/dev/ttyS1");
         let locked = host.files.lock(&device, 1, LockedFor::AnyProcess, None);
         assert!(locked.is_err());
-        assert!(host.files.unlock(&device, 1, || true).is_err());
+        assert!(host.files.unlock(&device, 1, || true, |_| {}).is_err());
     }
 
     #[test]
