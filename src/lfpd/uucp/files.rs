@@ -15,7 +15,8 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, is_of, look, make, remove_other_names, shown, take_away, LockFile, NameState,
+    inspect, is_held, is_of, lock_of_path, locks_in, look, make, names_of, shown, take_away,
+    NameState,
 };
 use super::mark::LockedFor;
 
@@ -81,12 +82,14 @@ impl SerialLockFiles {
         })
     }
 
-    /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
-    /// Returns whether there were any; false if another process holds the device. `may_unlock` says
-    /// whether the caller may speak for the process that has the number in that instant: while this
-    /// call waits for its turn, the number may pass to another process, which then counts as
-    /// another holder. `forget` is told the files before the turn ends: in the next turn, a new
-    /// lock may get the id of one of them. Blocks for two seconds at most.
+    /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
+    /// each under all its names. If `pid` has locked the device by the same path, it is that lock
+    /// alone: if the path is a link, it may lead to another device by now, which `pid` holds as
+    /// well. Returns whether there were any; false if another process holds the device.
+    /// `may_unlock` says whether the caller may speak for the process that has the number in that
+    /// instant: while this call waits for its turn, the number may pass to another process, which
+    /// then counts as another holder. `forget` is told the files before the turn ends: in the next
+    /// turn, a new lock may get the id of one of them. Blocks for two seconds at most.
     pub fn unlock(
         &self,
         device: &Device,
@@ -95,36 +98,38 @@ impl SerialLockFiles {
         forget: impl FnOnce(&[FileId]),
     ) -> io::Result<bool> {
         self.in_turn(false, |directory| {
-            let is_ours =
-                |file: LockFile| file.pid == pid && is_of(directory, device, file) && may_unlock();
+            let own = lock_of_path(directory, device, pid);
             let mut removable = Vec::new();
             let mut is_held = false;
-            for name in &device.written {
-                match inspect(directory, name) {
-                    NameState::Locked(file) if file.is_stale() || is_ours(file) => {
-                        removable.push((name, file));
-                    }
-                    NameState::Locked(_) => is_held = true,
-                    NameState::Free | NameState::Unreadable => {}
+            for file in locks_in(directory, &device.written) {
+                let names = names_of(directory, device, file)?;
+                let is_ours = || {
+                    file.pid == pid
+                        && own.is_none_or(|own| own == file)
+                        && is_of(device, &names)
+                        && may_unlock()
+                };
+                if file.is_stale() || is_ours() {
+                    removable.push((file, names));
+                } else {
+                    is_held = true;
                 }
             }
             let mut removed = Vec::new();
-            for (name, file) in removable {
-                let is_last_name = directory
-                    .stat(name)
-                    .is_ok_and(|stat| stat.is_some_and(|stat| stat.st_nlink == 1));
-                if take_away(directory, name, file)? {
-                    removed.push((file, is_last_name));
+            for (file, names) in removable {
+                let mut was_there = false;
+                for name in names {
+                    was_there |= take_away(directory, &name, file)?;
+                }
+                if was_there {
+                    removed.push(file);
                 }
             }
-            if is_held && removed.iter().all(|(file, _)| file.pid != pid) {
+            if is_held && removed.iter().all(|file| file.pid != pid) {
                 // Under one name a dead process had it, under another one a live process has it.
                 return Ok(false);
             }
-            if let Some((file, false)) = removed.last() {
-                remove_other_names(directory, *file)?;
-            }
-            let ids: Vec<FileId> = removed.iter().map(|(file, _)| file.id).collect();
+            let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
             forget(&ids);
             Ok(!ids.is_empty())
         })
@@ -432,6 +437,47 @@ mod tests {
         host.lock("/dev/ttyS1", own_pid()).expect("free");
         assert!(host.unlock("/dev/modem", own_pid()));
         assert_eq!(host.own_files(), ["LCK..ttyS1"]);
+    }
+
+    /// A link that is locked by this process and then leads elsewhere.
+    fn host_with_a_moved_link() -> Host {
+        let host = Host::new();
+        symlink("ttyUSB0", host.at("dev/gps")).expect("a link");
+        host.lock("/dev/gps", own_pid()).expect("free");
+        fs::remove_file(host.at("dev/gps")).expect("unplugged");
+        symlink("ttyUSB1", host.at("dev/gps")).expect("a link");
+        host
+    }
+
+    #[test]
+    fn unlocking_a_moved_link_keeps_the_lock_of_its_new_target() {
+        let host = host_with_a_moved_link();
+        host.lock("/dev/ttyUSB1", own_pid()).expect("free");
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert_eq!(host.own_files(), ["LCK..ttyUSB1"]);
+        // No lock was taken as /dev/gps: then it is another path to the device.
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert!(host.own_files().is_empty());
+    }
+
+    #[test]
+    fn a_stale_file_beside_a_lock_keeps_none_of_its_names() {
+        let host = host_with_a_moved_link();
+        fs::write(host.at("own/LCK..ttyUSB1"), content(dead_pid())).expect("written");
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert!(host.own_files().is_empty());
+    }
+
+    #[test]
+    fn an_unlock_that_was_cut_short_can_be_repeated() {
+        let host = Host::new();
+        let private = host.at("own/.lfpd-0123456789abcdef");
+        for cut in ["LCK..0", "LCK..usb_0"] {
+            host.lock("/dev/usb/0", own_pid()).expect("free");
+            fs::rename(host.at("own").join(cut), &private).expect("set aside");
+            assert!(host.unlock("/dev/usb/0", own_pid()), "{cut}");
+            assert_eq!(host.own_files(), [".lfpd-0123456789abcdef"]);
+        }
     }
 
     #[test]
