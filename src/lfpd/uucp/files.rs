@@ -25,8 +25,8 @@ pub use super::lock_file::DeviceLock;
 /// How long other threads may have the turn before we give up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long another process may have the directory before we go on without it. Every user who may
-/// read the directory can lock it, and keep it.
+/// How long a thread waits, for the turn and then for the directory, before it goes on without the
+/// lock on the directory. Every user who may read the directory can lock it, and keep it.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The lock files in the directories of this host.
@@ -35,7 +35,7 @@ pub struct SerialLockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
     /// Taken before the lock on the directory, so that threads wait in line and do not poll. Holds
-    /// how long the next one waits for the directory: not at all after one has waited in vain.
+    /// how long the next ones wait for the directory: not at all after one has waited in vain.
     turn: Mutex<Duration>,
 }
 
@@ -166,12 +166,14 @@ impl SerialLockFiles {
         otherwise: T,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
-        let deadline = Instant::now() + PATIENCE;
-        let Some(mut patience) = self.turn.try_lock_until(deadline) else {
+        let asked_at = Instant::now();
+        let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
             return Ok(otherwise);
         };
         let directory = Directory::open(&self.own)?;
-        match lock_within(&directory, *patience) {
+        // The wait for the turn counts. Otherwise a user who locks the directory again and again
+        // delays one thread after the other, and those behind them run out of patience.
+        match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
             Ok(true) => *patience = DIRECTORY_PATIENCE,
             // Without the lock, the single steps have to do, each of which is safe.
             Ok(false) => {
@@ -239,7 +241,11 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
     use std::time::SystemTime;
+
+    use rustix::fs::{flock, FlockOperation};
 
     struct Host {
         /// Holds dev, own and other.
@@ -554,5 +560,42 @@ mod tests {
             assert!(host.lock("/dev/ttyS1", own_pid()).is_some());
             assert!(host.unlock("/dev/ttyS1", own_pid()));
         }
+    }
+
+    #[test]
+    fn a_user_who_locks_the_directory_again_and_again_stops_no_lock() {
+        const KEPT: Duration = Duration::from_millis(700);
+        const COUNT: usize = 6;
+        let host = Host::new();
+        let theirs = Directory::open(&host.at("own")).expect("a directory");
+        let is_theirs = |patience| lock_within(&theirs, patience).expect("lockable");
+        assert!(is_theirs(PATIENCE));
+        let is_over = AtomicBool::new(false);
+        let lock = &|at: usize| host.lock(&format!("/dev/ttyS{at}"), own_pid());
+        let locked = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    thread::sleep(KEPT);
+                    // Until one of ours has it.
+                    loop {
+                        flock(&theirs, FlockOperation::Unlock).expect("unlocked");
+                        thread::sleep(Duration::from_micros(30));
+                        if is_over.load(Ordering::Relaxed) || !is_theirs(Duration::ZERO) {
+                            break;
+                        }
+                    }
+                    flock(&theirs, FlockOperation::LockExclusive).expect("locked");
+                }
+            });
+            let lockers: Vec<_> = (0..COUNT).map(|at| scope.spawn(move || lock(at))).collect();
+            let locked: Vec<_> = lockers.into_iter().map(|locker| locker.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            locked
+        });
+        let count = locked
+            .iter()
+            .filter(|lock| matches!(lock, Ok(Some(_))))
+            .count();
+        assert_eq!(count, COUNT);
     }
 }
