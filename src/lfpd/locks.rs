@@ -14,6 +14,7 @@ use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
+use crate::sys::directory::FileId;
 use crate::text::{reason, Escaped};
 
 use super::command::LockTarget;
@@ -113,13 +114,15 @@ impl Locks {
             return LfpReply::Denied;
         }
         let device = Device::look_up_to_unlock(&path, &self.rules.devices);
-        match self.files.unlock(&device, pid, may_unlock) {
-            Ok(removed) if removed.is_empty() => LfpReply::Busy,
-            Ok(removed) => {
+        let forget = |removed: &[FileId]| {
+            if let Some(holders) = &self.holders {
+                holders.forget(removed);
+            }
+        };
+        match self.files.unlock(&device, pid, may_unlock, forget) {
+            Ok(false) => LfpReply::Busy,
+            Ok(true) => {
                 debug!("unlocked device={} pid={pid} {peer}", shown(target));
-                if let Some(holders) = &self.holders {
-                    holders.forget(&removed);
-                }
                 LfpReply::Okay
             }
             Err(error) => self.failed("unlock", target, &error),

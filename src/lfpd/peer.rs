@@ -148,17 +148,26 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_peer_of_an_ipv6_socket_is_known_too() {
-        use std::os::fd::OwnedFd;
-        let Ok(listener) = TcpListener::bind("[::]:0") else {
-            return;
-        };
-        let port = listener.local_addr().expect("an address").port();
-        let Ok(_theirs) = TcpStream::connect(("127.0.0.1", port)) else {
-            return;
-        };
-        let (ours, _) = listener.accept().expect("accept");
-        assert_eq!(Peer::of(&OwnedFd::from(ours)), Ok(Peer(Some(own_user()))));
+    fn a_peer_is_known_whatever_families_the_sockets_have() {
+        for (listen_on, hosts) in [
+            ("127.0.0.1:0", &["127.0.0.1", "::ffff:127.0.0.1"][..]),
+            ("[::ffff:127.0.0.1]:0", &["127.0.0.1", "::ffff:127.0.0.1"]),
+            ("[::1]:0", &["::1"]),
+            ("[::]:0", &["127.0.0.1", "::ffff:127.0.0.1", "::1"]),
+        ] {
+            let Ok(listener) = TcpListener::bind(listen_on) else {
+                continue;
+            };
+            let port = listener.local_addr().expect("an address").port();
+            for host in hosts {
+                let Ok(_theirs) = TcpStream::connect((*host, port)) else {
+                    continue;
+                };
+                let (ours, _) = listener.accept().expect("accept");
+                let found = Peer::of(&ours);
+                assert_eq!(found, Ok(Peer(Some(own_user()))), "{host} at {listen_on}");
+            }
+        }
     }
 
     #[test]

@@ -35,8 +35,11 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
-const ANSWER_ID_AT: usize = HEADER_LEN + 4;
 const ADDRESSES_LEN: usize = 36;
+const ANSWER_FAMILY_AT: usize = HEADER_LEN;
+const ANSWER_PORTS_AT: usize = HEADER_LEN + 4;
+const ANSWER_LOCAL_IP_AT: usize = HEADER_LEN + 8;
+const ANSWER_REMOTE_IP_AT: usize = HEADER_LEN + 24;
 const ANSWER_USER_AT: usize = HEADER_LEN + 64;
 const ANSWER_INODE_AT: usize = HEADER_LEN + 68;
 
@@ -48,15 +51,14 @@ fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
         SocketFlags::CLOEXEC,
         Some(netlink::SOCK_DIAG),
     )?;
-    let addresses = addresses(local, remote);
-    send(&socket, &question(local, &addresses), SendFlags::empty())?;
+    send(&socket, &question(local, remote), SendFlags::empty())?;
     let mut answer = [0; 512];
     // The kernel answers before `send` returns.
     let (len, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
-    user_in_answer(&answer[..len], &addresses)
+    user_in_answer(&answer[..len], local, remote)
 }
 
-fn question(local: SocketAddr, addresses: &[u8; ADDRESSES_LEN]) -> Vec<u8> {
+fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     const ANY_INTERFACE: [u8; 4] = [0; 4];
     const ANY_COOKIE: [u8; 8] = [0xFF; 8];
     const ANY_STATE: [u8; 4] = [0xFF; 4];
@@ -65,7 +67,7 @@ fn question(local: SocketAddr, addresses: &[u8; ADDRESSES_LEN]) -> Vec<u8> {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let family = family.as_raw().to_le_bytes()[0];
+    let family = family_byte(family);
     let mut question = Vec::new();
     question.extend(LEN.to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -73,13 +75,17 @@ fn question(local: SocketAddr, addresses: &[u8; ADDRESSES_LEN]) -> Vec<u8> {
     question.extend([0; 8]);
     question.extend([family, IPPROTO_TCP, 0, 0]);
     question.extend(ANY_STATE);
-    question.extend(addresses);
+    question.extend(addresses(local, remote));
     question.extend(ANY_INTERFACE);
     question.extend(ANY_COOKIE);
     question
 }
 
-fn user_in_answer(answer: &[u8], addresses: &[u8; ADDRESSES_LEN]) -> Result<Option<u32>, Errno> {
+fn user_in_answer(
+    answer: &[u8],
+    local: SocketAddr,
+    remote: SocketAddr,
+) -> Result<Option<u32>, Errno> {
     let bytes = |at: usize| answer.get(at..at + 4)?.try_into().ok();
     let word = |at: usize| bytes(at).map(u32::from_ne_bytes).ok_or(Errno::BADMSG);
     let kind = answer.get(4..6).ok_or(Errno::BADMSG)?;
@@ -94,9 +100,33 @@ fn user_in_answer(answer: &[u8], addresses: &[u8; ADDRESSES_LEN]) -> Result<Opti
         return Err(Errno::BADMSG);
     }
     // If there is no such connection, the kernel names a socket that listens at the address.
-    let is_it = answer.get(ANSWER_ID_AT..ANSWER_ID_AT + ADDRESSES_LEN) == Some(&addresses[..]);
+    let is_it = ends_in(answer) == Some((local, remote));
     let (user, inode) = (word(ANSWER_USER_AT)?, word(ANSWER_INODE_AT)?);
     Ok((is_it && inode != 0).then_some(user))
+}
+
+/// The socket's own address and its peer's, both [`plain`]. An IPv6 socket has mapped addresses,
+/// even if the question was about IPv4.
+fn ends_in(answer: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+    let is_ipv4 = *answer.get(ANSWER_FAMILY_AT)? == family_byte(AddressFamily::INET);
+    let end = |port_at: usize, ip_at: usize| {
+        let port = answer.get(port_at..port_at + 2)?.try_into().ok()?;
+        let ip = answer.get(ip_at..ip_at + 16)?;
+        let ip = if is_ipv4 {
+            IpAddr::from(<[u8; 4]>::try_from(&ip[..4]).ok()?)
+        } else {
+            IpAddr::from(<[u8; 16]>::try_from(ip).ok()?)
+        };
+        Some(plain(SocketAddr::new(ip, u16::from_be_bytes(port))))
+    };
+    Some((
+        end(ANSWER_PORTS_AT, ANSWER_LOCAL_IP_AT)?,
+        end(ANSWER_PORTS_AT + 2, ANSWER_REMOTE_IP_AT)?,
+    ))
+}
+
+fn family_byte(family: AddressFamily) -> u8 {
+    family.as_raw().to_le_bytes()[0]
 }
 
 /// Both ports and both addresses, as the kernel writes them.
@@ -205,11 +235,11 @@ mod tests {
 
     #[test]
     fn nonsense_from_the_kernel_is_no_user() {
-        let addresses = [7; ADDRESSES_LEN];
+        let address: SocketAddr = "127.0.0.1:1799".parse().expect("an address");
         for len in 0..200 {
             for byte in [0, 2, 20, 255] {
                 assert_eq!(
-                    user_in_answer(&vec![byte; len], &addresses).unwrap_or(None),
+                    user_in_answer(&vec![byte; len], address, address).unwrap_or(None),
                     None
                 );
             }

@@ -1092,7 +1092,6 @@ fn fresh_server(dirs: &Path) -> (Daemon, Client) {
 #[test]
 fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
     needs!("strace");
-    let (own, dead) = (own_pid(), dead_pid());
     let rename = "?renameat,?renameat2";
     for (call, nth) in [
         ("flock", 1),
@@ -1106,29 +1105,37 @@ fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
         ("unlinkat", 2),
         ("unlinkat", 3),
     ] {
-        let server = Traced::start(&format!("inject={call}:signal=KILL:when={nth}"), None);
-        let directory = server.dirs.path().join("own");
-        fs::write(directory.join("LCK..lfpd_0"), format!("{dead:10}\n")).expect("written");
-        let mut client = server.connect();
-        client.send(&format!(
-            "lock /dev/lfpd/0 {own}\nunlock /dev/lfpd/0 {own}\n"
-        ));
-        let mut reply_count = 0;
-        while let Event::Line(_) = client.next_event(PATIENCE) {
-            reply_count += 1;
+        // LCK..5 comes before LCK..lfpd_5, and LCK..z after LCK..lfpd_z.
+        for last_part in ["5", "z"] {
+            check_kill(call, nth, last_part);
         }
-        assert!(reply_count < 2, "it was not killed at {call} {nth}");
-        check_left_overs(&directory, &[own, dead]);
-
-        let (_daemon, mut client) = fresh_server(server.dirs.path());
-        let _ = ask(&mut client, &format!("unlock /dev/lfpd/0 {own}"));
-        for verb in ["lock", "unlock"] {
-            let line = format!("{verb} /dev/lfpd/0 {own}");
-            assert_eq!(ask(&mut client, &line), OKAY, "{call} {nth}: {line}");
-        }
-        let left = names_in(&directory);
-        assert!(!left.iter().any(|name| name.starts_with("LCK")), "{left:?}");
     }
+}
+
+fn check_kill(call: &str, nth: u32, last_part: &str) {
+    let (own, dead) = (own_pid(), dead_pid());
+    let target = format!("/dev/lfpd/{last_part} {own}");
+    let server = Traced::start(&format!("inject={call}:signal=KILL:when={nth}"), None);
+    let directory = server.dirs.path().join("own");
+    let stale = directory.join(format!("LCK..lfpd_{last_part}"));
+    fs::write(stale, format!("{dead:10}\n")).expect("written");
+    let mut client = server.connect();
+    client.send(&format!("lock {target}\nunlock {target}\n"));
+    let mut reply_count = 0;
+    while let Event::Line(_) = client.next_event(PATIENCE) {
+        reply_count += 1;
+    }
+    assert!(reply_count < 2, "it was not killed at {call} {nth}");
+    check_left_overs(&directory, &[own, dead]);
+
+    let (_daemon, mut client) = fresh_server(server.dirs.path());
+    let _ = ask(&mut client, &format!("unlock {target}"));
+    for verb in ["lock", "unlock"] {
+        let line = format!("{verb} {target}");
+        assert_eq!(ask(&mut client, &line), OKAY, "{call} {nth}: {line}");
+    }
+    let left = names_in(&directory);
+    assert!(!left.iter().any(|name| name.starts_with("LCK")), "{left:?}");
 }
 
 #[test]

@@ -21,7 +21,8 @@ const MAX_STEPS: usize = 40 + 128;
 pub struct Device {
     /// The names of our own lock files, each once, in an order that all lockers share.
     pub written: Vec<OsString>,
-    /// Those of `written` that have all parts of a path. Other devices may share the rest.
+    /// Those of `written` that have all parts of a path, first of the one that was looked up. Other
+    /// devices may share the rest.
     pub full: Vec<OsString>,
     /// All names that count, those of `written` included.
     pub known: Vec<OsString>,

@@ -15,7 +15,8 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, is_of, look, make, remove_other_names, shown, take_away, LockFile, NameState,
+    inspect, is_held, is_of, lock_of_path, locks_in, look, make, names_of, shown, take_away,
+    NameState,
 };
 use super::mark::LockedFor;
 
@@ -24,8 +25,8 @@ pub use super::lock_file::DeviceLock;
 /// How long other threads may have the turn before we give up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long another process may have the directory before we go on without it. Every user who may
-/// read the directory can lock it, and keep it.
+/// How long a thread waits, for the turn and then for the directory, before it goes on without the
+/// lock on the directory. Every user who may read the directory can lock it, and keep it.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The lock files in the directories of this host.
@@ -34,7 +35,7 @@ pub struct SerialLockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
     /// Taken before the lock on the directory, so that threads wait in line and do not poll. Holds
-    /// how long the next one waits for the directory: not at all after one has waited in vain.
+    /// how long the next ones wait for the directory: not at all after one has waited in vain.
     turn: Mutex<Duration>,
 }
 
@@ -81,48 +82,56 @@ impl SerialLockFiles {
         })
     }
 
-    /// Removes the locks on `device` that the process `pid` holds, and those of dead processes.
-    /// Returns which files they were; none if no process holds the device, or another one does.
+    /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
+    /// each under all its names. If `pid` has locked the device by the same path, it is that lock
+    /// alone: if the path is a link, it may lead to another device by now, which `pid` holds as
+    /// well. Returns whether there were any; false if another process holds the device.
     /// `may_unlock` says whether the caller may speak for the process that has the number in that
     /// instant: while this call waits for its turn, the number may pass to another process, which
-    /// then counts as another holder. Blocks for two seconds at most.
+    /// then counts as another holder. `forget` is told the files before the turn ends: in the next
+    /// turn, a new lock may get the id of one of them. Blocks for two seconds at most.
     pub fn unlock(
         &self,
         device: &Device,
         pid: u32,
         may_unlock: impl Fn() -> bool,
-    ) -> io::Result<Vec<FileId>> {
-        self.in_turn(Vec::new(), |directory| {
-            let is_ours =
-                |file: LockFile| file.pid == pid && is_of(directory, device, file) && may_unlock();
+        forget: impl FnOnce(&[FileId]),
+    ) -> io::Result<bool> {
+        self.in_turn(false, |directory| {
+            let own = lock_of_path(directory, device, pid);
             let mut removable = Vec::new();
             let mut is_held = false;
-            for name in &device.written {
-                match inspect(directory, name) {
-                    NameState::Locked(file) if file.is_stale() || is_ours(file) => {
-                        removable.push((name, file));
-                    }
-                    NameState::Locked(_) => is_held = true,
-                    NameState::Free | NameState::Unreadable => {}
+            for file in locks_in(directory, &device.written) {
+                let names = names_of(directory, device, file)?;
+                let is_ours = || {
+                    file.pid == pid
+                        && own.is_none_or(|own| own == file)
+                        && is_of(device, &names)
+                        && may_unlock()
+                };
+                if file.is_stale() || is_ours() {
+                    removable.push((file, names));
+                } else {
+                    is_held = true;
                 }
             }
             let mut removed = Vec::new();
-            for (name, file) in removable {
-                let is_last_name = directory
-                    .stat(name)
-                    .is_ok_and(|stat| stat.is_some_and(|stat| stat.st_nlink == 1));
-                if take_away(directory, name, file)? {
-                    removed.push((file, is_last_name));
+            for (file, names) in removable {
+                let mut was_there = false;
+                for name in names {
+                    was_there |= take_away(directory, &name, file)?;
+                }
+                if was_there {
+                    removed.push(file);
                 }
             }
-            if is_held && removed.iter().all(|(file, _)| file.pid != pid) {
+            if is_held && removed.iter().all(|file| file.pid != pid) {
                 // Under one name a dead process had it, under another one a live process has it.
-                return Ok(Vec::new());
+                return Ok(false);
             }
-            if let Some((file, false)) = removed.last() {
-                remove_other_names(directory, *file)?;
-            }
-            Ok(removed.iter().map(|(file, _)| file.id).collect())
+            let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
+            forget(&ids);
+            Ok(!ids.is_empty())
         })
     }
 
@@ -157,12 +166,14 @@ impl SerialLockFiles {
         otherwise: T,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
-        let deadline = Instant::now() + PATIENCE;
-        let Some(mut patience) = self.turn.try_lock_until(deadline) else {
+        let asked_at = Instant::now();
+        let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
             return Ok(otherwise);
         };
         let directory = Directory::open(&self.own)?;
-        match lock_within(&directory, *patience) {
+        // The wait for the turn counts. Otherwise a user who locks the directory again and again
+        // delays one thread after the other, and those behind them run out of patience.
+        match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
             Ok(true) => *patience = DIRECTORY_PATIENCE,
             // Without the lock, the single steps have to do, each of which is safe.
             Ok(false) => {
@@ -230,7 +241,11 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
     use std::time::SystemTime;
+
+    use rustix::fs::{flock, FlockOperation};
 
     struct Host {
         /// Holds dev, own and other.
@@ -268,8 +283,8 @@ mod tests {
         fn unlock(&self, path: &str, pid: u32) -> bool {
             let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
             let device = Device::look_up_to_unlock(&path, &self.at("dev"));
-            let unlocked = self.files.unlock(&device, pid, || true);
-            !unlocked.expect("usable").is_empty()
+            let unlocked = self.files.unlock(&device, pid, || true, |_| {});
+            unlocked.expect("usable")
         }
 
         fn own_files(&self) -> Vec<String> {
@@ -430,6 +445,47 @@ mod tests {
         assert_eq!(host.own_files(), ["LCK..ttyS1"]);
     }
 
+    /// A link that is locked by this process and then leads elsewhere.
+    fn host_with_a_moved_link() -> Host {
+        let host = Host::new();
+        symlink("ttyUSB0", host.at("dev/gps")).expect("a link");
+        host.lock("/dev/gps", own_pid()).expect("free");
+        fs::remove_file(host.at("dev/gps")).expect("unplugged");
+        symlink("ttyUSB1", host.at("dev/gps")).expect("a link");
+        host
+    }
+
+    #[test]
+    fn unlocking_a_moved_link_keeps_the_lock_of_its_new_target() {
+        let host = host_with_a_moved_link();
+        host.lock("/dev/ttyUSB1", own_pid()).expect("free");
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert_eq!(host.own_files(), ["LCK..ttyUSB1"]);
+        // No lock was taken as /dev/gps: then it is another path to the device.
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert!(host.own_files().is_empty());
+    }
+
+    #[test]
+    fn a_stale_file_beside_a_lock_keeps_none_of_its_names() {
+        let host = host_with_a_moved_link();
+        fs::write(host.at("own/LCK..ttyUSB1"), content(dead_pid())).expect("written");
+        assert!(host.unlock("/dev/gps", own_pid()));
+        assert!(host.own_files().is_empty());
+    }
+
+    #[test]
+    fn an_unlock_that_was_cut_short_can_be_repeated() {
+        let host = Host::new();
+        let private = host.at("own/.lfpd-0123456789abcdef");
+        for cut in ["LCK..0", "LCK..usb_0"] {
+            host.lock("/dev/usb/0", own_pid()).expect("free");
+            fs::rename(host.at("own").join(cut), &private).expect("set aside");
+            assert!(host.unlock("/dev/usb/0", own_pid()), "{cut}");
+            assert_eq!(host.own_files(), [".lfpd-0123456789abcdef"]);
+        }
+    }
+
     #[test]
     fn a_device_with_the_same_last_name_keeps_its_lock() {
         let host = Host::new();
@@ -462,13 +518,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_is_forgotten_before_another_can_get_its_inode() {
+        let host = Host::new();
+        let lock = host.lock("/dev/ttyS1", own_pid()).expect("free");
+        let forget = |ids: &[FileId]| {
+            assert_eq!(ids, [lock.id]);
+            assert!(host.files.turn.try_lock().is_none(), "another may lock");
+        };
+        let device = host.device("/dev/ttyS1");
+        let unlocked = host.files.unlock(&device, own_pid(), || true, forget);
+        assert!(unlocked.expect("usable"));
+    }
+
+    #[test]
     fn a_missing_directory_is_an_error() {
         let host = Host::new();
         fs::remove_dir(host.at("own")).expect("removed");
         let device = host.device("/dev/ttyS1");
         let locked = host.files.lock(&device, 1, LockedFor::AnyProcess, None);
         assert!(locked.is_err());
-        assert!(host.files.unlock(&device, 1, || true).is_err());
+        assert!(host.files.unlock(&device, 1, || true, |_| {}).is_err());
     }
 
     #[test]
@@ -491,5 +560,42 @@ mod tests {
             assert!(host.lock("/dev/ttyS1", own_pid()).is_some());
             assert!(host.unlock("/dev/ttyS1", own_pid()));
         }
+    }
+
+    #[test]
+    fn a_user_who_locks_the_directory_again_and_again_stops_no_lock() {
+        const KEPT: Duration = Duration::from_millis(700);
+        const COUNT: usize = 6;
+        let host = Host::new();
+        let theirs = Directory::open(&host.at("own")).expect("a directory");
+        let is_theirs = |patience| lock_within(&theirs, patience).expect("lockable");
+        assert!(is_theirs(PATIENCE));
+        let is_over = AtomicBool::new(false);
+        let lock = &|at: usize| host.lock(&format!("/dev/ttyS{at}"), own_pid());
+        let locked = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    thread::sleep(KEPT);
+                    // Until one of ours has it.
+                    loop {
+                        flock(&theirs, FlockOperation::Unlock).expect("unlocked");
+                        thread::sleep(Duration::from_micros(30));
+                        if is_over.load(Ordering::Relaxed) || !is_theirs(Duration::ZERO) {
+                            break;
+                        }
+                    }
+                    flock(&theirs, FlockOperation::LockExclusive).expect("locked");
+                }
+            });
+            let lockers: Vec<_> = (0..COUNT).map(|at| scope.spawn(move || lock(at))).collect();
+            let locked: Vec<_> = lockers.into_iter().map(|locker| locker.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            locked
+        });
+        let count = locked
+            .iter()
+            .filter(|lock| matches!(lock, Ok(Some(_))))
+            .count();
+        assert_eq!(count, COUNT);
     }
 }

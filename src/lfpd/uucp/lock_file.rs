@@ -41,7 +41,7 @@ impl DeviceLock {
             id: self.id,
             pid: self.pid,
             locked_for: LockedFor::AnyProcess,
-            has_one_name: self.names.len() == 1,
+            link_count: self.names.len(),
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct LockFile {
     pub(super) id: FileId,
     pub(super) pid: u32,
     pub(super) locked_for: LockedFor,
-    has_one_name: bool,
+    link_count: usize,
 }
 
 impl LockFile {
@@ -116,7 +116,7 @@ fn read(file: &File) -> Option<LockFile> {
         id: FileId::from(&stat),
         pid: holder_in(&content)?,
         locked_for: LockedFor::marked(&stat),
-        has_one_name: stat.st_nlink == 1,
+        link_count: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX),
     })
 }
 
@@ -132,13 +132,62 @@ pub(super) fn is_held(directory: &Directory, name: &OsStr) -> bool {
     }
 }
 
-/// Whether a lock file that one of the device's names leads to is a lock of this device. If it has
-/// several names, we made it, and it has all parts of the device's path in one of them: otherwise
-/// it is the lock of another device with the same last name. A file with one name, as other
-/// programs make it, tells no more than that.
-pub(super) fn is_of(directory: &Directory, device: &Device, file: LockFile) -> bool {
-    let has_name = |name: &OsString| inspect(directory, name) == NameState::Locked(file);
-    file.has_one_name || device.full.iter().any(has_name)
+/// The locks that have one of `names`, each once.
+pub(super) fn locks_in(directory: &Directory, names: &[OsString]) -> Vec<LockFile> {
+    let mut locks = Vec::new();
+    for name in names {
+        if let NameState::Locked(file) = inspect(directory, name) {
+            if !locks.contains(&file) {
+                locks.push(file);
+            }
+        }
+    }
+    locks
+}
+
+/// The lock that the process `pid` holds and has taken by the device's path.
+pub(super) fn lock_of_path(directory: &Directory, device: &Device, pid: u32) -> Option<LockFile> {
+    let locks = locks_in(directory, device.full.get(..1)?);
+    locks
+        .into_iter()
+        .find(|file| file.pid == pid && !file.is_stale())
+}
+
+/// All names of a lock: those of the device, and others, since the device may have been unplugged,
+/// and its links with it. Those by which [`is_of`] knows the lock come last: if they are removed in
+/// this order and the server is killed, the lock can still be unlocked.
+pub(super) fn names_of(
+    directory: &Directory,
+    device: &Device,
+    lock: LockFile,
+) -> io::Result<Vec<OsString>> {
+    let is_its = |name: &OsStr| inspect(directory, name) == NameState::Locked(lock);
+    let written = device.written.iter().filter(|name| is_its(name));
+    let mut names: Vec<OsString> = written.cloned().collect();
+    if names.len() < lock.link_count {
+        for entry in Dir::read_from(directory.as_fd())? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            // A server that was killed may have left a private name, which does not count.
+            let is_other = name.as_bytes().starts_with(b"LCK..")
+                && !names.iter().any(|known| known == name)
+                && directory.identity(name)? == Some(lock.id);
+            if is_other && is_its(name) {
+                names.push(name.to_owned());
+            }
+        }
+    }
+    let full = || device.full.iter().rev();
+    names.sort_by_key(|name| full().position(|full| full == name).map(|at| at + 1));
+    Ok(names)
+}
+
+/// Whether a lock with these `names`, one of which is the device's, is a lock of this device. If it
+/// has several names, we made it, and it has all parts of the device's path in one of them:
+/// otherwise it is the lock of another device with the same last name. A file with one name, as
+/// other programs make it, tells no more than that.
+pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
+    names.len() == 1 || names.iter().any(|name| device.full.contains(name))
 }
 
 /// Makes one lock file and gives it all names of the device; `None` if another program has taken
@@ -217,21 +266,6 @@ pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) ->
     Ok(outcome == SetAside::Removed)
 }
 
-/// Removes the names that a lock has beside those of its device: the device may have been unplugged
-/// since, and its links with it.
-pub(super) fn remove_other_names(directory: &Directory, lock: LockFile) -> io::Result<()> {
-    for entry in Dir::read_from(directory.as_fd())? {
-        let entry = entry?;
-        let name = OsStr::from_bytes(entry.file_name().to_bytes());
-        let is_candidate =
-            name.as_bytes().starts_with(b"LCK..") && directory.identity(name)? == Some(lock.id);
-        if is_candidate && inspect(directory, name) == NameState::Locked(lock) {
-            take_away(directory, name, lock)?;
-        }
-    }
-    Ok(())
-}
-
 /// A name for a message: in one line, whatever is in it.
 pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
     Escaped(name.as_bytes())
@@ -263,6 +297,28 @@ mod tests {
             fs::create_dir(&path).expect("a directory");
             assert!(!is_taken());
             assert_eq!(names_in(scratch), [NAME]);
+        });
+    }
+
+    #[test]
+    fn the_names_that_tell_the_device_of_a_lock_come_last() {
+        in_directory(|scratch, directory| {
+            let names = ["LCK..a", "LCK..a_b", "LCK..b", "LCK..z", "LCK..old"];
+            let device = Device {
+                written: names[..4].iter().map(OsString::from).collect(),
+                full: vec!["LCK..a_b".into(), "LCK..a".into()],
+                known: Vec::new(),
+            };
+            fs::write(scratch.join(names[0]), content(1)).expect("written");
+            for name in &names[1..] {
+                fs::hard_link(scratch.join(names[0]), scratch.join(name)).expect("linked");
+            }
+            let [lock] = locks_in(directory, &device.written)[..] else {
+                panic!("not one lock");
+            };
+            let mut ordered = names_of(directory, &device, lock).expect("readable");
+            assert_eq!(ordered.split_off(3), ["LCK..a", "LCK..a_b"]);
+            assert_eq!(ordered, ["LCK..b", "LCK..z", "LCK..old"]);
         });
     }
 
