@@ -254,7 +254,6 @@ impl WatchThread {
     fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
         let stop = Event::new()?;
         let stopped = stop.clone();
-        let watch = Watch::after(WATCH_DELAY, &held.directory);
         let held = Arc::downgrade(held);
         let stack_len = if options.on_lost.is_some() {
             CALLER_STACK_LEN
@@ -264,7 +263,13 @@ impl WatchThread {
         let thread = thread::Builder::new()
             .name("lock-watcher".into())
             .stack_size(stack_len)
-            .spawn(move || watch_over(&held, &options, &watch, &stopped))?;
+            .spawn(move || {
+                let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
+                let held_now = held.upgrade().filter(|_| !is_over);
+                if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
+                    watch_over(&held, &options, &watch, &stopped);
+                }
+            })?;
         Ok(WatchThread { stop, thread })
     }
 }
@@ -402,14 +407,7 @@ mod tests {
         };
         let stop = Event::new().expect("a flag");
         thread::scope(|scope| {
-            scope.spawn(|| {
-                watch_over(
-                    &Arc::downgrade(&guard.held),
-                    &options,
-                    &Watch::none(),
-                    &stop,
-                )
-            });
+            scope.spawn(|| watch_over(&Arc::downgrade(&guard.held), &options, &Watch(None), &stop));
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");

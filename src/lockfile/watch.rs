@@ -1,12 +1,11 @@
 //! Waiting for changes of names in a directory: by inotify, and by looking again where inotify sees
 //! nothing.
 
-use std::cell::{OnceCell, RefCell};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
@@ -83,21 +82,16 @@ fn living(pid: u32) -> Option<process::Process> {
     process::look_up(pid).filter(|process| !process.is_zombie)
 }
 
-/// Watches the names of one directory, from now on or a little later.
+/// Watches the names of one directory. Empty where inotify is missing.
 #[derive(Debug)]
-pub(super) struct Watch {
-    /// Empty until the watch begins, and where inotify is missing.
-    inotify: OnceCell<OwnedFd>,
-    /// The directory to watch, and when to begin.
-    later: RefCell<Option<(OwnedFd, Instant)>>,
-}
+pub(super) struct Watch(pub(super) Option<OwnedFd>);
 
 impl Drop for Watch {
     fn drop(&mut self) {
         // The kernel needs 5 to 20 ms to end a watch. A process that has just been granted a lock,
         // or is about to release one, does not wait for that. Without a thread, the descriptor is
         // closed here.
-        if let Some(inotify) = self.inotify.take() {
+        if let Some(inotify) = self.0.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
                 .stack_size(CLOSER_STACK_LEN)
@@ -109,52 +103,11 @@ impl Drop for Watch {
 impl Watch {
     /// Begins to watch now.
     pub(super) fn on(directory: &Directory) -> Watch {
-        let watch = Watch::none();
-        watch.begin(directory.as_fd());
-        watch
-    }
-
-    /// Begins to watch after `delay`, in [`Watch::wait`], which returns then. The caller finds out
-    /// what has happened until then. A process that ends before that does not wait for the end of
-    /// the watch.
-    pub(super) fn after(delay: Duration, directory: &Directory) -> Watch {
-        let watch = Watch::none();
-        match directory.as_fd().try_clone_to_owned() {
-            Ok(directory) => *watch.later.borrow_mut() = Some((directory, Instant::now() + delay)),
-            Err(_) => watch.begin(directory.as_fd()),
-        }
-        watch
-    }
-
-    /// Sees nothing, as on a file system of another host.
-    pub(super) fn none() -> Watch {
-        Watch {
-            inotify: OnceCell::new(),
-            later: RefCell::new(None),
-        }
-    }
-
-    fn begin(&self, directory: BorrowedFd<'_>) {
-        if let Ok(inotify) = watch(directory) {
-            // Set once.
-            let _ = self.inotify.set(inotify);
-        }
-    }
-
-    /// Begins to watch if it is time; otherwise gives the end of the wait.
-    fn begin_if_due(&self, until: Instant) -> Result<(), Instant> {
-        let mut later = self.later.borrow_mut();
-        match later.take_if(|(_, at)| *at <= Instant::now()) {
-            Some((directory, _)) => {
-                self.begin(directory.as_fd());
-                Ok(())
-            }
-            None => Err(later.as_ref().map_or(until, |(_, at)| until.min(*at))),
-        }
+        Watch(watch(directory.as_fd()).ok())
     }
 
     /// Blocks until a name that `concerns` accepts changes, until a descriptor in `ends` is
-    /// readable, until `cancel` is set, until the watch begins, or until an instant.
+    /// readable, until `cancel` is set, or until an instant.
     pub(super) fn wait(
         &self,
         concerns: &dyn Fn(&[u8]) -> bool,
@@ -163,18 +116,10 @@ impl Watch {
         until: Instant,
     ) -> io::Result<Woken> {
         loop {
-            let wake_at = match self.begin_if_due(until) {
-                Ok(()) => return Ok(Woken::Look),
-                Err(wake_at) => wake_at,
-            };
-            let timeout = wake_at.saturating_duration_since(Instant::now());
+            let timeout = until.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(timeout).ok();
-            let own = self
-                .inotify
-                .get()
-                .map(AsFd::as_fd)
-                .into_iter()
-                .chain(cancel.map(AsFd::as_fd));
+            let own = self.0.as_ref().map(AsFd::as_fd).into_iter();
+            let own = own.chain(cancel.map(AsFd::as_fd));
             let mut waited_for: Vec<PollFd<'_>> = own
                 .chain(ends.iter().copied())
                 .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
@@ -184,7 +129,7 @@ impl Watch {
                 Err(error) => return Err(error.into()),
             }
             let mut is_ready = waited_for.iter().map(|waited| !waited.revents().is_empty());
-            let has_happened = self.inotify.get().is_some() && is_ready.next() == Some(true);
+            let has_happened = self.0.is_some() && is_ready.next() == Some(true);
             if cancel.is_some() && is_ready.next() == Some(true) {
                 return Ok(Woken::Cancelled);
             }
@@ -197,7 +142,7 @@ impl Watch {
 
     /// Reads all events, and says whether one of them concerns the caller.
     fn concerns(&self, name_concerns: &dyn Fn(&[u8]) -> bool) -> bool {
-        let Some(inotify) = self.inotify.get() else {
+        let Some(inotify) = &self.0 else {
             return true;
         };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -231,47 +176,4 @@ fn watch(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         | WatchFlags::ONLYDIR;
     inotify::add_watch(&inotify, &*by_descriptor, events)?;
     Ok(inotify)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
-
-    use super::*;
-
-    const LIMIT: Duration = Duration::from_secs(20);
-
-    fn wait(watch: &Watch, limit: Duration) -> Woken {
-        let until = Instant::now() + limit;
-        let woken = watch.wait(&|name| name == b"a", &[], None, until);
-        woken.expect("a wait")
-    }
-
-    #[test]
-    fn a_late_watch_does_not_begin_before_its_time() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let directory = Directory::open(scratch.path()).expect("a directory");
-        let watch = Watch::after(2 * LIMIT, &directory);
-        assert_eq!(wait(&watch, Duration::from_millis(5)), Woken::Look);
-        assert!(watch.inotify.get().is_none());
-    }
-
-    #[test]
-    fn a_late_watch_asks_for_a_look_when_it_begins() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let write = |name: &Path| fs::write(scratch.path().join(name), "").expect("a file");
-        let directory = Directory::open(scratch.path()).expect("a directory");
-        let began = Instant::now();
-        let watch = Watch::after(Duration::from_millis(5), &directory);
-        assert_eq!(wait(&watch, LIMIT), Woken::Look);
-        write(Path::new("b"));
-        write(Path::new("a"));
-        assert_eq!(wait(&watch, LIMIT), Woken::Look);
-        assert!(began.elapsed() < LIMIT, "it was told of neither");
-        // Once is enough; from then on the watch sees what happens.
-        let began = Instant::now();
-        assert_eq!(wait(&watch, Duration::from_millis(5)), Woken::Look);
-        assert!(began.elapsed() >= Duration::from_millis(5));
-    }
 }

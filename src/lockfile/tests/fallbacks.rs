@@ -404,7 +404,7 @@ fn a_waiter_without_inotify_looks_again() {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
             let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
             // As `acquire` does, but without inotify.
-            let blind = Watch::none();
+            let blind = Watch(None);
             while let Some(busy) = waiter.look().expect("a look") {
                 assert!(!limit.is_over(), "no timeout");
                 // The first two looks have a listener.
@@ -507,7 +507,7 @@ fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     assert!(busy.details.is_stale);
     let began = Instant::now();
     let limit = WaitLimit::new(None, None);
-    let watch = Watch::none();
+    let watch = Watch(None);
     rest(
         std::slice::from_ref(&semaphore),
         &[busy],
