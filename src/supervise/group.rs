@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{
     getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
     WaitOptions,
@@ -249,10 +250,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether the group still has a process. After the kill, zombies of other parents do not
-    /// count: a parent outside the group may never reap them.
+    /// Whether the group still has a process, which may be another user's. After the kill, zombies
+    /// of other parents do not count: a parent outside the group may never reap them.
     fn is_alive(&self) -> bool {
-        test_kill_process_group(self.leader).is_ok()
+        test_kill_process_group(self.leader) != Err(Errno::SRCH)
             && (self.ending != Ending::Killed || has_living(self.leader))
     }
 
@@ -294,7 +295,8 @@ impl<'a> Group<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        // This fails if the group has ended, and then it needs no signal.
+        // This fails if the group has ended, and then it needs no signal, or if it is another
+        // user's, and then there is nothing to be done.
         let _ = kill_process_group(self.leader, signal);
     }
 }
