@@ -304,6 +304,24 @@ fn every_signal_reaches_each_process_of_the_group_once() {
 }
 
 #[test]
+fn a_command_that_has_left_its_group_gets_the_signals() {
+    needs!("python3");
+    let daemon = Daemon::start(&[]);
+    let leave = "import os, time
+os.setpgid(0, os.getpgid(os.getppid()))
+print('left', flush=True)
+time.sleep(60)";
+    let mut command = latch(&daemon, &["run", "k", "--"]);
+    command
+        .arg(installed("python3", "python3"))
+        .args(["-c", leave]);
+    let mut child = Latch::start(command.stdout(Stdio::piped()));
+    assert_eq!(first_line(&mut child), "left\n");
+    signal(&child, Signal::TERM);
+    assert_eq!(wait_as_shell(&mut child), Some(128 + 15));
+}
+
+#[test]
 fn every_signal_is_passed_on_after_the_lock_is_lost() {
     for (sent, name) in SIGNALS {
         let daemon = Daemon::start(&[]);
