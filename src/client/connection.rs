@@ -133,16 +133,18 @@ impl Connection {
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
-        self.acquire_by(key, slot, wait, deadline)
+        self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`. Calls `answered` once
+    /// the server has answered to the tag, if there is one.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,
         slot: Slot,
         wait: Wait,
         deadline: Option<Instant>,
+        answered: impl FnOnce(&Connection),
     ) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Acquire {
@@ -152,7 +154,7 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        let reply = self.claim(&request, deadline)?;
+        let reply = self.claim(&request, deadline, answered)?;
         self.granted(&reply)
     }
 
@@ -166,7 +168,7 @@ impl Connection {
             limit: slot.checked_limit()?,
             lease: slot.checked_lease()?,
         };
-        match self.claim(&request, self.reply_due())? {
+        match self.claim(&request, self.reply_due(), |_| ())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
             other => Err(self.refusal(&other)),
@@ -343,7 +345,12 @@ impl Connection {
     }
 
     /// Sends a claim, behind the tag in the same write, and reads both replies.
-    fn claim(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+    fn claim(
+        &mut self,
+        request: &Request<'_>,
+        due: Option<Instant>,
+        answered: impl FnOnce(&Connection),
+    ) -> Result<Reply, Error> {
         let Some(tag) = self.tag.clone() else {
             return self.exchange(request, due);
         };
@@ -356,6 +363,7 @@ impl Connection {
             Reply::Error => {}
             other => return Err(self.refusal(&other)),
         }
+        answered(self);
         let reply = self.receive(request, due);
         self.unless_closed(reply)
     }

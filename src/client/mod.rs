@@ -364,13 +364,14 @@ impl<'a> Lock<'a> {
         self.ask_over(wait, |_| ())
     }
 
-    /// Asks as [`Lock::ask`] does, and shows `connected` the connection before the wait.
+    /// Asks as [`Lock::ask`] does, and shows `answered` the connection once the server has answered
+    /// to the tag. Without a tag nothing is answered before the grant: then it is shown at once.
     pub(crate) fn ask_over(
         &self,
         wait: Wait,
-        connected: impl FnMut(&Connection),
+        answered: impl FnMut(&Connection),
     ) -> Result<Option<Guard>, Error> {
-        let granted = self.claim_over(wait, connected)?;
+        let granted = self.claim_over(wait, answered)?;
         granted.map(Granted::keep).transpose()
     }
 
@@ -382,15 +383,18 @@ impl<'a> Lock<'a> {
     fn claim_over(
         &self,
         wait: Wait,
-        mut connected: impl FnMut(&Connection),
+        mut answered: impl FnMut(&Connection),
     ) -> Result<Option<Granted>, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
-            connected(connection);
+            if self.tag.is_empty() {
+                answered(connection);
+            }
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
-            let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;
+            let (key, slot) = (self.key, self.slot);
+            let grant = connection.acquire_by(key, slot, wait, deadline, &mut answered)?;
             Ok((asked_at, grant))
         })?;
         Ok(grant.map(|grant| Granted {
