@@ -80,7 +80,7 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
-    settings: Settings,
+    pub(super) settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
     /// The tag that the server has accepted.

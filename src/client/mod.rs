@@ -309,19 +309,29 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// Connects to the server of the key, until `deadline` or for the client's connect timeout.
-    pub(crate) fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
+    /// Connects to the server of the key, for the client's connect timeout.
+    pub(crate) fn connect(&self) -> Result<Connection, Error> {
+        self.connect_by(None, 0)
+    }
+
+    /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:
+    /// so many other servers get their share of the time until then.
+    fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         check_key(self.key)?;
         self.slot.check()?;
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }
         let mut settings = self.client.settings.clone();
+        let connect_timeout = settings.connect_timeout;
         if let Some(deadline) = deadline {
             let left = deadline.saturating_duration_since(Instant::now());
-            settings.connect_timeout = settings.connect_timeout.min(left);
+            settings.connect_timeout = connect_timeout.min(left / (others + 1));
         }
         let mut connection = Connection::open(self.client.server_of(self.key), &settings)?;
+        // A guard may connect again for as long as the client wants.
+        connection.settings.connect_timeout = connect_timeout;
+        connection.others = others;
         connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }
@@ -339,9 +349,9 @@ impl<'a> Lock<'a> {
         let mut others = self.client.server_of(self.key).other_count();
         loop {
             let mut is_tag_accepted = false;
-            let claimed = self.connect(deadline).and_then(|mut connection| {
+            let connected = self.connect_by(deadline, others);
+            let claimed = connected.and_then(|mut connection| {
                 connection.tag.clone_from(&tag);
-                connection.others = others;
                 let claimed = claim(&mut connection);
                 is_tag_accepted = tag.is_some() && connection.tag.is_none();
                 Ok((connection, claimed?))
