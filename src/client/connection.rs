@@ -421,8 +421,7 @@ impl Connection {
         let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
             // A reply without a request: the two sides are out of step.
-            let unasked = String::from_utf8_lossy(&self.buffer);
-            return Err(Error::bad_reply(&self.server, &unasked));
+            return Err(Error::bad_reply(&self.server, &self.buffer));
         }
         let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
@@ -475,13 +474,13 @@ impl Connection {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
             if self.buffer.len() > MAX_REPLY_LEN {
-                return Err(Error::bad_reply(&self.server, "more than a reply can be"));
+                return Err(Error::bad_reply(&self.server, b"more than a reply can be"));
             }
             return Ok(None);
         };
-        let line = std::str::from_utf8(&self.buffer[..end]);
-        let line = line.map_err(|error| Error::bad_reply(&self.server, &error.to_string()))?;
-        let reply = reply::parse(line).ok_or_else(|| Error::bad_reply(&self.server, line))?;
+        let line = &self.buffer[..end];
+        let reply = std::str::from_utf8(line).ok().and_then(reply::parse);
+        let reply = reply.ok_or_else(|| Error::bad_reply(&self.server, line))?;
         self.buffer.drain(..=end);
         Ok(Some(reply))
     }
@@ -521,7 +520,6 @@ impl Connection {
 
     /// The error that a reply means. One that does not fit its request ends the connection.
     fn refusal(&mut self, reply: &Reply) -> Error {
-        let server = || self.server.clone();
         let error = match reply {
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => Error::Refused,
             Reply::AlreadyEnqueued => Error::AlreadyEnqueued,
@@ -532,7 +530,7 @@ impl Connection {
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
             Reply::Refused(Refusal::Draining) => Error::Draining,
             Reply::AuthFailed => Error::AuthFailed {
-                server: server(),
+                server: self.server.clone(),
                 auth: self.auth,
             },
             Reply::Ok
@@ -544,7 +542,7 @@ impl Connection {
             | Reply::Timeout => {
                 let mut line = Vec::new();
                 reply.write(&mut line);
-                Error::bad_reply(&server(), String::from_utf8_lossy(&line).trim_end())
+                Error::bad_reply(&self.server, line.trim_ascii_end())
             }
         };
         if matches!(error, Error::BadReply { .. } | Error::AuthFailed { .. }) {

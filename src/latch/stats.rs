@@ -86,7 +86,7 @@ fn ask(client: &Client, server: &Address, key: Option<&str>, form: Form) -> Resu
         Form::EscapedJson => Ok(Table::line(escaped_json(&json))),
         Form::Table => {
             let statistics = Statistics::parse(&json);
-            let statistics = statistics.ok_or_else(|| Error::bad_reply(server, &json))?;
+            let statistics = statistics.ok_or_else(|| Error::bad_reply(server, json.as_bytes()))?;
             Ok(match key {
                 Some(key) => statistics.of(key),
                 None => statistics.all(),
