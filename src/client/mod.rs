@@ -210,6 +210,9 @@ impl Client {
 /// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are asked
 /// alike. Each time it is asked, it connects anew.
 ///
+/// A grant that comes when a quarter of its lease may be over is renewed first. The call then
+/// blocks for at most the reply timeout more.
+///
 /// # Errors
 ///
 /// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if
@@ -285,13 +288,13 @@ impl<'a> Lock<'a> {
     }
 
     /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
-    /// included; `None` if no slot was free all that time.
+    /// included (longer for a [late grant](Lock)); `None` if no slot was free all that time.
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included;
-    /// `None` if no slot is free.
+    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included
+    /// (longer for a [late grant](Lock)); `None` if no slot is free.
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Wait::No)
     }
@@ -457,8 +460,8 @@ impl QueuePlace {
         matches!(self.enqueued, Enqueued::Acquired(_))
     }
 
-    /// Blocks until the grant or the end of the wait, and for as long as a reply takes; `None` if
-    /// the wait is over, and the place is given up.
+    /// Blocks until the grant or the end of the wait, and for as long as a reply takes (longer for
+    /// a [late grant](Lock)); `None` if the wait is over, and the place is given up.
     ///
     /// # Errors
     ///
