@@ -80,7 +80,7 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
-    settings: Settings,
+    pub(super) settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
     /// The tag that the server has accepted.
@@ -133,16 +133,18 @@ impl Connection {
     /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
-        self.acquire_by(key, slot, wait, deadline)
+        self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`. Calls `answered` once
+    /// the server has answered to the tag, if there is one.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,
         slot: Slot,
         wait: Wait,
         deadline: Option<Instant>,
+        answered: impl FnOnce(&Connection),
     ) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Acquire {
@@ -152,7 +154,7 @@ impl Connection {
             lease: slot.checked_lease()?,
             wait_timeout: wait.timeout(),
         };
-        let reply = self.claim(&request, deadline)?;
+        let reply = self.claim(&request, deadline, answered)?;
         self.granted(&reply)
     }
 
@@ -166,7 +168,7 @@ impl Connection {
             limit: slot.checked_limit()?,
             lease: slot.checked_lease()?,
         };
-        match self.claim(&request, self.reply_due())? {
+        match self.claim(&request, self.reply_due(), |_| ())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
             other => Err(self.refusal(&other)),
@@ -343,7 +345,12 @@ impl Connection {
     }
 
     /// Sends a claim, behind the tag in the same write, and reads both replies.
-    fn claim(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
+    fn claim(
+        &mut self,
+        request: &Request<'_>,
+        due: Option<Instant>,
+        answered: impl FnOnce(&Connection),
+    ) -> Result<Reply, Error> {
         let Some(tag) = self.tag.clone() else {
             return self.exchange(request, due);
         };
@@ -356,6 +363,7 @@ impl Connection {
             Reply::Error => {}
             other => return Err(self.refusal(&other)),
         }
+        answered(self);
         let reply = self.receive(request, due);
         self.unless_closed(reply)
     }
@@ -413,8 +421,7 @@ impl Connection {
         let stream = self.open_stream()?;
         if !self.buffer.is_empty() {
             // A reply without a request: the two sides are out of step.
-            let unasked = String::from_utf8_lossy(&self.buffer);
-            return Err(Error::bad_reply(&self.server, &unasked));
+            return Err(Error::bad_reply(&self.server, &self.buffer));
         }
         let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
@@ -467,13 +474,13 @@ impl Connection {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
             if self.buffer.len() > MAX_REPLY_LEN {
-                return Err(Error::bad_reply(&self.server, "more than a reply can be"));
+                return Err(Error::bad_reply(&self.server, b"more than a reply can be"));
             }
             return Ok(None);
         };
-        let line = std::str::from_utf8(&self.buffer[..end]);
-        let line = line.map_err(|error| Error::bad_reply(&self.server, &error.to_string()))?;
-        let reply = reply::parse(line).ok_or_else(|| Error::bad_reply(&self.server, line))?;
+        let line = &self.buffer[..end];
+        let reply = std::str::from_utf8(line).ok().and_then(reply::parse);
+        let reply = reply.ok_or_else(|| Error::bad_reply(&self.server, line))?;
         self.buffer.drain(..=end);
         Ok(Some(reply))
     }
@@ -513,7 +520,6 @@ impl Connection {
 
     /// The error that a reply means. One that does not fit its request ends the connection.
     fn refusal(&mut self, reply: &Reply) -> Error {
-        let server = || self.server.clone();
         let error = match reply {
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => Error::Refused,
             Reply::AlreadyEnqueued => Error::AlreadyEnqueued,
@@ -524,7 +530,7 @@ impl Connection {
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
             Reply::Refused(Refusal::Draining) => Error::Draining,
             Reply::AuthFailed => Error::AuthFailed {
-                server: server(),
+                server: self.server.clone(),
                 auth: self.auth,
             },
             Reply::Ok
@@ -536,7 +542,7 @@ impl Connection {
             | Reply::Timeout => {
                 let mut line = Vec::new();
                 reply.write(&mut line);
-                Error::bad_reply(&server(), String::from_utf8_lossy(&line).trim_end())
+                Error::bad_reply(&self.server, line.trim_ascii_end())
             }
         };
         if matches!(error, Error::BadReply { .. } | Error::AuthFailed { .. }) {

@@ -111,10 +111,10 @@ impl Error {
     }
 
     /// A reply that does not fit; its beginning says enough.
-    pub(crate) fn bad_reply(server: &Address, reply: &str) -> Error {
+    pub(crate) fn bad_reply(server: &Address, reply: &[u8]) -> Error {
         Error::BadReply {
             server: server.clone(),
-            reply: reply.chars().take(200).collect(),
+            reply: String::from_utf8_lossy(reply).chars().take(200).collect(),
         }
     }
 

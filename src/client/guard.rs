@@ -31,7 +31,7 @@ const STACK_LEN: usize = 128 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The connection ended, and with it what it held: no server renewed it over another one.
+    /// The connection ended, and no server renewed the lock over another one.
     Closed,
     /// The server refused the renewal: the lease was over, or the lock was released by its token.
     Refused,
@@ -63,11 +63,13 @@ impl fmt::Display for Loss {
 /// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
 /// and then after pauses of 50 milliseconds to a second. If the server has taken over from another
 /// one of its cluster, the keeper renews with the token, and the lock is held as before. Otherwise
-/// it is lost: a server that is alone releases it with the connection. If it refuses connections
-/// for two seconds, the keeper gives up; for the servers of a cluster (see [`Address::Cluster`]) it
-/// goes on until the lease could end, and gives each a second to answer.
+/// it is lost: a server that is alone releases it with the connection, or, if it runs with
+/// `--no-auto-release-on-disconnect`, keeps it from others until its lease ends. If it refuses
+/// connections for two seconds, the keeper gives up; for the servers of a cluster (see
+/// [`Address::Cluster`]) it goes on until the lease could end, and gives each a second to answer.
 ///
-/// All its methods can be called from several threads.
+/// All its methods can be called from several threads. It belongs to the process that acquired it:
+/// a child by fork(2) has no keeper, and must neither use nor drop its copy.
 ///
 /// ```
 /// use latchd::client::{Address, Client};

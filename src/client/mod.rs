@@ -210,6 +210,9 @@ impl Client {
 /// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are asked
 /// alike. Each time it is asked, it connects anew.
 ///
+/// A grant that comes when a quarter of its lease may be over is renewed first. The call then
+/// blocks for at most the reply timeout more.
+///
 /// # Errors
 ///
 /// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if
@@ -285,13 +288,13 @@ impl<'a> Lock<'a> {
     }
 
     /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
-    /// included; `None` if no slot was free all that time.
+    /// included (longer for a [late grant](Lock)); `None` if no slot was free all that time.
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included;
-    /// `None` if no slot is free.
+    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included
+    /// (longer for a [late grant](Lock)); `None` if no slot is free.
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Wait::No)
     }
@@ -309,19 +312,29 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// Connects to the server of the key, until `deadline` or for the client's connect timeout.
-    pub(crate) fn connect(&self, deadline: Option<Instant>) -> Result<Connection, Error> {
+    /// Connects to the server of the key, for the client's connect timeout.
+    pub(crate) fn connect(&self) -> Result<Connection, Error> {
+        self.connect_by(None, 0)
+    }
+
+    /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:
+    /// so many other servers get their share of the time until then.
+    fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         check_key(self.key)?;
         self.slot.check()?;
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }
         let mut settings = self.client.settings.clone();
+        let connect_timeout = settings.connect_timeout;
         if let Some(deadline) = deadline {
             let left = deadline.saturating_duration_since(Instant::now());
-            settings.connect_timeout = settings.connect_timeout.min(left);
+            settings.connect_timeout = connect_timeout.min(left / (others + 1));
         }
         let mut connection = Connection::open(self.client.server_of(self.key), &settings)?;
+        // A guard may connect again for as long as the client wants.
+        connection.settings.connect_timeout = connect_timeout;
+        connection.others = others;
         connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }
@@ -339,9 +352,9 @@ impl<'a> Lock<'a> {
         let mut others = self.client.server_of(self.key).other_count();
         loop {
             let mut is_tag_accepted = false;
-            let claimed = self.connect(deadline).and_then(|mut connection| {
+            let connected = self.connect_by(deadline, others);
+            let claimed = connected.and_then(|mut connection| {
                 connection.tag.clone_from(&tag);
-                connection.others = others;
                 let claimed = claim(&mut connection);
                 is_tag_accepted = tag.is_some() && connection.tag.is_none();
                 Ok((connection, claimed?))
@@ -364,13 +377,14 @@ impl<'a> Lock<'a> {
         self.ask_over(wait, |_| ())
     }
 
-    /// Asks as [`Lock::ask`] does, and shows `connected` the connection before the wait.
+    /// Asks as [`Lock::ask`] does, and shows `answered` the connection once the server has answered
+    /// to the tag. Without a tag nothing is answered before the grant: then it is shown at once.
     pub(crate) fn ask_over(
         &self,
         wait: Wait,
-        connected: impl FnMut(&Connection),
+        answered: impl FnMut(&Connection),
     ) -> Result<Option<Guard>, Error> {
-        let granted = self.claim_over(wait, connected)?;
+        let granted = self.claim_over(wait, answered)?;
         granted.map(Granted::keep).transpose()
     }
 
@@ -382,15 +396,18 @@ impl<'a> Lock<'a> {
     fn claim_over(
         &self,
         wait: Wait,
-        mut connected: impl FnMut(&Connection),
+        mut answered: impl FnMut(&Connection),
     ) -> Result<Option<Granted>, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
-            connected(connection);
+            if self.tag.is_empty() {
+                answered(connection);
+            }
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
-            let grant = connection.acquire_by(self.key, self.slot, wait, deadline)?;
+            let (key, slot) = (self.key, self.slot);
+            let grant = connection.acquire_by(key, slot, wait, deadline, &mut answered)?;
             Ok((asked_at, grant))
         })?;
         Ok(grant.map(|grant| Granted {
@@ -443,8 +460,8 @@ impl QueuePlace {
         matches!(self.enqueued, Enqueued::Acquired(_))
     }
 
-    /// Blocks until the grant or the end of the wait, and for as long as a reply takes; `None` if
-    /// the wait is over, and the place is given up.
+    /// Blocks until the grant or the end of the wait, and for as long as a reply takes (longer for
+    /// a [late grant](Lock)); `None` if the wait is over, and the place is given up.
     ///
     /// # Errors
     ///

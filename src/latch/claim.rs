@@ -20,7 +20,7 @@ use super::{is_shortage, shown, system_error, PROGRAM, UNAVAILABLE};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A connection that lasted so long ends an outage of its server.
+/// A connection that lasted so long after the first answer ends an outage of its server.
 const STEADY: Duration = Duration::from_secs(1);
 
 /// How to wait.
@@ -102,9 +102,9 @@ impl Claim {
         });
         let mut timeout = self.patience.timeout;
         loop {
-            let mut connected_at = None;
+            let mut answered_at = None;
             let asked = self.target.lock().ask_over(wait_of(timeout), |connection| {
-                connected_at = Some(Instant::now());
+                answered_at = Some(Instant::now());
                 *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
                     connection.name_at_server();
             });
@@ -114,7 +114,7 @@ impl Claim {
             };
             // A server that was silent all that time was away, too.
             let was_silent = matches!(error, Error::NoReply { .. });
-            if connected_at.is_some_and(|at| at.elapsed() >= STEADY) && !was_silent {
+            if answered_at.is_some_and(|at| at.elapsed() >= STEADY) && !was_silent {
                 outage = Outage::new();
             }
             let pause = match may_pass(&error) {

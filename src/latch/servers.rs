@@ -110,7 +110,7 @@ impl Target {
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {
-        let connected = self.lock().connect(None);
+        let connected = self.lock().connect();
         connected.map_err(|error| self.failure(&error))
     }
 

@@ -80,7 +80,7 @@ fn ask(
         }));
     }
     let statistics = Statistics::parse(&json);
-    let statistics = statistics.ok_or_else(|| Error::bad_reply(server, &json))?;
+    let statistics = statistics.ok_or_else(|| Error::bad_reply(server, json.as_bytes()))?;
     Ok(match key {
         Some(key) => statistics.of(key),
         None => statistics.all(),

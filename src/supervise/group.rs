@@ -4,6 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use nix::unistd;
+use rustix::io::Errno;
 use rustix::process::{
     getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
     WaitOptions,
@@ -249,10 +251,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether the group still has a process. After the kill, zombies of other parents do not
-    /// count: a parent outside the group may never reap them.
+    /// Whether the group still has a process, which may be another user's. After the kill, zombies
+    /// of other parents do not count: a parent outside the group may never reap them.
     fn is_alive(&self) -> bool {
-        test_kill_process_group(self.leader).is_ok()
+        test_kill_process_group(self.leader) != Err(Errno::SRCH)
             && (self.ending != Ending::Killed || has_living(self.leader))
     }
 
@@ -294,8 +296,18 @@ impl<'a> Group<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        // This fails if the group has ended, and then it needs no signal.
+        // This fails if the group has ended, and then it needs no signal, or if it is another
+        // user's, and then there is nothing to be done.
         let _ = kill_process_group(self.leader, signal);
+        if self.status.is_none() && self.has_left() {
+            let _ = kill_process(self.leader, signal);
+        }
+    }
+
+    /// Whether the command, which has not been reaped, is in another process group.
+    fn has_left(&self) -> bool {
+        let leader = unistd::Pid::from_raw(self.leader.as_raw_nonzero().get());
+        unistd::getpgid(Some(leader)).is_ok_and(|group| group != leader)
     }
 }
 

@@ -68,15 +68,18 @@ fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) 
     }
 }
 
-/// Whether the group has a process that runs, or a zombie that is our child. True without /proc.
+/// Whether the group has a process that runs, or a zombie that is our child. True if /proc shows
+/// none of its processes: it may hide those of other users.
 fn has_living(group: Pid) -> bool {
     let Some(processes) = process::all() else {
         return true;
     };
-    processes
+    let mut members = processes
         .filter_map(process::stat)
         .filter(|stat| stat.group == group.as_raw_nonzero().get())
-        .any(|stat| {
+        .peekable();
+    members.peek().is_none()
+        || members.any(|stat| {
             let is_dead = matches!(stat.state, 'Z' | 'X');
             !is_dead || stat.parent == getpid().as_raw_nonzero().get()
         })

@@ -422,6 +422,24 @@ fn a_bad_reply_is_shown_in_short() {
 }
 
 #[test]
+fn a_reply_that_is_not_utf8_is_shown_as_a_bad_reply() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.write_all(b"caf\xe9\n");
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let client = Client::new([Address::Tcp(address.to_string())]);
+    let asked = client.lock("k").try_acquire();
+    let is_shown = |reply: &str| reply == "caf\u{fffd}";
+    assert!(
+        matches!(&asked, Err(Error::BadReply { reply, .. }) if is_shown(reply)),
+        "{asked:?}"
+    );
+}
+
+#[test]
 fn an_endless_reply_is_a_bad_reply_and_is_not_kept() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");

@@ -448,6 +448,24 @@ fn a_claim_with_a_timeout_leaves_the_others_their_share() {
 }
 
 #[test]
+fn an_auth_token_leaves_the_other_servers_their_share() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "secret").expect("there is room");
+    let daemon = Daemon::start(&["--auth-token-file", secret.to_str().expect("text")]);
+    let (silent, silent_addr) = listener();
+    let cluster = format!("{silent_addr}|{}", daemon.addr());
+    let held = thread::spawn(move || accept(&silent));
+    let mut settings = Settings::default();
+    settings.reply_timeout = Duration::from_secs(4);
+    settings.auth_token = Some("secret".into());
+    let client = Client::with_settings([cluster.parse().expect("two addresses")], settings);
+    let granted = client.lock("k").try_acquire();
+    assert!(granted.expect("the other one answers").is_some());
+    drop(held.join());
+}
+
+#[test]
 fn a_cluster_that_refuses_is_tried_until_the_deadline() {
     let ((listener, addr), (_port, dead)) = (listener(), refusing_addr());
     let granted = thread::spawn(move || Peer::accept(&listener).grant(8));

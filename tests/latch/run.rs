@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -66,6 +66,14 @@ fn directory() -> tempfile::TempDir {
 fn lines_of(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
+}
+
+/// What a child with its output in a pipe says first.
+fn first_line(child: &mut Latch) -> String {
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("piped");
+    BufReader::new(stdout).read_line(&mut line).expect("text");
+    line
 }
 
 fn has_stopped(pid: Pid) -> bool {
@@ -293,6 +301,24 @@ fn every_signal_reaches_each_process_of_the_group_once() {
         lines.sort();
         assert_eq!(lines, ["inner", "outer"], "{name}");
     }
+}
+
+#[test]
+fn a_command_that_has_left_its_group_gets_the_signals() {
+    needs!("python3");
+    let daemon = Daemon::start(&[]);
+    let leave = "import os, time
+os.setpgid(0, os.getpgid(os.getppid()))
+print('left', flush=True)
+time.sleep(60)";
+    let mut command = latch(&daemon, &["run", "k", "--"]);
+    command
+        .arg(installed("python3", "python3"))
+        .args(["-c", leave]);
+    let mut child = Latch::start(command.stdout(Stdio::piped()));
+    assert_eq!(first_line(&mut child), "left\n");
+    signal(&child, Signal::TERM);
+    assert_eq!(wait_as_shell(&mut child), Some(128 + 15));
 }
 
 #[test]
@@ -1052,6 +1078,30 @@ fn a_process_that_leaves_the_group_goes_on() {
     assert!(!is_held(&daemon, "k"));
     thread::sleep(Duration::from_millis(100));
     assert!(matches!(state(stray.0), Some('S' | 'R' | 'D')));
+}
+
+#[test]
+fn a_process_of_another_user_in_the_group_keeps_the_lock() {
+    needs!("root", "setpriv");
+    let daemon = Daemon::start(&[]);
+    let (_directory, program) = program_for_all(PROGRAM);
+    let mut command = Command::new(installed("setpriv", "util-linux"));
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(program)
+        .args(["run", "k", "--server", &daemon.addr().to_string()])
+        .args(["--kill-after", "0.1", "--", "sh", "-c", "echo $$; read end"]);
+    let mut child = Latch::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let group = first_line(&mut child).trim().parse();
+    let mut sleep = Command::new("sleep");
+    sleep.arg("2").process_group(group.expect("a number"));
+    let mut others = sleep.spawn().expect("sleep");
+    drop(child.stdin.take());
+    assert_eq!(wait_as_shell(&mut child), Some(1));
+    let ended = others.try_wait().expect("our child");
+    let _ = others.kill();
+    let _ = others.wait();
+    assert!(ended.is_some(), "the lock was released before its end");
 }
 
 #[test]

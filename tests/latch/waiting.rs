@@ -261,6 +261,22 @@ fn retries_end_with_their_time_or_the_timeout() {
 }
 
 #[test]
+fn connections_without_an_answer_do_not_end_an_outage() {
+    let daemon = Daemon::start(&[]);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = listener.local_addr().expect("its address").to_string();
+    // A proxy whose server is away.
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            thread::sleep(Duration::from_millis(1200));
+            drop(client);
+        }
+    });
+    let arguments = ["run", "k", "--server", &server, "--retry=2", "--", "true"];
+    assert_eq!(status(&daemon, &arguments), 69);
+}
+
+#[test]
 fn retry_does_not_ask_twice_after_a_refusal() {
     let directory = tempfile::tempdir().expect("a directory");
     let secret = directory.path().join("secret");
