@@ -1,7 +1,5 @@
 //! A grant and the connection that it came over, before and while a guard keeps it.
 
-use std::time::Duration;
-
 use super::connection::Connection;
 use super::error::Error;
 use super::guard::Guard;
@@ -50,15 +48,5 @@ impl Granted {
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         let token = self.grant.token;
         self.connection.release(&self.key, self.slot, token)
-    }
-
-    pub(super) fn send_look(&mut self, within: Duration) -> Result<(), Error> {
-        self.connection.send_look(&self.key, within)
-    }
-
-    pub(super) fn send_renewal(&mut self, within: Duration) -> Result<(), Error> {
-        let token = self.grant.token;
-        self.connection
-            .send_renewal(&self.key, self.slot, token, within)
     }
 }

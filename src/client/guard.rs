@@ -486,7 +486,14 @@ impl Keeper {
         if let Some(outage) = &mut self.outage {
             outage.is_looking = false;
         }
-        let sent = self.held.send_renewal(left);
+        let Granted {
+            connection,
+            key,
+            slot,
+            grant,
+            ..
+        } = &mut self.held;
+        let sent = connection.send_renewal(key, *slot, grant.token, left);
         sent.or_else(|error| self.survive(error))
     }
 

@@ -83,7 +83,7 @@ impl Keeper {
                 let now = Moment::now();
                 self.sent_at = Some(now);
                 let left = until.saturating_since(now);
-                let sent = self.held.send_look(left);
+                let sent = connection.send_look(&self.held.key, left);
                 sent.or_else(|error| self.survive(error))
             }
             Err(error) => {
