@@ -1,6 +1,7 @@
 //! One connection to a server: a request, its reply, and never two at a time.
 
 mod again;
+mod tagged;
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -80,7 +81,7 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
-    pub(super) settings: Settings,
+    settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
     /// The tag that the server has accepted.
@@ -103,12 +104,23 @@ impl Connection {
     ///
     /// [`Error::Unreachable`], [`Error::AuthFailed`], or what can go wrong with a reply.
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
+        Connection::open_within(server, settings, settings.connect_timeout, 0)
+    }
+
+    /// Opens it as [`Connection::open`] does, within that time. A server that is reached and is of
+    /// no use leaves so many `others` their share.
+    pub(super) fn open_within(
+        server: &Address,
+        settings: &Settings,
+        within: Duration,
+        others: u32,
+    ) -> Result<Connection, Error> {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
-        let (stream, deadline, reached) = settings.connect(server, settings.connect_timeout)?;
+        let (stream, deadline, reached) = settings.connect(server, within, others)?;
         let mut connection = Connection {
             server: server.clone(),
-            others: 0,
+            others,
             reached,
             stream: Some(stream),
             buffer: Vec::new(),
@@ -342,44 +354,6 @@ impl Connection {
             Reply::Timeout => Ok(None),
             other => Err(self.refusal(other)),
         }
-    }
-
-    /// Sends a claim, behind the tag in the same write, and reads both replies.
-    fn claim(
-        &mut self,
-        request: &Request<'_>,
-        due: Option<Instant>,
-        answered: impl FnOnce(&Connection),
-    ) -> Result<Reply, Error> {
-        let Some(tag) = self.tag.clone() else {
-            return self.exchange(request, due);
-        };
-        let tag = Request::Tag(&tag);
-        let sent = self.send(&[&tag, request], self.time_to_send(due));
-        let told = sent.and_then(|()| self.receive(&tag, self.tag_due(due)));
-        match self.unless_closed(told)? {
-            Reply::Ok => self.accepted_tag = self.tag.take(),
-            // The server does not know tags. It serves the claim, or closes the connection.
-            Reply::Error => {}
-            other => return Err(self.refusal(&other)),
-        }
-        answered(self);
-        let reply = self.receive(request, due);
-        self.unless_closed(reply)
-    }
-
-    /// When the reply to the tag is due: a server that is of use sends it at once, also if the
-    /// claim, which is due at `due`, waits for ever. Other servers get their share of the time.
-    fn tag_due(&self, due: Option<Instant>) -> Option<Instant> {
-        let Some(due) = due else {
-            return self.reply_due();
-        };
-        if self.others == 0 {
-            return Some(due);
-        }
-        let now = Instant::now();
-        let share = due.saturating_duration_since(now) / (self.others + 1);
-        Some(now + share.min(self.settings.connect_timeout))
     }
 
     /// When the reply to a request that does not wait is due.

@@ -325,16 +325,11 @@ impl<'a> Lock<'a> {
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }
-        let mut settings = self.client.settings.clone();
-        let connect_timeout = settings.connect_timeout;
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            settings.connect_timeout = connect_timeout.min(left / (others + 1));
-        }
-        let mut connection = Connection::open(self.client.server_of(self.key), &settings)?;
-        // A guard may connect again for as long as the client wants.
-        connection.settings.connect_timeout = connect_timeout;
-        connection.others = others;
+        let settings = &self.client.settings;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let within = settings.connect_timeout.min(left.unwrap_or(Duration::MAX));
+        let server = self.client.server_of(self.key);
+        let mut connection = Connection::open_within(server, settings, within, others)?;
         connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }

@@ -47,15 +47,19 @@ impl Default for Settings {
 
 impl Settings {
     /// Connects within `within`, with a TLS handshake if that is wanted. Also returns the instant
-    /// at which the time is over, and the address of the one server that was reached.
+    /// at which the server that was reached has had its share of the time, beside so many `others`,
+    /// and its address.
     pub(super) fn connect(
         &self,
         server: &Address,
         within: Duration,
+        others: u32,
     ) -> Result<(Stream, Instant, Address), Error> {
         let (stream, deadline, reached) = server
             .connect(within)
             .map_err(|error| Error::unreachable(server, error))?;
+        let now = Instant::now();
+        let deadline = now + deadline.saturating_duration_since(now) / (others + 1);
         #[cfg(feature = "tls")]
         let stream = match &self.tls {
             Some(tls) => {

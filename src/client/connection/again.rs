@@ -80,7 +80,7 @@ impl Connection {
         let within = within.min(self.settings.connect_timeout) * 9 / 10;
         let (server, settings) = (self.server.clone(), self.settings.clone());
         let connect = move || {
-            let (stream, _, reached) = settings.connect(&server, within)?;
+            let (stream, _, reached) = settings.connect(&server, within, 0)?;
             Ok((stream, reached))
         };
         Attempt::start(connect).map_err(Error::System)
