@@ -57,11 +57,10 @@ fn run_under(
     // holder.
     if !guard.on_silence(kill_after, move || lost_setter.set()) {
         complain(format_args!(
-            "{}: the lease of {} s is less than twice --kill-after, {} s: a command that ignores \
+            "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
              SIGTERM may outlast it",
             shown(&options.key),
-            guard.lease().as_secs(),
-            seconds(kill_after)
+            guard.lease().as_secs()
         ));
     }
     let look = || {
@@ -111,12 +110,6 @@ fn run_under(
     }
 }
 
-/// A time in seconds. The formatting of floating-point numbers would be the only use of it.
-fn seconds(time: Duration) -> String {
-    let text = format!("{}.{:09}", time.as_secs(), time.subsec_nanos());
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
 /// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
 /// the lease runs: the end of this process ends the connection, and that releases the lock, too.
 pub(super) fn release(guard: Guard) -> Result<(), String> {
@@ -158,16 +151,4 @@ fn cannot_start(why: impl Display) -> Failure {
 
 pub(super) fn lost_lock(place: &str, why: &str) -> Failure {
     Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_in_seconds_has_its_fraction_and_no_more() {
-        for (milliseconds, text) in [(0, "0"), (10_000, "10"), (1_500, "1.5"), (50, "0.05")] {
-            assert_eq!(seconds(Duration::from_millis(milliseconds)), text);
-        }
-    }
 }

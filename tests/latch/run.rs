@@ -867,14 +867,14 @@ fn a_lease_too_short_for_kill_after_gives_a_warning() {
     for (options, expected) in [
         (
             ["--lease", "19"],
-            "latch: k: the lease of 19 s is less than twice --kill-after, 10 s: \
+            "latch: k: the lease of 19 s is less than twice --kill-after: \
                              a command that ignores SIGTERM may outlast it\n",
         ),
         (["--lease", "20"], ""),
         (["--kill-after", "16"], ""),
         (
             ["--kill-after", "17"],
-            "latch: k: the lease of 33 s is less than twice --kill-after, 17 s: \
+            "latch: k: the lease of 33 s is less than twice --kill-after: \
                                   a command that ignores SIGTERM may outlast it\n",
         ),
     ] {
