@@ -1,6 +1,6 @@
 //! The open connections: a cap on their number, and a way to end them all.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
-    /// How many of them come from each source, if that is capped.
-    per_source: BTreeMap<IpAddr, usize>,
+    /// How many of them come from each source, if that is capped; in the order of the sources.
+    per_source: Vec<(IpAddr, usize)>,
     /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
     /// No further connection is accepted.
@@ -61,7 +61,7 @@ impl Connections {
             open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
-                per_source: BTreeMap::new(),
+                per_source: Vec::new(),
                 empty_since: Instant::now(),
                 closed: false,
             }),
@@ -98,7 +98,10 @@ impl Connections {
             return Ok(Err(full));
         }
         if let Some(source) = source {
-            *open.per_source.entry(source).or_default() += 1;
+            match open.place_of(source) {
+                Ok(at) => open.per_source[at].1 += 1,
+                Err(at) => open.per_source.insert(at, (source, 1)),
+            }
         }
         open.last_id += 1;
         let id = open.last_id;
@@ -116,8 +119,8 @@ impl Connections {
             return Some(Full::InAll);
         }
         let (source, max) = source.zip(self.max_per_source)?;
-        let of_source = open.per_source.get(&source);
-        (of_source >= Some(&max)).then_some(Full::ForItsSource(source))
+        let of_source = open.place_of(source).map_or(0, |at| open.per_source[at].1);
+        (of_source >= max).then_some(Full::ForItsSource(source))
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
@@ -167,6 +170,14 @@ impl Connections {
     }
 }
 
+impl OpenStreams {
+    /// Where the source is counted, or where it belongs.
+    fn place_of(&self, source: IpAddr) -> Result<usize, usize> {
+        let sources = &self.per_source;
+        sources.binary_search_by_key(&source, |(known, _)| *known)
+    }
+}
+
 impl Admission {
     /// The connection's number: from 1 up, never used twice.
     pub fn id(&self) -> u64 {
@@ -182,10 +193,11 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
         open.streams.remove(&self.id);
-        if let Some(source) = self.source {
-            let left = open.per_source.remove(&source).unwrap_or(0);
-            if left > 1 {
-                open.per_source.insert(source, left - 1);
+        let place = self.source.and_then(|source| open.place_of(source).ok());
+        if let Some(at) = place {
+            open.per_source[at].1 -= 1;
+            if open.per_source[at].1 == 0 {
+                open.per_source.remove(at);
             }
         }
         open.empty_since = Instant::now();
