@@ -396,7 +396,7 @@ impl<'a> Lock<'a> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
-            if self.tag.is_empty() {
+            if connection.tag.is_none() {
                 answered(connection);
             }
             let wait = wait.after(began.elapsed());

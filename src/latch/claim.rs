@@ -102,6 +102,7 @@ impl Claim {
         });
         let mut timeout = self.patience.timeout;
         loop {
+            let asked_at = Instant::now();
             let mut answered_at = None;
             let asked = self.target.lock().ask_over(wait_of(timeout), |connection| {
                 answered_at = Some(Instant::now());
@@ -114,7 +115,10 @@ impl Claim {
             };
             // A server that was silent all that time was away, too.
             let was_silent = matches!(error, Error::NoReply { .. });
-            if answered_at.is_some_and(|at| at.elapsed() >= STEADY) && !was_silent {
+            // A server that closes connections over tags did that at once. If the connection before
+            // lasted as long as this one, they ended for want of a server.
+            let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
+            if answered_at.is_some_and(steady) && !was_silent {
                 outage = Outage::new();
             }
             let pause = match may_pass(&error) {

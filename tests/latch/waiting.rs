@@ -2,12 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
-    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
+    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch, PROGRAM,
 };
 use crate::support::silent::refusing_addr;
 use crate::support::{eventually, Client, Daemon, Scheme, Signal, PATIENCE};
@@ -274,6 +275,28 @@ fn connections_without_an_answer_do_not_end_an_outage() {
     });
     let arguments = ["run", "k", "--server", &server, "--retry=2", "--", "true"];
     assert_eq!(status(&daemon, &arguments), 69);
+}
+
+#[test]
+fn a_wait_at_a_server_without_tags_is_no_outage() {
+    const WAITS: usize = 3;
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        // It restarts at the end of each wait.
+        for _ in 0..WAITS {
+            let request = Peer::accept(&listener).request();
+            assert!(request.starts_with("tag _ "), "{request}");
+            let mut claiming = Peer::accept(&listener);
+            let request = claiming.request();
+            assert!(request.starts_with("l k "), "{request}");
+            thread::sleep(Duration::from_secs(2));
+        }
+    });
+    let address = addr.to_string();
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "k", "--server", &address, "--retry=3", "--", "true"]);
+    let _child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+    server.join().expect("it came again");
 }
 
 #[test]
