@@ -187,11 +187,12 @@ impl Writer {
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
             if self.must_reopen.swap(false, Ordering::Relaxed) {
-                if let Err(error) = self.sink.reopen() {
-                    self.warn(format_args!(
-                        "cannot-reopen-log error=\"{}\"",
-                        reason(&error)
-                    ));
+                match self.sink.reopen() {
+                    Ok(is_new) => self.is_torn &= !is_new,
+                    Err(error) => {
+                        let why = reason(&error);
+                        self.warn(format_args!("cannot-reopen-log error=\"{why}\""));
+                    }
                 }
             }
             match message {

@@ -63,12 +63,14 @@ impl Sink {
         })
     }
 
-    /// Opens a file again by its path. If that fails, the open file stays in use.
-    pub(super) fn reopen(&mut self) -> io::Result<()> {
-        if let Sink::File(path, file) = self {
-            *file = open_file(path)?;
-        }
-        Ok(())
+    /// Opens a file again by its path, and tells whether it is a file. If that fails, the open file
+    /// stays in use.
+    pub(super) fn reopen(&mut self) -> io::Result<bool> {
+        let Sink::File(path, file) = self else {
+            return Ok(false);
+        };
+        *file = open_file(path)?;
+        Ok(true)
     }
 
     /// Writes a whole line, which ends with a line feed, and returns how many bytes were taken.
