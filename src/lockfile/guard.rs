@@ -362,6 +362,8 @@ mod tests {
         let semaphore =
             Semaphore::with_options(path, Default::default(), options).expect("a lock path");
         let guard = semaphore.try_acquire().expect("a free lock");
+        // Until the thread has looked.
+        thread::sleep(4 * WATCH_DELAY);
         // A fork does not copy the thread, so the child never drops what the thread owns.
         let over = Instant::now() + LIMIT;
         while Arc::strong_count(&guard.held) > 1 {
