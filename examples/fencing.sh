@@ -38,7 +38,10 @@ latch run store --lease 1 --kill-after 0 -- sh -c '
     touch "$dir/done"
     sleep 60' &
 slow=$!
-until [ -e "$dir/started" ]; do sleep 0.1; done
+until [ -e "$dir/started" ]; do
+    kill -0 "$slow" 2>/dev/null || exit 1
+    sleep 0.1
+done
 
 # latch is stopped, as on a host that is suspended. It does not renew the lease, which ends.
 kill -STOP "$slow"
@@ -46,7 +49,10 @@ latch run store -- sh "$dir/write" fast
 
 # The command under it goes on as if nothing had happened.
 touch "$dir/awake"
-until [ -e "$dir/done" ]; do sleep 0.1; done
+until [ -e "$dir/done" ]; do
+    kill -0 "$slow" 2>/dev/null || exit 1
+    sleep 0.1
+done
 cat "$dir/store"
 
 # And latch, as soon as it can, ends a command whose lock is lost.

@@ -66,7 +66,10 @@ latch run my-job --lease 60 -- sh -c '
     until test -e over; do sleep 0.1; done' &
 job=$!
 processes="$processes $job"
-until test -e running; do sleep 0.1; done
+until test -e running; do
+    kill -0 "$job" 2>/dev/null || exit 1
+    sleep 0.1
+done
 
 kill -9 "$active"
 echo "the active server is killed"
