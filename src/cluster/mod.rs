@@ -301,8 +301,7 @@ impl Office {
     /// Blocks for ever once the server is about to stop.
     fn wait_while_leaving(&self) {
         let mut state = self.state.lock();
-        self.changed
-            .wait_while(&mut state, |_| self.is_leaving());
+        self.changed.wait_while(&mut state, |_| self.is_leaving());
     }
 
     fn gateway(&self) -> Gateway {

@@ -235,7 +235,13 @@ fn a_lease_without_a_number_is_none() {
 /// It would say that nothing is held.
 #[test]
 fn what_names_no_revision_is_no_answer_about_keys() {
-    for text in ["{}", "null", "[]", r#"{"header":{}}"#, r#"{"succeeded":true}"#] {
+    for text in [
+        "{}",
+        "null",
+        "[]",
+        r#"{"header":{}}"#,
+        r#"{"succeeded":true}"#,
+    ] {
         let members = [(); 3].map(|()| member(vec![ok(text)]).0);
         let (good, _requests) = member(vec![ok(r#"{"header":{"revision":"9"}}"#)]);
         let members = members.into_iter().chain([good]).collect::<Vec<_>>();
