@@ -197,6 +197,12 @@ impl Guard {
         hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
 
+    /// Whether the lease certainly runs, though the connection may have ended.
+    pub(crate) fn is_leased(&self) -> bool {
+        let hold = self.shared.hold();
+        hold.loss.is_none() && Moment::now() < hold.deadline
+    }
+
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
     /// [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
@@ -277,7 +283,9 @@ impl Guard {
     /// # Errors
     ///
     /// [`Error::Refused`] if the lock was no longer held, [`Error::Closed`] if it had been lost
-    /// before, or what can go wrong with a reply. The lock is not held in any case.
+    /// before, [`Error::Unreachable`] if no server of a cluster was there to hear of it (the key is
+    /// free when the lease ends), or what can go wrong with a reply. The lock is not held in any
+    /// case.
     pub fn release(mut self) -> Result<(), Error> {
         if self.is_kept_by_this_thread() && self.loss().is_none() {
             // Dropping the guard orders the release.

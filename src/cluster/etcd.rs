@@ -144,7 +144,7 @@ impl Gateway {
 
     /// Carries out a transaction with this body, as [`txn_body`] makes it.
     pub fn send_txn(&mut self, body: &str) -> Result<TxnAnswer, EtcdFailure> {
-        let answer = self.call("/v3/kv/txn", body)?;
+        let answer = self.call_for_keys("/v3/kv/txn", body)?;
         let responses = answer["responses"].as_array();
         let ranges = responses.into_iter().flatten();
         let range = ranges.map(|response| &response["response_range"]);
@@ -165,14 +165,14 @@ impl Gateway {
     ) -> Result<Vec<KeyValue>, EtcdFailure> {
         let (key, end) = (base64::encode(key), base64::encode(end));
         let body = format!(r#"{{"key":"{key}","range_end":"{end}","limit":"{limit}"}}"#);
-        self.call("/v3/kv/range", &body)
+        self.call_for_keys("/v3/kv/range", &body)
             .map(|answer| key_values(&answer))
     }
 
     /// The value of a key.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<KeyValue>, EtcdFailure> {
         let body = format!(r#"{{"key":"{}"}}"#, base64::encode(key));
-        self.call("/v3/kv/range", &body)
+        self.call_for_keys("/v3/kv/range", &body)
             .map(|answer| key_values(&answer).pop())
     }
 
@@ -240,6 +240,16 @@ impl Gateway {
                 self.send(path, body, self.timeout)
             }
             sent => sent,
+        }
+    }
+
+    /// As [`Gateway::call`], for keys. What names no revision is not from etcd, such as the `{}` of
+    /// a proxy: without keys in it, it would say that there are none.
+    fn call_for_keys(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
+        let answer = self.call(path, body)?;
+        match number(&answer["header"]["revision"]) {
+            0 => Err(self.pass_over("an answer without a revision".to_owned())),
+            _ => Ok(answer),
         }
     }
 

@@ -16,6 +16,7 @@ mod writer;
 use std::env;
 use std::fmt;
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,13 +115,14 @@ pub struct Office {
     journal: Arc<Journal>,
     state: Mutex<State>,
     changed: Condvar,
+    /// The server is about to stop: it does not run for the office any more. Not in the state: a
+    /// signal must find it while another thread starts over with the mutex.
+    is_leaving: AtomicBool,
     log: Log,
 }
 
 struct State {
     role: Role,
-    /// The server is about to stop: it does not run for the office any more.
-    is_leaving: bool,
     /// The office is this server's, though it may not serve yet.
     is_elected: bool,
     /// The office is being given up, and the process ends.
@@ -148,12 +150,12 @@ impl Office {
             journal: Arc::default(),
             state: Mutex::new(State {
                 role: Role::Standby { active: None },
-                is_leaving: false,
                 is_elected: false,
                 is_resigning: false,
                 lease: None,
             }),
             changed: Condvar::new(),
+            is_leaving: AtomicBool::new(false),
             log,
         })
     }
@@ -219,7 +221,11 @@ impl Office {
 
     /// Does not run for the office from now on. Call it when the server is told to stop.
     pub fn leave(&self) {
-        self.state.lock().is_leaving = true;
+        self.is_leaving.store(true, Ordering::SeqCst);
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::SeqCst)
     }
 
     /// Gives the office up, so that another server takes over at once. Blocks for four seconds at
@@ -267,7 +273,7 @@ impl Office {
     /// no client in, but would be active until those that it has are gone. It does not return then.
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
-        if !state.is_leaving {
+        if !self.is_leaving() {
             state.role = Role::Active { epoch };
             drop(state);
             self.changed.notify_all();
@@ -295,8 +301,7 @@ impl Office {
     /// Blocks for ever once the server is about to stop.
     fn wait_while_leaving(&self) {
         let mut state = self.state.lock();
-        self.changed
-            .wait_while(&mut state, |state| state.is_leaving);
+        self.changed.wait_while(&mut state, |_| self.is_leaving());
     }
 
     fn gateway(&self) -> Gateway {
@@ -321,7 +326,7 @@ impl Office {
             error!("deposed reason=\"{reason}\"");
         }
         self.log.flush(LAST_LINES);
-        if !state.is_leaving {
+        if !self.is_leaving() {
             exec_again(state.lease.unwrap_or(0));
         }
         // The mutex is never released: no other thread starts over meanwhile.

@@ -6,7 +6,7 @@ use crate::client::Guard;
 use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::claim::{wait, WaitEnd};
-use super::run::{cannot_catch, lost_lock, release};
+use super::run::{cannot_catch, finish_release, release};
 use super::servers::Target;
 use super::tag::tag_of;
 use super::{busy, options, system_error, unprintable, BUSY, PROGRAM};
@@ -47,6 +47,6 @@ fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch
         return Err(unprintable(&error));
     }
     let killed = signals.wait_for(&[&input.closed, &lost]).err();
-    release(guard).map_err(|why| lost_lock(place, &why))?;
+    finish_release(guard, place)?;
     Ok(killed.map_or(0, |killed| killed.follow()))
 }

@@ -76,7 +76,12 @@ impl End<'_> {
                 return ExitCode::from(1);
             }
             recv(drained) -> _ => info!("stopping reason=drained"),
-            default(grace) => warn!("stopping reason=shutdown-timeout"),
+            default(grace) => {
+                warn!("stopping reason=shutdown-timeout");
+                if self.leaves_holders() {
+                    return ExitCode::SUCCESS;
+                }
+            }
         }
         let grace_left = grace.saturating_sub(began.elapsed());
         say_farewell(signals, self.connections, grace_left)
@@ -92,6 +97,16 @@ impl End<'_> {
             }
         }
         self.arbiter.begin_drain()
+    }
+
+    /// Whether another server goes on with those who hold. Their connections end with the process
+    /// then: a farewell before the office is given up would end them in the journal, too.
+    fn leaves_holders(&self) -> bool {
+        #[cfg(feature = "cluster")]
+        if let Some(office) = self.office {
+            return matches!(office.role(), Role::Active { .. });
+        }
+        false
     }
 
     /// Lets no client in, and has those finish whose connections are passed on. The channel closes

@@ -415,6 +415,26 @@ fn latch_run_keeps_its_lock_over_a_failover() {
 }
 
 #[test]
+fn a_command_that_ends_in_a_failover_keeps_its_status() {
+    needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&[]);
+    let directory = tempfile::tempdir().expect("there is room");
+    let (began, end) = (directory.path().join("began"), directory.path().join("end"));
+    let script = "echo >\"$1\"; until test -e \"$2\"; do sleep 0.1; done; exit 3";
+    let mut command = latch(&active);
+    let servers = format!("{}|{}", address(&active), address(&standby));
+    command
+        .args(["run", "k", "--server", &servers, "--lease", "60", "--"])
+        .args(["sh", "-c", script, "sh"])
+        .args([&began, &end]);
+    let mut running = Latch::start(command.stdout(Stdio::null()));
+    eventually(PATIENCE, "the command runs", || began.exists());
+    active.kill();
+    std::fs::write(&end, "").expect("there is room");
+    assert_eq!(wait(&mut running), Some(3));
+}
+
+#[test]
 fn a_lock_whose_relay_dies_is_lost_and_free() {
     needs!("etcd", "etcdctl");
     let (_etcd, active, standby) = pair(&[]);

@@ -1,5 +1,6 @@
 //! What a keeper does without a connection, and with a new one.
 
+use std::io;
 use std::time::Duration;
 
 use super::{loss_of, Keeper, Loss};
@@ -99,13 +100,26 @@ impl Keeper {
 
     /// Releases, over a new connection if there is none.
     pub(super) fn release(&mut self) -> Result<(), Error> {
-        let connection = &mut self.held.connection;
-        if connection.socket().is_none() {
-            let within = Outage::time_for_attempt(Moment::NEVER);
-            let server = connection.server.clone();
-            let connected = connection.reconnect(&mut self.connecting, within);
-            connected.map_err(|_| Error::Closed { server })?;
+        let released = match self.is_connected() {
+            true => self.held.release(),
+            false => self.connected_anew().and_then(|()| self.held.release()),
+        };
+        let server = &self.held.connection.server;
+        match released {
+            // Another server may have the lock in its journal still.
+            Err(Error::Closed { .. }) if server.other_count() > 0 => {
+                let error = io::ErrorKind::ConnectionReset.into();
+                Err(Error::unreachable(server, error))
+            }
+            released => released,
         }
-        self.held.release()
+    }
+
+    fn connected_anew(&mut self) -> Result<(), Error> {
+        let connection = &mut self.held.connection;
+        let within = Outage::time_for_attempt(Moment::NEVER);
+        let server = connection.server.clone();
+        let connected = connection.reconnect(&mut self.connecting, within);
+        connected.map_err(|_| Error::Closed { server })
     }
 }

@@ -69,10 +69,11 @@ fn gateway(members: &[Member]) -> Gateway {
 #[test]
 fn what_etcd_leaves_out_is_zero_or_false() {
     let kv = r#"{"key":"YQ==","create_revision":"7","mod_revision":"9","version":"2"}"#;
-    let range = format!(r#"{{"responses":[{{"response_range":{{"kvs":[{kv}]}}}}]}}"#);
+    let header = r#""header":{"revision":"9"}"#;
+    let range = format!(r#"{{{header},"responses":[{{"response_range":{{"kvs":[{kv}]}}}}]}}"#);
     let answers = vec![
         ok(&range),
-        ok(r#"{"succeeded":true}"#),
+        ok(&format!(r#"{{{header},"succeeded":true}}"#)),
         ok(r#"{"result":{}}"#),
     ];
     let (member, requests) = member(answers);
@@ -229,6 +230,33 @@ fn a_lease_without_a_number_is_none() {
         matches!(granted, Err(EtcdFailure::NoAnswer { .. })),
         "{granted:?}"
     );
+}
+
+/// It would say that nothing is held.
+#[test]
+fn what_names_no_revision_is_no_answer_about_keys() {
+    for text in [
+        "{}",
+        "null",
+        "[]",
+        r#"{"header":{}}"#,
+        r#"{"succeeded":true}"#,
+    ] {
+        let members = [(); 3].map(|()| member(vec![ok(text)]).0);
+        let (good, _requests) = member(vec![ok(r#"{"header":{"revision":"9"}}"#)]);
+        let members = members.into_iter().chain([good]).collect::<Vec<_>>();
+        let mut gateway = gateway(&members);
+        let failures = [
+            gateway.range(b"a", b"b", 10).err(),
+            gateway.get(b"a").err(),
+            gateway.txn("", "", "").err(),
+        ];
+        for (failure, asked) in failures.into_iter().zip(&members) {
+            let (member, reason) = (asked.to_string(), "an answer without a revision".to_owned());
+            assert_eq!(failure, Some(EtcdFailure::NoAnswer { member, reason }));
+        }
+        assert_eq!(gateway.range(b"a", b"b", 10), Ok(Vec::new()));
+    }
 }
 
 #[test]
