@@ -53,6 +53,15 @@ impl Arbiter {
         self.rolls(state, queue.into_iter().collect()).pop()
     }
 
+    /// A key with the one holder that has this fence, and without its waiters; `None` if there is
+    /// no such grant. Costs system calls, outside the mutex.
+    pub fn holder(&self, key: &str, fence: Fence) -> Option<KeyRoll> {
+        let mut state = self.state.lock();
+        let now = self.catch_up(&mut state, Scope::Key(key));
+        let queue = state.table.holder(key, fence, now);
+        self.rolls(state, queue.into_iter().collect()).pop()
+    }
+
     /// How many connections have a seat, and what the table has counted.
     pub fn counters(&self) -> (usize, CountersSnapshot) {
         let mut state = self.state.lock();

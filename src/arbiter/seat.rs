@@ -191,8 +191,8 @@ impl Seat {
         drop(old);
     }
 
-    /// Since when the connection holds, waits for and has enqueued nothing: now, if it does; `None`
-    /// if it never did.
+    /// Since when the connection holds and waits for nothing: now, if it does; `None` if it never
+    /// did. To have enqueued for a key is one of the two until the entry ends.
     pub fn idle_since(&self) -> Option<Instant> {
         self.arbiter.visit(Scope::Nothing, |table, now| {
             table.connection_idle_since(self.conn, now)

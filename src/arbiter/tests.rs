@@ -394,10 +394,15 @@ fn a_connection_is_idle_since_it_last_had_anything() {
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(3));
     assert_eq!(holder.idle_since(), Some(released_at));
-    // An entry counts, dead or alive.
-    holder.enqueue(&lock(Duration::from_secs(1)));
-    arbiter.advance(Duration::from_secs(3));
+    // An entry counts until its lease is over.
+    holder.enqueue(&lock(Duration::from_secs(2)));
+    arbiter.advance(Duration::from_secs(1));
     assert_eq!(holder.idle_since(), Some(arbiter.clock.now()));
+    arbiter.advance(Duration::from_secs(2));
+    let expired_at = holder.idle_since();
+    assert_ne!(expired_at, Some(released_at));
+    arbiter.advance(Duration::from_secs(3));
+    assert_eq!(holder.idle_since(), expired_at);
 }
 
 /// How many grants a thread of the test below wants to see.

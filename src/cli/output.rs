@@ -27,5 +27,7 @@ pub fn unprintable(error: &io::Error) -> String {
 
 /// Writes one line to stderr. If that fails, the exit status still says what is wrong.
 pub fn complain(program: &str, message: impl Display) {
-    let _ = writeln!(io::stderr(), "{program}: {message}");
+    // In one write: other processes may write to the same pipe.
+    let line = format!("{program}: {message}\n");
+    let _ = io::stderr().write_all(line.as_bytes());
 }

@@ -81,6 +81,8 @@ pub struct Connection {
     stream: Option<Stream>,
     /// What has been read of the next reply.
     buffer: Vec<u8>,
+    /// The server has answered over this stream.
+    has_answered: bool,
     settings: Settings,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
@@ -118,19 +120,11 @@ impl Connection {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
         let (stream, deadline, reached) = settings.connect(server, within, others)?;
+        let auth = auth_token.map_or(Auth::NoToken, |_| Auth::Token);
         let mut connection = Connection {
-            server: server.clone(),
             others,
-            reached,
             stream: Some(stream),
-            buffer: Vec::new(),
-            settings: settings.clone(),
-            tag: None,
-            accepted_tag: None,
-            greeting: Vec::new(),
-            greetings_due: 0,
-            auth: auth_token.map_or(Auth::NoToken, |_| Auth::Token),
-            cancelled_by: None,
+            ..Connection::unconnected(server, reached, settings, auth)
         };
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
@@ -392,11 +386,11 @@ impl Connection {
     }
 
     fn send(&mut self, requests: &[&Request<'_>], within: Duration) -> Result<(), Error> {
-        let stream = self.open_stream()?;
-        if !self.buffer.is_empty() {
-            // A reply without a request: the two sides are out of step.
-            return Err(Error::bad_reply(&self.server, &self.buffer));
+        // A server that refuses a new connection may say so at once: that is its reply.
+        if self.has_answered {
+            self.check_unasked()?;
         }
+        let stream = self.open_stream()?;
         let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
         match stream.write_within(&text, Some(within)) {
@@ -406,6 +400,18 @@ impl Connection {
                 self.greeting.clear();
                 Ok(())
             }
+        }
+    }
+
+    /// Fails if the server has said anything without a request: its last words before it closes the
+    /// connection are no reply to the next one.
+    fn check_unasked(&mut self) -> Result<(), Error> {
+        if self.open_stream()?.has_news() {
+            self.read_within(Duration::ZERO)?;
+        }
+        match self.buffer.is_empty() {
+            true => Ok(()),
+            false => Err(self.closed()),
         }
     }
 
@@ -456,6 +462,7 @@ impl Connection {
         let reply = std::str::from_utf8(line).ok().and_then(reply::parse);
         let reply = reply.ok_or_else(|| Error::bad_reply(&self.server, line))?;
         self.buffer.drain(..=end);
+        self.has_answered = true;
         Ok(Some(reply))
     }
 
@@ -539,6 +546,7 @@ impl Connection {
     pub(super) fn close(&mut self) {
         self.stream = None;
         self.buffer.clear();
+        self.has_answered = false;
         self.greeting.clear();
         self.greetings_due = 0;
     }

@@ -2,26 +2,28 @@
 //! before the server can grant it to another holder.
 
 mod reconnecting;
+mod silent;
 mod timing;
 
 use std::fmt;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::Attempt;
+use super::connection::{Attempt, Connection};
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
 use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
+use silent::Silent;
 use timing::{deadline_of, fits, renewal_interval};
 
 /// The stack of a keeper, in bytes. The documentation of the callbacks names it.
@@ -68,6 +70,9 @@ impl fmt::Display for Loss {
 /// connections for two seconds, the keeper gives up; for the servers of a cluster (see
 /// [`Address::Cluster`]) it goes on until the lease could end, and gives each a second to answer.
 ///
+/// If a server of a cluster leaves a renewal unanswered for a second, its host may have vanished:
+/// the keeper asks the other servers meanwhile, and goes on with one that has taken over.
+///
 /// All its methods can be called from several threads. It belongs to the process that acquired it:
 /// a child by fork(2) has no keeper, and must neither use nor drop its copy.
 ///
@@ -103,9 +108,36 @@ struct Shared {
     hold: Mutex<Hold>,
     /// Wakes the keeper.
     bell: Event,
+    /// Wakes the guard that waits for [`Hold::is_over`].
+    ended: Condvar,
 }
 
 impl Shared {
+    /// What a lock that was just granted needs.
+    fn new(deadline: Moment) -> Result<Shared, Error> {
+        Ok(Shared {
+            hold: Mutex::new(Hold {
+                deadline,
+                is_cut: false,
+                loss: None,
+                on_lost: None,
+                on_silence: None,
+                asking: Vec::new(),
+                is_releasing: false,
+                released: None,
+                is_over: false,
+            }),
+            bell: Event::new().map_err(Error::System)?,
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Takes note that the server knows of the end, and wakes the guard that waits for its release.
+    fn end(&self) {
+        self.hold().is_over = true;
+        self.ended.notify_all();
+    }
+
     /// No callback runs under the mutex, so what a panic leaves behind is whole.
     fn hold(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
@@ -126,6 +158,8 @@ struct Hold {
     is_releasing: bool,
     /// The outcome of the release, which the keeper leaves behind when it ends.
     released: Option<Result<(), Error>>,
+    /// The lock is released; or it is lost, and the keeper has closed its connection.
+    is_over: bool,
 }
 
 struct OnSilence {
@@ -142,24 +176,13 @@ impl Guard {
     /// descriptor left, and closes the connection.
     pub(super) fn new(held: Granted) -> Result<Guard, Error> {
         let grant = held.grant;
-        let shared = Arc::new(Shared {
-            hold: Mutex::new(Hold {
-                deadline: deadline_of(held.asked_at, grant.lease),
-                is_cut: false,
-                loss: None,
-                on_lost: None,
-                on_silence: None,
-                asking: Vec::new(),
-                is_releasing: false,
-                released: None,
-            }),
-            bell: Event::new().map_err(Error::System)?,
-        });
+        let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
         let server = held.connection.server.clone();
         let keeper = Keeper {
             held,
             sent_at: None,
             outage: None,
+            silent: None,
             connecting: None,
             answering: Vec::new(),
             shared: Arc::clone(&shared),
@@ -244,9 +267,9 @@ impl Guard {
         });
         let is_fit = silence.is_some();
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
+        self.shared.bell.set();
         // What it holds may ask this guard when it is dropped.
         drop(earlier);
-        self.shared.bell.set();
         is_fit
     }
 
@@ -305,17 +328,24 @@ impl Guard {
         keeper.is_some_and(|keeper| keeper.thread().id() == thread::current().id())
     }
 
-    /// Has the keeper release, and waits for its end.
+    /// Has the keeper release, and waits until it has, or has closed the connection of a lost lock.
+    /// Not for the end of the thread then: the callback for the loss may take its time.
     fn order_release(&mut self) {
         let is_own = self.is_kept_by_this_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
         };
         let mut hold = self.shared.hold();
-        hold.is_releasing = hold.loss.is_none();
-        drop(hold);
+        hold.is_releasing = true;
         self.shared.bell.set();
-        if !is_own {
+        if is_own {
+            return;
+        }
+        let waited = self.shared.ended.wait_while(hold, |hold| !hold.is_over);
+        hold = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_released = hold.released.is_some();
+        drop(hold);
+        if is_released {
             let _ = keeper.join();
         }
     }
@@ -327,8 +357,9 @@ impl Drop for Guard {
         let mut hold = self.shared.hold();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
-        drop(callbacks);
+        // Before what they hold is dropped, which may panic.
         self.order_release();
+        drop(callbacks);
     }
 }
 
@@ -345,6 +376,8 @@ struct Keeper {
     sent_at: Option<Moment>,
     /// There is no connection, or the renewal is the first over a new one.
     outage: Option<Outage>,
+    /// The connection before, while its server leaves a renewal unanswered and others are asked.
+    silent: Option<Silent>,
     /// An attempt to connect that took longer than it was waited for.
     connecting: Option<Attempt>,
     /// Called with the outcome of the renewal that was sent.
@@ -360,9 +393,11 @@ enum Step {
 
 impl Keeper {
     fn keep(mut self) {
-        // A callback that panics ends the keeper, and the connection with it.
+        // A callback that panics ends the keeper, and the connection with it. What it panics with
+        // is never dropped, since that may panic, too.
         let ended = panic::catch_unwind(AssertUnwindSafe(|| self.work()));
-        let Err(loss) = ended.unwrap_or(Err(Loss::Closed)) else {
+        let ended = ended.map_err(mem::forget).unwrap_or(Err(Loss::Closed));
+        let Err(loss) = ended else {
             return;
         };
         let mut hold = self.shared.hold();
@@ -372,6 +407,9 @@ impl Keeper {
         drop(hold);
         // Not before: with the connection, the server releases the lock.
         self.held.connection.close();
+        drop(self.silent);
+        // Not before: the guard's thread may ask for the same key at once.
+        self.shared.end();
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
@@ -385,14 +423,19 @@ impl Keeper {
     }
 
     fn step(&mut self) -> Result<Step, Loss> {
-        if self.sleep() {
+        let [has_spoken, has_ended_silence] = self.sleep();
+        if has_spoken {
             self.hear()?;
         }
-        if self.sent_at.is_none() {
+        if has_ended_silence {
+            self.hear_silent()?;
+        }
+        if self.sent_at.is_none() && self.silent.is_none() {
             let is_releasing = self.shared.hold().is_releasing;
             if is_releasing {
                 let released = self.release();
                 self.shared.hold().released = Some(released);
+                self.shared.end();
                 return Ok(Step::Released);
             }
         }
@@ -400,8 +443,8 @@ impl Keeper {
         if now >= self.deadline() {
             return Err(Loss::Deadline);
         }
-        if now >= self.look_ends_at() {
-            self.cut();
+        if now >= self.patience_ends_at() {
+            self.lose_patience();
         }
         let is_asked = !self.shared.hold().asking.is_empty();
         let is_due = is_asked || now >= self.renew_at();
@@ -419,31 +462,28 @@ impl Keeper {
         Ok(Step::On)
     }
 
-    /// Sleeps until there is something to do, and tells whether the server has spoken.
-    fn sleep(&self) -> bool {
-        let socket = self.held.connection.socket();
+    /// Sleeps until there is something to do, and tells whether the server has spoken, and whether
+    /// the silent one has.
+    fn sleep(&self) -> [bool; 2] {
+        let silent = self.silent.as_ref().map(|silent| &silent.connection);
+        let connections = [Some(&self.held.connection), silent];
+        let sockets = connections.map(|connection| connection.and_then(Connection::socket));
         let mut wake_at = self.next_end();
         match &self.outage {
-            Some(outage) if socket.is_none() => wake_at = wake_at.min(outage.next_attempt),
+            Some(outage) if sockets[0].is_none() => wake_at = wake_at.min(outage.next_attempt),
             _ if self.sent_at.is_none() => wake_at = wake_at.min(self.renew_at()),
-            _ => wake_at = wake_at.min(self.look_ends_at()),
+            _ => wake_at = wake_at.min(self.patience_ends_at()),
         }
         self.alarm.set(wake_at);
-        let bell = PollFd::new(&self.shared.bell, PollFlags::IN);
-        let alarm = PollFd::new(&self.alarm, PollFlags::IN);
+        let watch = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP);
+        let mut watched: Vec<PollFd<'_>> = sockets.into_iter().flatten().map(watch).collect();
+        watched.push(PollFd::new(&self.shared.bell, PollFlags::IN));
+        watched.push(PollFd::new(&self.alarm, PollFlags::IN));
         // An interrupted or failed poll is an early wake-up, which does no harm.
-        let has_spoken = match socket {
-            Some(socket) => {
-                let socket = PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP);
-                let mut watched = [socket, bell, alarm];
-                let _ = poll(&mut watched, None);
-                !watched[0].revents().is_empty()
-            }
-            None => {
-                let _ = poll(&mut [bell, alarm], None);
-                false
-            }
-        };
+        let _ = poll(&mut watched, None);
+        let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
+        let mut next = || polled.next().unwrap_or_default();
+        let has_spoken = sockets.map(|socket| socket.is_some() && next());
         // Before the look at what it announces: what comes later sets the bell again.
         self.shared.bell.take();
         has_spoken
@@ -521,6 +561,12 @@ impl Keeper {
             Ok(None) => return Ok(()),
             Err(error) => return self.survive(error),
         };
+        self.renewed(lease, sent_at);
+        Ok(())
+    }
+
+    /// Takes note of a renewal that was sent then.
+    fn renewed(&mut self, lease: Duration, sent_at: Moment) {
         (self.sent_at, self.outage) = (None, None);
         self.held.grant.lease = lease;
         self.held.asked_at = sent_at;
@@ -531,7 +577,6 @@ impl Keeper {
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);
         }
-        Ok(())
     }
 }
 
@@ -548,6 +593,30 @@ fn loss_of(error: Error) -> Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_dropped_guard_waits_for_the_connection_of_a_lost_lock() {
+        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
+        let lease = Duration::from_secs(4);
+        let deadline = deadline_of(Moment::now(), lease);
+        let shared = Arc::new(Shared::new(deadline).expect("a descriptor"));
+        shared.hold().loss = Some(Loss::Closed);
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let (shared_of_keeper, closed) = (Arc::clone(&shared), Arc::clone(&is_closed));
+        let keeper = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            closed.store(true, Ordering::SeqCst);
+            shared_of_keeper.end();
+        });
+        drop(Guard {
+            server: Address::Unix("/nowhere".into()),
+            shared,
+            keeper: Some(keeper),
+            grant: Grant { token, lease },
+        });
+        assert!(is_closed.load(Ordering::SeqCst));
+    }
 
     #[test]
     fn a_guard_past_its_deadline_is_not_held() {
@@ -556,19 +625,7 @@ mod tests {
         // A keeper that is stopped has told of no loss.
         let guard = |sent_at| Guard {
             server: Address::Unix("/nowhere".into()),
-            shared: Arc::new(Shared {
-                hold: Mutex::new(Hold {
-                    deadline: deadline_of(sent_at, lease),
-                    is_cut: false,
-                    loss: None,
-                    on_lost: None,
-                    on_silence: None,
-                    asking: Vec::new(),
-                    is_releasing: false,
-                    released: None,
-                }),
-                bell: Event::new().expect("a descriptor"),
-            }),
+            shared: Arc::new(Shared::new(deadline_of(sent_at, lease)).expect("a descriptor")),
             keeper: None,
             grant: Grant { token, lease },
         };

@@ -39,7 +39,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts the certificates in a PEM file, and those that they have signed. Reads the file.
+    /// Trusts the CAs in a PEM file, and the self-signed certificates in it that are those of no
+    /// CA. Reads the file.
     ///
     /// # Errors
     ///

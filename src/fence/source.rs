@@ -3,9 +3,9 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use log::error;
 use parking_lot::Mutex;
 
+use crate::log::Throttle;
 use crate::text::reason;
 use crate::token::{FenceSource, Salt};
 
@@ -42,29 +42,37 @@ pub fn fence_of_clock(clock: SystemTime) -> u64 {
 }
 
 /// Random salts, fetched in bulk and used once.
-pub struct Salts(Mutex<SaltBuffer>);
+pub struct Salts {
+    buffer: Mutex<SaltBuffer>,
+    failures: Throttle,
+}
 
 impl Salts {
     /// Fetches the first salts. Blocks until the kernel has randomness.
     pub fn new() -> io::Result<Self> {
-        Ok(Salts(Mutex::new(SaltBuffer::fetch()?)))
+        Ok(Salts {
+            buffer: Mutex::new(SaltBuffer::fetch()?),
+            failures: Throttle::default(),
+        })
     }
 
     /// The next salt, or `None` if the kernel gives none. One call in 512 fetches more, and may
     /// block for that. It holds no mutex meanwhile, so a slow kernel delays only this connection.
     pub fn next(&self) -> Option<Salt> {
-        if let Some(salt) = self.0.lock().take() {
+        if let Some(salt) = self.buffer.lock().take() {
             return Some(salt);
         }
         match SaltBuffer::fetch() {
             Ok(mut fresh) => {
                 let salt = fresh.take();
                 // Others may have fetched at the same time. One buffer is enough.
-                *self.0.lock() = fresh;
+                *self.buffer.lock() = fresh;
                 salt
             }
             Err(error) => {
-                error!("no-randomness error=\"{}\"", reason(&error));
+                let why = reason(&error);
+                self.failures
+                    .error(format_args!("no-randomness error=\"{why}\""));
                 None
             }
         }

@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
     let is_run = ours.first().is_some_and(|name| name == "run");
     let flags: Flags = match arguments::parse(PROGRAM, options::BOOLEANS, words) {
         Parsed::Run(flags) => flags,
-        Parsed::Print(text) if is_run => {
+        Parsed::Print(text) if is_run && text.starts_with("Usage") => {
             // argh does not know of what follows the two dashes.
             let text = text.replacen('\n', " -- COMMAND [ARGS]\n", 1);
             return print(&text).map_or_else(fail, ExitCode::from);

@@ -74,7 +74,7 @@ macro_rules! command {
             /// speak TLS with servers that are reached over TCP
             #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
             pub(super) tls: Option<bool>,
-            /// trust the certificates in this file, and those that they have signed; speaks TLS
+            /// trust the CAs in this file, or a self-signed certificate of no CA; speaks TLS
             /// (those that this host trusts)
             #[argh(option, arg_name = "path", from_str_fn(path))]
             pub(super) tls_ca: Option<PathBuf>,

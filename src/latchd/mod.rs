@@ -30,7 +30,7 @@ use crate::cli::arguments::{self, Parsed};
 use crate::cluster::{relay::Relays, Office};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
-use crate::log::SourceThrottle;
+use crate::log::{LogRules, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited;
 use crate::net::listener::Listener;
@@ -76,7 +76,11 @@ pub fn main() -> ExitCode {
         Ok(resolved) => resolved,
         Err(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    match run(&options, resolved, inherited) {
+    let log = match options.log(env::var_os("RUST_LOG")) {
+        Ok(log) => log,
+        Err(reason) => return refuse(PROGRAM, USAGE, reason),
+    };
+    match run(&options, &log, resolved, inherited) {
         Ok(status) => status,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
@@ -85,6 +89,7 @@ pub fn main() -> ExitCode {
 /// Serves until it is told to stop. An error is one line.
 fn run(
     options: &Options,
+    log: &LogRules,
     resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
@@ -96,7 +101,7 @@ fn run(
     let admin_token = admin_token.map(read_admin_token).transpose()?;
     #[cfg(feature = "cluster")]
     let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
-    let log = server::start_log(PROGRAM, &options.log())?;
+    let log = server::start_log(PROGRAM, log)?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     #[cfg(feature = "tls")]
     let certificate = tls::certificate(options)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
 use crate::cli::values;
-use crate::log::{LogRules, LogTarget, Timestamps};
+use crate::log::{self, LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 
@@ -365,12 +365,13 @@ impl Options {
         speaks_tls
     }
 
-    pub(super) fn log(&self) -> LogRules {
-        LogRules {
-            debug: self.debug,
+    /// How the log is kept, in the face of the variable RUST_LOG.
+    pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
+        Ok(LogRules {
+            directives: log::directives(self.debug, rust_log)?,
             timestamps: self.log_timestamps,
             target: LogTarget::of_options(self.log.as_ref(), self.log_file.as_deref()),
-        }
+        })
     }
 }
 
@@ -574,7 +575,8 @@ mod tests {
     #[test]
     fn the_log_goes_to_one_place_and_a_flag_beats_both_variables() {
         let target = |arguments: &[&str], variables: &[(&str, &str)]| {
-            read_all(arguments, variables).map(|(options, _)| options.log().target)
+            let (options, _) = read_all(arguments, variables)?;
+            options.log(None).map(|rules| rules.target)
         };
         let (file, syslog) = (("LATCHD_LOG_FILE", "f"), ("DFLOCKD_LOG", "syslog"));
         assert_eq!(target(&[], &[]), Ok(LogTarget::Stderr));

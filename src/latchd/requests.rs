@@ -105,14 +105,19 @@ pub(super) fn carry_out(
             break_grants(seat, key, fence.map(Fence), &peer.identity())
         }
         // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
-        Request::Auth(_) | Request::Stats | Request::Queues(_) | Request::Counters => Reply::Error,
+        Request::Auth(_)
+        | Request::Stats
+        | Request::Queues(_)
+        | Request::Holder { .. }
+        | Request::Counters => Reply::Error,
     })
 }
 
 /// How certain the reply to a request must be.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
     match (request, reply) {
-        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
+        (Request::Renew { .. } | Request::Holder { .. }, _)
+        | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
         (
             Request::Acquire { .. }
             | Request::Enqueue { .. }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use log::{debug, warn};
+use log::debug;
 
 use crate::arbiter::{Arbiter, Outlet};
 #[cfg(feature = "cluster")]
 use crate::cluster::relay::Reception;
+use crate::log::Throttle;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited::{self, Inherited};
@@ -55,7 +56,8 @@ pub(super) fn start(
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let rules = Arc::clone(session_rules);
-        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules))
+        let unwatched = Throttle::default();
+        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules, &unwatched))
     };
     let reaper = Arc::clone(arbiter);
     spawn("reaper", move || reaper.reap())?;
@@ -83,6 +85,7 @@ fn converse(
     arbiter: &Arc<Arbiter>,
     watch: &HangupWatch,
     rules: &SessionRules,
+    unwatched: &Throttle,
 ) {
     let stream = admission.stream();
     #[cfg(feature = "cluster")]
@@ -97,6 +100,9 @@ fn converse(
     let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
     match watch.watch(stream, admission.id()) {
         Ok(()) => session::serve(stream, seat, rules, watch),
-        Err(error) => warn!("turned-away reason=no-watch error=\"{}\"", reason(&error)),
+        Err(error) => {
+            let why = reason(&error);
+            unwatched.warn(format_args!("turned-away reason=no-watch error=\"{why}\""));
+        }
     }
 }

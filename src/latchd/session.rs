@@ -8,6 +8,7 @@
 #[cfg(feature = "cluster")]
 mod member;
 mod rules;
+mod statistics;
 mod waiter;
 
 use std::io;
@@ -23,9 +24,9 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
-use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
 use crate::text::{reason, Escaped};
+use crate::token::Fence;
 pub use rules::SessionRules;
 use waiter::Waiter;
 
@@ -47,11 +48,8 @@ const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
 /// The longest reply that is not sent in pieces, in bytes.
 const MAX_REPLY_LEN: usize = 256;
 
-/// What a page of statistics takes at the most, in bytes.
-const STATS_PAGE_LEN: usize = 64 * 1024;
-
-/// Pages of statistics before other threads get the processor: half a millisecond.
-const PAGES_AT_ONCE: usize = 4;
+/// The first byte of a TLS client's first message.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 #[derive(Debug)]
 pub(super) enum Ending {
@@ -65,6 +63,8 @@ pub(super) enum Ending {
     HungUpWaiting,
     ReadTimeout,
     LineTooLong,
+    /// The peer takes this server for one that speaks TLS.
+    Tls,
     AuthFailed,
     /// Another server takes this one for the active one, and it is not, or not any more.
     #[cfg(feature = "cluster")]
@@ -212,6 +212,11 @@ impl Session<'_> {
                 self.finish_frame();
                 return self.show_queues(key.as_deref());
             }
+            Request::Holder { key, fence } => {
+                let key = key.to_owned();
+                self.finish_frame();
+                return self.show_holder(&key, Fence(fence));
+            }
             Request::Counters => {
                 self.finish_frame();
                 return self.show_counters();
@@ -268,86 +273,6 @@ impl Session<'_> {
         self.reply(&Reply::Error)
     }
 
-    /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
-    /// they take no more memory than any other reply.
-    fn show_stats(&mut self) -> Result<(), Ending> {
-        // Made in pages, each of which takes this much at the most.
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
-        self.rules.attest(&mut self.unattested);
-        let arbiter = self.seat.arbiter();
-        let mut page_count = 0;
-        self.out.extend(b"ok ");
-        stats::write_json(
-            arbiter.seat_count(),
-            |after| {
-                give_way_after(&mut page_count);
-                arbiter.snapshot(after, stats::PAGE_LEN)
-            },
-            &mut self.out,
-            |out| flush_if_full(out, self.stream, self.rules),
-        )?;
-        #[cfg(feature = "cluster")]
-        if let Some(figures) = self.figures() {
-            stats::append_cluster(&figures, &mut self.out);
-        }
-        self.out.push(b'\n');
-        Ok(())
-    }
-
-    /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.
-    fn show_queues(&mut self, key: Option<&str>) -> Result<(), Ending> {
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
-        self.rules.attest(&mut self.unattested);
-        let arbiter = self.seat.arbiter();
-        self.out.extend(b"ok {\"keys\":[");
-        let (mut page, mut last) = match key {
-            Some(key) => {
-                let roll = arbiter.queue(key, queues::PLACES_OF_ONE);
-                (roll.into_iter().collect(), None)
-            }
-            None => arbiter.queues(None, queues::PLACES_OF_EACH),
-        };
-        let (mut separator, mut page_count) = ("", 0);
-        loop {
-            give_way_after(&mut page_count);
-            for roll in std::mem::take(&mut page) {
-                self.out.extend(separator.bytes());
-                queues::write_key(&roll.queue, roll.clients(), &mut self.out, |out| {
-                    flush_if_full(out, self.stream, self.rules)
-                })?;
-                separator = ",";
-            }
-            if last.is_none() {
-                break;
-            }
-            (page, last) = arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
-        }
-        self.out.extend(b"]}\n");
-        Ok(())
-    }
-
-    /// What the server has counted: short beside the statistics, but longer than other replies.
-    fn show_counters(&mut self) -> Result<(), Ending> {
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
-        let (connection_count, snapshot) = self.seat.arbiter().counters();
-        let dropped_line_count = self.rules.log.dropped_count();
-        self.out.extend(b"ok ");
-        counters::write_json(
-            connection_count,
-            dropped_line_count,
-            &snapshot,
-            &mut self.out,
-        );
-        self.out.push(b'\n');
-        self.flush_if_full()
-    }
-
     fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
         self.reply_from(reply, 0)
     }
@@ -400,6 +325,12 @@ impl Session<'_> {
         }
         match self.receive() {
             Err(Ending::ReadTimeout) => Ok(()), // the next call finds the deadline over
+            // A handshake has a line end only by chance. The first read comes here.
+            Ok(())
+                if self.placeholders_left.is_some() && self.reader.begins_with(TLS_HANDSHAKE) =>
+            {
+                Err(Ending::Tls)
+            }
             read => read,
         }
     }
@@ -424,9 +355,9 @@ impl Session<'_> {
         read
     }
 
-    /// Decides what follows when the read timeout is over. A connection that holds, waits for or
-    /// has enqueued a key may idle between two requests as long as it likes: an unexpected `error`
-    /// would be taken for the answer to its next request.
+    /// Decides what follows when the read timeout is over. A connection that holds or waits for a
+    /// key may idle between two requests as long as it likes: an unexpected `error` would be taken
+    /// for the answer to its next request.
     fn stay_idle(&mut self, awaited: Option<u32>) -> Result<(), Ending> {
         if awaited.is_some() || self.auth_due.is_some() {
             return Err(Ending::ReadTimeout);
@@ -443,7 +374,7 @@ impl Session<'_> {
     /// A peer that has not authenticated learns no other reason.
     fn mask_reason(&self, ending: Ending) -> Ending {
         match ending {
-            Ending::ReadTimeout | Ending::LineTooLong if self.auth_due.is_some() => {
+            Ending::ReadTimeout | Ending::LineTooLong | Ending::Tls if self.auth_due.is_some() => {
                 Ending::AuthFailed
             }
             ending => ending,
@@ -483,15 +414,6 @@ fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Re
     }
 }
 
-/// Counts the pages of a long reply. On a host with one processor, the sessions that have a request
-/// to read run between them: otherwise each would wait for several ticks of the kernel's clock.
-fn give_way_after(page_count: &mut usize) {
-    *page_count += 1;
-    if *page_count % PAGES_AT_ONCE == 0 {
-        std::thread::yield_now();
-    }
-}
-
 /// Makes room for the next reply, as far as it may; tells whether there is some.
 fn makes_room(out: &mut Vec<u8>) -> bool {
     if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
@@ -520,7 +442,7 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
         Ending::Quit => (None, Duration::ZERO),
         #[cfg(feature = "cluster")]
         Ending::NotMeant => (None, Duration::ZERO),
-        Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong => {
+        Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong | Ending::Tls => {
             (Some(Reply::Error), Duration::ZERO)
         }
         Ending::AuthFailed => {
@@ -551,6 +473,7 @@ impl Ending {
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
+            Ending::Tls => "tls".into(),
             Ending::AuthFailed => "auth-refused".into(),
             #[cfg(feature = "cluster")]
             Ending::NotMeant => "relayed-from-another-epoch".into(),

@@ -183,3 +183,16 @@ fn wait_for_reason(
         look_again = left.max(Duration::from_millis(1));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_the_farewell_newcomers_are_left_to_the_next_server() {
+        let (_sender, signals) = bounded(1);
+        let connections = Arc::new(Connections::new(1, b""));
+        say_farewell(&signals, &connections, Duration::ZERO);
+        assert!(connections.close_if_empty(|| false), "it accepts");
+    }
+}

@@ -312,6 +312,56 @@ mod tests {
         }
     }
 
+    /// Has each of five users ask for as many watches, in turn; returns the holders and the locks
+    /// that are watched for each.
+    fn watched(tries: u32, pid_of: impl Fn(u32, u32) -> u32) -> Vec<(usize, usize)> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
+        let some_lock = lock(&files, "lfpd-a", std::process::id());
+        let holders = Holders {
+            watch: Watch::Polling,
+            max_holders: MAX_HOLDERS,
+            holders: Mutex::default(),
+        };
+        for user in 0..5 {
+            for number in 0..tries {
+                let (pid, lock) = (pid_of(user, number), some_lock.clone());
+                let end = End::Start(process::start_ticks(pid));
+                assert!(holders.add(Some(user), pid, end, lock).is_empty());
+            }
+        }
+        let holders = holders.holders.into_inner();
+        let of_user = |user| {
+            let holders = holders.values().filter(|holder| holder.user == Some(user));
+            let lock_counts: Vec<usize> = holders.map(|holder| holder.locks.len()).collect();
+            (lock_counts.len(), lock_counts.iter().sum())
+        };
+        (0..5).map(of_user).collect()
+    }
+
+    #[test]
+    fn at_most_1024_holders_are_watched_and_256_of_one_user() {
+        let most = (256, 256);
+        let none = (0, 0);
+        // Numbers that no process has.
+        let pid_of = |user, number| i32::MAX as u32 - 1000 * user - number;
+        assert_eq!(watched(257, pid_of), [most, most, most, most, none]);
+    }
+
+    #[test]
+    fn at_most_4096_locks_are_watched_and_1024_of_one_user() {
+        let mut sleepers: Vec<Child> = (0..5).map(|_| sleeper()).collect();
+        let most = (1, 1024);
+        let none = (0, 0);
+        let pid_of = |user, _| sleepers[user as usize].id();
+        let watched = watched(1025, pid_of);
+        for child in &mut sleepers {
+            child.kill().expect("killed");
+            child.wait().expect("its end");
+        }
+        assert_eq!(watched, [most, most, most, most, none]);
+    }
+
     #[test]
     fn the_end_of_a_process_before_its_lock_is_watched_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -212,3 +212,52 @@ fn checked(target: &LockTarget<'_>) -> Option<(DevicePath, u32)> {
 fn shown<'a>(target: &LockTarget<'a>) -> Escaped<'a> {
     Escaped(target.device)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn an_unlocked_device_leaves_its_watch_to_another_holder() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let rules = LockRules {
+            peer_rule: PeerRule::Enforce,
+            require_live_pid: true,
+            chown: false,
+            devices: "/dev".into(),
+        };
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
+        let one_watch = Holders::new(1).expect("a watch");
+        let locks = Arc::new(Locks::new(files, rules, Some(one_watch)));
+        let peer = Peer(Some(rustix::process::geteuid().as_raw()));
+        let target = |device, pid| LockTarget {
+            device,
+            pid: Some(pid),
+        };
+        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
+        let own = target(b"/dev/lfpd-a", std::process::id());
+        let childs = target(b"/dev/lfpd-b", child.id());
+        let replies = [
+            locks.lock(peer, &own),
+            locks.unlock(peer, &own),
+            locks.lock(peer, &childs),
+        ];
+        let reaper = Arc::clone(&locks);
+        thread::spawn(move || reaper.reap());
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+        assert_eq!(replies, [LfpReply::Okay; 3]);
+        let over = Instant::now() + Duration::from_secs(30);
+        while directory.path().join("LCK..lfpd-b").exists() {
+            assert!(
+                Instant::now() < over,
+                "the end of its holder is not noticed"
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}

@@ -24,6 +24,7 @@ use rustix::stdio;
 use rustix::system::uname;
 
 use crate::cli::arguments::Parsed;
+use crate::log::LogRules;
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited, NotListening};
 use crate::net::listener::{accept_from_all, Listener};
@@ -78,15 +79,24 @@ pub fn main() -> ExitCode {
             "descriptor 0 is a terminal, not a socket: give --listen 127.0.0.1:50001, or --stdio",
         );
     }
-    match run(&options, source, inherited) {
+    let log = match options.log(std::env::var_os("RUST_LOG")) {
+        Ok(log) => log,
+        Err(reason) => return refuse(PROGRAM, USAGE, reason),
+    };
+    match run(&options, &log, source, inherited) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
     }
 }
 
 /// Serves until it is told to stop, or until the one connection ends.
-fn run(options: &Options, source: Source, inherited: Vec<Inherited>) -> Result<(), String> {
-    let log = server::start_log(PROGRAM, &options.log())?;
+fn run(
+    options: &Options,
+    log: &LogRules,
+    source: Source,
+    inherited: Vec<Inherited>,
+) -> Result<(), String> {
+    let log = server::start_log(PROGRAM, log)?;
     let signals = server::watch_signals(server::catch_signals()?, &log, || {})?;
     match connections_from(source, inherited)? {
         Connected::Stdio => {

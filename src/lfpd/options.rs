@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::peer::PeerRule;
 use crate::cli::arguments::{self, Dashes, Parsed, Variables};
 use crate::cli::values;
-use crate::log::{LogRules, LogTarget, Timestamps};
+use crate::log::{self, LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
 
@@ -143,12 +143,13 @@ impl Options {
         dirs.map(PathBuf::from).collect()
     }
 
-    pub(super) fn log(&self) -> LogRules {
-        LogRules {
-            debug: self.debug,
+    /// How the log is kept, in the face of the variable RUST_LOG.
+    pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
+        Ok(LogRules {
+            directives: log::directives(self.debug, rust_log)?,
             timestamps: Timestamps::Auto,
             target: LogTarget::of_options(self.log.as_ref(), self.log_file.as_deref()),
-        }
+        })
     }
 }
 

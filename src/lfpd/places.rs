@@ -134,18 +134,73 @@ mod tests {
     use crate::net::stream::Stream;
     use std::os::unix::net::UnixStream;
 
-    #[test]
-    fn peers_that_have_hung_up_get_the_share_of_one_user() {
+    const USER: Peer = Peer(Some(1));
+    const OTHER: Peer = Peer(Some(2));
+
+    /// So many places, and a way to take them.
+    fn places(count: usize) -> (Arc<Places>, impl Fn(Peer) -> Option<OccupiedPlace>) {
         let connections = Arc::new(Connections::new(64, b""));
-        let places = Arc::new(Places::new(32));
-        let take = |peer| {
+        let places = Arc::new(Places::new(count));
+        let taken_from = Arc::clone(&places);
+        let take = move |peer| {
             let (ours, _theirs) = UnixStream::pair().expect("a socket pair");
             let admission = connections.admit(|| Ok(Stream::Unix(ours)));
             let admission = admission.expect("a connection").expect("room");
-            places.take(peer, &Arc::new(admission))
+            taken_from.take(peer, &Arc::new(admission))
         };
+        (places, take)
+    }
+
+    /// Has a connection be silent for the time that makes it idle, and so many seconds more.
+    fn silence(places: &Places, place: Option<&OccupiedPlace>, more: u64) {
+        let mut taken = places.taken.lock();
+        let occupant = place.and_then(|place| taken.0.get_mut(&place.id));
+        let active_at = &mut occupant.expect("it has its place").active_at;
+        *active_at -= IDLE + Duration::from_secs(more);
+    }
+
+    #[test]
+    fn peers_that_have_hung_up_get_the_share_of_one_user() {
+        let (_, take) = places(32);
         let unknown: Vec<_> = (0..12).map(|_| take(Peer(None))).collect();
         assert_eq!(unknown.iter().flatten().count(), share_of(32));
-        assert!(take(Peer(Some(1))).is_some());
+        assert!(take(USER).is_some());
+    }
+
+    #[test]
+    fn a_user_gets_a_quarter_of_the_places_but_eight_where_few() {
+        for (count, share) in [(1, 8), (32, 8), (40, 10), (256, 64), (1024, 256)] {
+            assert_eq!(share_of(count), share, "{count}");
+        }
+        let (_, take) = places(40);
+        let of_user: Vec<_> = (0..12).map(|_| take(USER)).collect();
+        assert_eq!(of_user.iter().flatten().count(), 10);
+        assert!(take(OTHER).is_some());
+        let (_, take) = places(4);
+        let of_user: Vec<_> = (0..6).map(|_| take(USER)).collect();
+        assert_eq!(of_user.iter().flatten().count(), 4);
+        assert!(take(OTHER).is_none());
+    }
+
+    #[test]
+    fn a_user_at_its_share_replaces_its_own_idlest_connection() {
+        let (places, take) = places(32);
+        let of_other = take(OTHER);
+        let of_user: Vec<_> = (0..8).map(|_| take(USER)).collect();
+        let has_place = |place: &Option<OccupiedPlace>| {
+            let id = place.as_ref().map(|place| place.id);
+            id.is_some_and(|id| places.taken.lock().0.contains_key(&id))
+        };
+        silence(&places, of_other.as_ref(), 9);
+        assert!(take(USER).is_none());
+        silence(&places, of_user[2].as_ref(), 1);
+        silence(&places, of_user[5].as_ref(), 2);
+        silence(&places, of_user[6].as_ref(), 3);
+        of_user[6].as_ref().expect("it has its place").touch();
+        let next = take(USER);
+        assert!(has_place(&next) && has_place(&of_other));
+        let left: Vec<bool> = of_user.iter().map(has_place).collect();
+        let expected = [true, true, true, true, true, false, true, true];
+        assert_eq!(left, expected);
     }
 }

@@ -190,3 +190,47 @@ impl Conversation<'_> {
         flow
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lfpd::locks::LockRules;
+    use crate::lfpd::peer::PeerRule;
+    use crate::lfpd::uucp::files::SerialLockFiles;
+    use crate::sys::event::Event;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_peer_on_another_host_is_refused_and_locks_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let rules = LockRules {
+            peer_rule: PeerRule::Off,
+            require_live_pid: false,
+            chown: false,
+            devices: "/dev".into(),
+        };
+        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
+        let locks = Locks::new(files, rules, None);
+        let conversation_rules = ConversationRules {
+            hostname: "host".into(),
+            idle_timeout: Duration::from_secs(30),
+        };
+        let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
+        theirs
+            .write_all(b"lock /dev/lfpd-a 1\r\n")
+            .expect("there is room");
+        theirs.shutdown(Shutdown::Write).expect("half a close");
+        let stop = Event::new().expect("an event");
+        let wire = Wire::new(ours.as_fd(), ours.as_fd(), stop.as_fd());
+        serve(&wire, Err(NotLocal), None, &locks, &conversation_rules);
+        drop(ours);
+        let mut received = Vec::new();
+        theirs.read_to_end(&mut received).expect("the reply");
+        assert_eq!(received, TURNED_AWAY);
+        let mut files = directory.path().read_dir().expect("it is there");
+        assert!(files.next().is_none());
+    }
+}

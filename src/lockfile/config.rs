@@ -105,7 +105,8 @@ impl SemaphoreOptions {
     }
 
     /// The callback for a lock that is lost because another process has removed or replaced the
-    /// lock file. The guard runs a thread for that, and calls back there.
+    /// lock file. The guard runs a thread for that, and calls back there, within a second of the
+    /// loss. A release does not wait for a callback that has begun.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
         self.on_lost = Some(OnLost(Arc::new(callback)));

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sys::directory::Directory;
@@ -28,6 +28,10 @@ use super::Semaphore;
 /// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
+
+/// The time between two looks at the name: inotify may be missing, and does not see what other
+/// hosts do.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The watch begins only after this time, because its end delays the end of the process by 5 to 20
 /// ms. A lock held for a shorter time needs none.
@@ -59,9 +63,8 @@ impl fmt::Debug for OnLost {
 /// What a guard does while it holds.
 #[derive(Clone)]
 pub(super) struct GuardOptions {
-    /// The time between two looks at the name where the system reports no changes.
+    /// The time between two heartbeats.
     pub(super) beat: Duration,
-    /// Whether each look moves the timestamp.
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<OnLost>,
 }
@@ -74,7 +77,8 @@ pub(super) struct GuardOptions {
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
     held: Arc<HeldFile>,
-    watcher: Option<WatchThread>,
+    /// Ends the thread that watches the lock.
+    watch_stop: Option<Event>,
     is_released: bool,
 }
 
@@ -89,13 +93,6 @@ struct HeldFile {
     record: Record,
     creator: u32,
     is_lost: AtomicBool,
-}
-
-/// The thread that watches the lock.
-#[derive(Debug)]
-struct WatchThread {
-    stop: Event,
-    thread: JoinHandle<()>,
 }
 
 impl<'a> SemaphoreGuard<'a> {
@@ -117,19 +114,19 @@ impl<'a> SemaphoreGuard<'a> {
         let mut guard = SemaphoreGuard {
             semaphore: PhantomData,
             held,
-            watcher: None,
+            watch_stop: None,
             is_released: false,
         };
         if options.has_heartbeat || options.on_lost.is_some() {
             // If that fails, the guard releases the lock.
-            guard.watcher = Some(WatchThread::start(&guard.held, options)?);
+            guard.watch_stop = Some(start_watch(&guard.held, options)?);
         }
         Ok(guard)
     }
 
     /// Whether this guard still holds the lock. Once false, it stays false.
     pub fn is_held(&self) -> bool {
-        !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours()
+        !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours().unwrap_or(false)
     }
 
     /// Releases the lock, as dropping the guard does, and reports errors.
@@ -164,7 +161,7 @@ impl<'a> SemaphoreGuard<'a> {
         let owned = SemaphoreGuard {
             semaphore: PhantomData,
             held: Arc::clone(&self.held),
-            watcher: self.watcher.take(),
+            watch_stop: self.watch_stop.take(),
             is_released: self.is_released,
         };
         // From here on the owned guard alone gives the lock back.
@@ -177,12 +174,10 @@ impl<'a> SemaphoreGuard<'a> {
             return Ok(());
         }
         self.is_released = true;
-        if let Some(watcher) = self.watcher.take() {
-            watcher.stop.set();
-            // In its own callback the thread cannot join itself.
-            if watcher.thread.thread().id() != thread::current().id() {
-                let _ = watcher.thread.join();
-            }
+        // Before the name goes: otherwise the thread would take that for a loss. It is not joined,
+        // since it may be in the callback.
+        if let Some(stop) = self.watch_stop.take() {
+            stop.set();
         }
         if self.held.is_our_record()? && takeover::release(&self.held.files(), &self.held.file)? {
             Ok(())
@@ -211,10 +206,8 @@ impl HeldFile {
         LockFiles::new(&self.directory, &self.name, self.options)
     }
 
-    /// False in case of doubt.
-    fn is_still_ours(&self) -> bool {
-        self.is_our_record().unwrap_or(false)
-            && takeover::is_still_ours(&self.files(), &self.file).unwrap_or(false)
+    fn is_still_ours(&self) -> io::Result<bool> {
+        Ok(self.is_our_record()? && takeover::is_still_ours(&self.files(), &self.file)?)
     }
 
     /// Whether the file names no other holder. A taker on another host can have rewritten the file
@@ -250,28 +243,27 @@ impl HeldFile {
     }
 }
 
-impl WatchThread {
-    fn start(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<WatchThread> {
-        let stop = Event::new()?;
-        let stopped = stop.clone();
-        let held = Arc::downgrade(held);
-        let stack_len = if options.on_lost.is_some() {
-            CALLER_STACK_LEN
-        } else {
-            STACK_LEN
-        };
-        let thread = thread::Builder::new()
-            .name("lock-watcher".into())
-            .stack_size(stack_len)
-            .spawn(move || {
-                let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
-                let held_now = held.upgrade().filter(|_| !is_over);
-                if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
-                    watch_over(&held, &options, &watch, &stopped);
-                }
-            })?;
-        Ok(WatchThread { stop, thread })
-    }
+/// Starts the thread that watches the lock until the event is set.
+fn start_watch(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<Event> {
+    let stop = Event::new()?;
+    let stopped = stop.clone();
+    let held = Arc::downgrade(held);
+    let stack_len = if options.on_lost.is_some() {
+        CALLER_STACK_LEN
+    } else {
+        STACK_LEN
+    };
+    thread::Builder::new()
+        .name("lock-watcher".into())
+        .stack_size(stack_len)
+        .spawn(move || {
+            let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
+            let held_now = held.upgrade().filter(|_| !is_over);
+            if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
+                watch_over(&held, &options, &watch, &stopped);
+            }
+        })?;
+    Ok(stop)
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
@@ -285,7 +277,16 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
             let _ = held.beat();
         }
         // The first time, this finds what happened between the grant and the watch.
-        if !held.is_still_ours() {
+        let is_lost = match held.is_still_ours() {
+            Ok(is_ours) => !is_ours,
+            // On NFS, another host has removed the file. Any other error may pass.
+            Err(error) => error.kind() == io::ErrorKind::StaleNetworkFileHandle,
+        };
+        if is_lost {
+            // The guard may have released it meanwhile.
+            if stop.is_set() {
+                return;
+            }
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
             if let Some(OnLost(on_lost)) = &options.on_lost {
@@ -299,12 +300,11 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
             &|other| other == name.as_bytes(),
             &[],
             Some(stop),
-            next_beat,
+            next_beat.min(Instant::now() + LOOK_INTERVAL),
         ) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
-            // Without the watch, look at every beat.
-            Err(_) => thread::sleep(SHORTEST_BEAT),
+            Err(_) => thread::sleep(LOOK_INTERVAL),
         }
         is_due = Instant::now() >= next_beat;
         if is_due {
@@ -387,21 +387,20 @@ mod tests {
                 sender.send(()).expect("a listener")
             }))),
         };
-        let watcher = WatchThread::start(&guard.held, options).expect("a thread");
+        start_watch(&guard.held, options).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
-        watcher.thread.join().expect("the thread");
         assert!(guard.held.is_lost.load(Ordering::SeqCst));
     }
 
     #[test]
-    fn a_loss_is_noticed_at_the_next_beat_without_inotify() {
+    fn a_loss_is_noticed_without_inotify_and_between_beats() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("lost.lock");
         let semaphore = semaphore(&path);
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
         let options = GuardOptions {
-            beat: Duration::from_millis(50),
+            beat: LONGEST_BEAT,
             has_heartbeat: false,
             on_lost: Some(OnLost(Arc::new(move || {
                 sender.send(()).expect("a listener")
@@ -417,6 +416,51 @@ mod tests {
             stop.set();
             assert!(too_early.is_err() && in_time.is_ok());
         });
+    }
+
+    #[test]
+    fn a_release_does_not_wait_for_the_callback() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("lost.lock");
+        let (begin, begun) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = std::sync::Mutex::new(ended);
+        let options = SemaphoreOptions::new().on_lost(move || {
+            begin.send(()).expect("a listener");
+            let _ = ended.lock().expect("one caller").recv();
+        });
+        let semaphore =
+            Semaphore::with_options(&path, Default::default(), options).expect("a lock path");
+        let guard = semaphore.try_acquire().expect("a free lock").into_owned();
+        fs::remove_file(&path).expect("the lock file");
+        begun.recv_timeout(LIMIT).expect("it is lost");
+        let (report, reported) = mpsc::channel();
+        thread::spawn(move || report.send(guard.release()));
+        let released = reported.recv_timeout(LIMIT);
+        drop(end);
+        assert!(matches!(released, Ok(Err(SemaphoreError::Lost))));
+    }
+
+    #[test]
+    fn a_release_is_no_loss_for_the_callback() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("released.lock");
+        let (sender, receiver) = mpsc::channel();
+        let options = SemaphoreOptions::new().on_lost(move || {
+            let _ = sender.send(());
+        });
+        let semaphore =
+            Semaphore::with_options(&path, Default::default(), options).expect("a lock path");
+        for pause in [Duration::ZERO, WATCH_DELAY, 2 * WATCH_DELAY] {
+            let guard = semaphore.try_acquire().expect("a free lock");
+            thread::sleep(pause);
+            guard.release().expect("it is held");
+        }
+        // No thread that watched is left.
+        drop(semaphore);
+        assert!(receiver
+            .recv_timeout(LIMIT)
+            .is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[test]

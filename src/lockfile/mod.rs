@@ -281,7 +281,7 @@ impl Semaphore {
                 record.print().into_bytes()
             },
             is_live: holder == HolderKind::Guard,
-            may_take: &|content| Ok(self.may_take(content, &directory)),
+            may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
         };
         match takeover::acquire(&files, &taker)? {
             Acquisition::Granted(file) => Ok(Attempt::Granted((directory, file))),
@@ -292,13 +292,13 @@ impl Semaphore {
         }
     }
 
-    /// Whether a file with this content may be taken over, if no process has it locked.
-    fn may_take(&self, content: &Content, directory: &Directory) -> Verdict {
+    /// Whether a file with this content and this flock may be taken over.
+    fn may_take(&self, content: &Content, flock: Flock, directory: &Directory) -> Verdict {
         if !is_of_lock_file(&content.bytes) {
             return Err(Obstacle::NotALockFile);
         }
         let record = Record::parse(&content.bytes);
-        let judgement = self.judge(content, &record, Flock::Ours, directory);
+        let judgement = self.judge(content, &record, flock, directory);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
     }
 
@@ -323,10 +323,15 @@ impl Semaphore {
             Obstacle::Locked => Flock::Theirs,
             _ => Flock::Unknown,
         };
-        match content {
-            Some(content) => self.busy_with(obstacle, &content, flock, directory),
-            None => Busy::unknown(obstacle),
+        let Some(content) = content else {
+            return Busy::unknown(obstacle);
+        };
+        let mut busy = self.busy_with(obstacle, &content, flock, directory);
+        // Stale only if its holder has not locked it, which cannot be told: the process decides.
+        if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
+            busy.obstacle = Obstacle::NotStale;
         }
+        busy
     }
 
     /// Waits until the lock is free or stale, without taking it.

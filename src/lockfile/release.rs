@@ -114,7 +114,7 @@ impl Semaphore {
                 return Err(Obstacle::NotStale);
             }
         }
-        let is_stale = || record.is_live || self.may_take(content, directory).is_ok();
+        let is_stale = || record.is_live || self.may_take(content, Flock::Ours, directory).is_ok();
         // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
         // process that may only read it.
         may_pass(flock, flock == Flock::Theirs && is_stale())?;

@@ -70,7 +70,7 @@ pub(super) enum Flock {
     Bystanders,
     /// Another process has it locked.
     Theirs,
-    /// This process has not tried, or the file system has no such locks.
+    /// This process has not tried, or the system refuses such locks.
     Unknown,
 }
 
@@ -114,7 +114,7 @@ pub(super) fn judge(
     let alive = liveness(record, flock, host);
     let own = &host.id();
     let is_dead_for_sure = is_of_an_earlier_boot(record, host)
-        || (promises_flock(record, own) && flock != Flock::Theirs);
+        || (promises_flock(record, own) && matches!(flock, Flock::Ours | Flock::Bystanders));
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
     // A process that has the file locked is in the way of a takeover, however old the lock is.
     let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);

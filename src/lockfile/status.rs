@@ -324,7 +324,12 @@ impl Semaphore {
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
             let allows = |content: &Content, flock: Flock| {
-                let verdict = self.may_take(content, &directory);
+                // Which processes have it locked is looked at below.
+                let assumed = match flock {
+                    Flock::Unknown => Flock::Unknown,
+                    _ => Flock::Ours,
+                };
+                let verdict = self.may_take(content, assumed, &directory);
                 let is_live = Record::parse(&content.bytes).is_live;
                 Ok(verdict.and_then(|()| match flock {
                     // A guard has it locked, and lives.
@@ -405,12 +410,13 @@ impl Semaphore {
     }
 }
 
-/// Whether another process has the file locked. An error counts as no.
+/// Whether another process has the file locked.
 fn look_at_flock(file: &fs::File) -> Flock {
     match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Flock::Ours,
         Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::Theirs,
         Err(rustix::io::Errno::WOULDBLOCK) => Flock::Bystanders,
-        _ => Flock::Ours,
+        Err(_) => Flock::Unknown,
     }
 }
 

@@ -9,6 +9,7 @@ pub mod syslog;
 mod throttle;
 mod utc;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
@@ -21,7 +22,7 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use env_logger::{Builder, Target};
 use log::{Level, LevelFilter};
 
-use crate::text::reason;
+use crate::text::{invalid_value, reason};
 pub use sink::LogTarget;
 use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
@@ -42,10 +43,29 @@ pub enum Timestamps {
 /// How much is logged, how, and where.
 #[derive(Clone, Debug)]
 pub struct LogRules {
-    /// Log the life of connections too, whatever RUST_LOG says.
-    pub debug: bool,
+    /// Of [`directives`].
+    pub directives: String,
     pub timestamps: Timestamps,
     pub target: LogTarget,
+}
+
+/// Which lines are logged, in the words of env_logger: down to debug, or as the variable RUST_LOG
+/// says, or by default.
+///
+/// # Errors
+///
+/// If RUST_LOG is malformed. env_logger would say so on stderr, and panic where it cannot.
+pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, String> {
+    const EXPECTED: &str = "expected error, warn, info, debug, trace, off or module=level";
+    if debug {
+        return Ok(LevelFilter::Debug.to_string());
+    }
+    let directives = rust_log.unwrap_or_default().into_string();
+    let directives = directives.map_err(|_| "RUST_LOG: the value is not UTF-8")?;
+    match env_filter::Builder::new().try_parse(&directives) {
+        Ok(_) => Ok(directives),
+        Err(_) => Err(invalid_value(&directives, "RUST_LOG", EXPECTED)),
+    }
 }
 
 /// A handle to the running log. Keep it for [`Log::flush`], [`Log::reopen`] and
@@ -95,8 +115,8 @@ impl Log {
             dropped_count: Arc::default(),
         };
         let writer = Writer {
+            is_torn: sink.ends_torn(),
             sink,
-            is_torn: false,
             start,
             must_reopen: Arc::clone(&to_writer.must_reopen),
             dropped_count: Arc::clone(&to_writer.dropped_count),
@@ -109,11 +129,7 @@ impl Log {
 
         let mut builder = Builder::new();
         builder.filter_level(LevelFilter::Info);
-        if rules.debug {
-            builder.filter_level(LevelFilter::Debug);
-        } else {
-            builder.parse_env("RUST_LOG");
-        }
+        builder.parse_filters(&rules.directives);
         builder.format(move |line, record| {
             start.write(record.level(), line)?;
             writeln!(line, "{}", record.args())
@@ -173,7 +189,7 @@ impl LineStart {
 /// The thread that writes lines.
 struct Writer {
     sink: Sink,
-    /// The sink has taken a line in part.
+    /// The sink has a line in part.
     is_torn: bool,
     start: LineStart,
     must_reopen: Arc<AtomicBool>,
@@ -188,10 +204,12 @@ impl Writer {
         for message in messages {
             if self.must_reopen.swap(false, Ordering::Relaxed) {
                 match self.sink.reopen() {
-                    Ok(is_new) => self.is_torn &= !is_new,
+                    Ok(true) => self.is_torn = self.sink.ends_torn(),
+                    Ok(false) => {}
                     Err(error) => {
                         let why = reason(&error);
-                        self.warn(format_args!("cannot-reopen-log error=\"{why}\""));
+                        let is_put = self.warn(format_args!("cannot-reopen-log error=\"{why}\""));
+                        self.count_unless(is_put);
                     }
                 }
             }
@@ -210,7 +228,13 @@ impl Writer {
         if dropped > 0 && self.warn(format_args!("log-lines-lost dropped={dropped}")) {
             self.reported_count = dropped_count;
         }
-        if !self.put(line) {
+        let is_put = self.put(line);
+        self.count_unless(is_put);
+    }
+
+    /// Counts a line as lost unless the sink took it.
+    fn count_unless(&self, is_put: bool) {
+        if !is_put {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -274,13 +298,37 @@ fn journald_reads_stderr() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
 
     #[test]
-    fn a_reopening_behind_a_full_queue_is_not_lost() {
-        let directory = tempfile::tempdir().expect("there is room");
-        let path = directory.path().join("log");
-        let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
+    fn a_malformed_rust_log_is_refused_unless_it_is_overruled() {
+        use std::os::unix::ffi::OsStringExt;
+        let read = |debug, rust_log: &str| directives(debug, Some(rust_log.into()));
+        for fit in [
+            "",
+            "warn",
+            "OFF",
+            "latchd=debug,info",
+            "latchd::net=trace/peer",
+        ] {
+            assert_eq!(read(false, fit).as_deref(), Ok(fit));
+        }
+        for malformed in ["latchd=loud", "latchd=info=x", "a/b/c", "info,x=\ny"] {
+            let message = read(false, malformed).expect_err(malformed);
+            let start = format!(
+                "invalid value '{}' for RUST_LOG: ",
+                malformed.escape_default()
+            );
+            assert!(message.starts_with(&start), "{message}");
+            assert_eq!(read(true, malformed).as_deref(), Ok("DEBUG"));
+        }
+        let not_text = directives(false, Some(OsString::from_vec(vec![0xFF])));
+        assert_eq!(not_text, Err("RUST_LOG: the value is not UTF-8".into()));
+        assert_eq!(directives(false, None).as_deref(), Ok(""));
+    }
+
+    /// A log with room for one message, and what writes it to `sink`.
+    fn log_to(sink: Sink) -> (ToWriter, Writer, Receiver<Message>) {
         let (sender, messages) = bounded(1);
         let log = ToWriter {
             messages: sender,
@@ -298,6 +346,65 @@ mod tests {
             dropped_count: Arc::clone(&log.dropped_count),
             reported_count: 0,
         };
+        (log, writer, messages)
+    }
+
+    #[test]
+    fn the_number_of_lost_lines_is_logged_once() {
+        let directory = tempfile::tempdir().expect("there is room");
+        let path = directory.path().join("log");
+        let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
+        let (log, mut writer, _) = log_to(sink);
+        log.dropped_count.store(3, Ordering::Relaxed);
+        writer.write(b"one\n");
+        writer.write(b"two\n");
+        log.dropped_count.store(5, Ordering::Relaxed);
+        writer.write(b"three\n");
+        let expected = "WARN log-lines-lost dropped=3\none\ntwo\n\
+                        WARN log-lines-lost dropped=2\nthree\n";
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), expected);
+    }
+
+    #[test]
+    fn a_lost_complaint_about_a_reopening_is_counted() {
+        let full = File::options().append(true).open("/dev/full");
+        let sink = Sink::File("/nowhere/log".into(), full.expect("Linux has it"));
+        let (log, writer, messages) = log_to(sink);
+        let log = Log(Some(log));
+        log.reopen();
+        let Log(to_writer) = &log;
+        let dropped_count = Arc::clone(&to_writer.as_ref().expect("it has one").dropped_count);
+        drop(log);
+        writer.run(&messages);
+        assert_eq!(dropped_count.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_line_torn_before_a_reopening_spoils_no_other() {
+        let directory = tempfile::tempdir().expect("there is room");
+        let path = directory.path().join("log");
+        for (is_renamed, expected) in [(true, "next\n"), (false, "torn\nnext\n")] {
+            fs::write(&path, "torn").expect("there is room");
+            let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
+            let (log, mut writer, messages) = log_to(sink);
+            writer.is_torn = true;
+            let line = Message::Line(b"next\n".to_vec());
+            log.messages.send(line).expect("the queue has room");
+            if is_renamed {
+                fs::rename(&path, directory.path().join("log.1")).expect("it is there");
+            }
+            Log(Some(log)).reopen();
+            writer.run(&messages);
+            assert_eq!(fs::read_to_string(&path).expect("it is there"), expected);
+        }
+    }
+
+    #[test]
+    fn a_reopening_behind_a_full_queue_is_not_lost() {
+        let directory = tempfile::tempdir().expect("there is room");
+        let path = directory.path().join("log");
+        let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
+        let (log, writer, messages) = log_to(sink);
         log.messages
             .send(Message::Line(b"line\n".to_vec()))
             .expect("the queue has room");

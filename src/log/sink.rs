@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -63,6 +63,14 @@ impl Sink {
         })
     }
 
+    /// Whether the file ends within a line: the last server was killed, or had no room.
+    pub(super) fn ends_torn(&self) -> bool {
+        match self {
+            Sink::File(path, file) => last_byte(path, file).is_ok_and(|last| last != b'\n'),
+            Sink::Stderr | Sink::Syslog(_) => false,
+        }
+    }
+
     /// Opens a file again by its path, and tells whether it is a file. If that fails, the open file
     /// stays in use.
     pub(super) fn reopen(&mut self) -> io::Result<bool> {
@@ -98,6 +106,19 @@ fn open_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// The last byte of a file, which is open for writing only.
+fn last_byte(path: &Path, file: &File) -> io::Result<u8> {
+    let metadata = file.metadata()?;
+    // Only a regular file can be read without an effect on others.
+    let at = match metadata.len().checked_sub(1) {
+        Some(at) if metadata.is_file() => at,
+        _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+    };
+    let mut last = [0];
+    File::open(path)?.read_exact_at(&mut last, at)?;
+    Ok(last[0])
+}
+
 /// Writes all of it, or as much as the target takes. Waits for room even if the descriptor is
 /// non-blocking, as another process can make stderr.
 fn write_all(target: &impl AsFd, bytes: &[u8]) -> usize {
@@ -112,4 +133,27 @@ fn write_all(target: &impl AsFd, bytes: &[u8]) -> usize {
         }
     }
     written_len
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    #[test]
+    fn a_descriptor_made_non_blocking_loses_nothing() {
+        let (mut reader, writer) = UnixStream::pair().expect("a socket pair");
+        writer.set_nonblocking(true).expect("it is open");
+        let line = b"x".repeat(1 << 20);
+        let len = line.len();
+        let written = thread::spawn(move || write_all(&writer, &line));
+        let mut received = Vec::new();
+        reader.read_to_end(&mut received).expect("the line");
+        assert_eq!(
+            (written.join().expect("it ends"), received.len()),
+            (len, len)
+        );
+    }
 }

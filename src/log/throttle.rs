@@ -27,8 +27,17 @@ struct Throttled {
 impl Throttle {
     /// Warns, if a line may be logged now, and adds how many were held back since the last one.
     pub fn warn(&self, line: fmt::Arguments<'_>) {
+        self.log(Level::Warn, line);
+    }
+
+    /// Reports an error in the same way.
+    pub fn error(&self, line: fmt::Arguments<'_>) {
+        self.log(Level::Error, line);
+    }
+
+    fn log(&self, level: Level, line: fmt::Arguments<'_>) {
         if let Some(held_back) = self.admit_at(Instant::now()) {
-            log!(Level::Warn, "{line} held_back={held_back}");
+            log!(level, "{line} held_back={held_back}");
         }
     }
 

@@ -205,3 +205,30 @@ impl Drop for Admission {
         self.connections.one_closed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_source_whose_connections_have_closed_is_forgotten() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback interface");
+        let addr = listener.local_addr().expect("an address");
+        let connections = Connections::new(9, b"").with_max_per_source(Some(2));
+        let connections = Arc::new(connections);
+        let mut peers = Vec::new();
+        let mut admit = || {
+            peers.push(TcpStream::connect(addr).expect("a connection"));
+            let (stream, _) = listener.accept().expect("a connection");
+            connections.admit(|| Ok(Stream::Tcp(stream))).expect("open")
+        };
+        let (first, second) = (admit().expect("room"), admit().expect("room"));
+        assert_eq!(admit().err(), Some(Full::ForItsSource(addr.ip())));
+        drop(first);
+        let third = admit().expect("room again");
+        assert!(admit().is_err());
+        drop((second, third));
+        assert!(connections.open.lock().per_source.is_empty());
+    }
+}

@@ -211,6 +211,11 @@ impl<const N: usize> LineReader<N> {
         (!between_frames).then_some(self.lines_seen)
     }
 
+    /// Whether the current frame, of which no line has been looked at, begins with the byte.
+    pub fn begins_with(&self, byte: u8) -> bool {
+        self.start < self.end && self.buffer[self.start] == byte
+    }
+
     /// Where the next chunk goes.
     fn chunk_start(&self) -> usize {
         self.end + self.telnet.room_len()

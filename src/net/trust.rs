@@ -36,8 +36,9 @@ pub fn system_file() -> PathBuf {
     file.unwrap_or_else(|| SYSTEM_FILES[0].into())
 }
 
-/// The settings of a client that trusts the certificates in a PEM file, and those that they have
-/// signed: by TLS 1.2 or 1.3. What the client shows of itself is still to be said.
+/// The settings of a client that trusts the CAs in a PEM file, and the self-signed certificates in
+/// it that are those of no CA: by TLS 1.2 or 1.3. What the client shows of itself is still to be
+/// said.
 pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
     let mut roots = RootCertStore::empty();
     let pem = read_all(File::open(file)?)?;

@@ -14,7 +14,7 @@ use crate::token::Token;
 /// The command that opens a connection where a token is configured.
 const AUTH: &[u8] = b"auth";
 
-/// The key line of `stats` for the queues of keys.
+/// The key line of `stats` for the queues of keys, and its first word for one grant.
 const QUEUES: &str = "holders";
 
 /// The key line of `stats` for the counters.
@@ -82,6 +82,8 @@ pub enum Request<'a> {
     Stats,
     /// `stats` with the key line `holders`: of one key, or of all in use
     Queues(Option<&'a str>),
+    /// `stats` with the key line `holders FENCE`: one grant of a key
+    Holder { key: &'a str, fence: u64 },
     /// `stats` with the key line `counters`
     Counters,
     /// `tag`: what the client says of itself
@@ -223,20 +225,29 @@ fn parse_other<'a>(
 ) -> Result<Request<'a>, ProtocolError> {
     match command {
         "ping" | "barrier" | "stable-ref" => Ok(Request::Ping),
-        "stats" if key == QUEUES => {
-            let one = argument.trim_matches(limits::is_blank);
-            let one = Some(one).filter(|key| !matches!(*key, "" | ANY));
-            match one {
-                Some(key) if !limits::is_key(key) => Err(ProtocolError::InvalidKey),
-                one => Ok(Request::Queues(one)),
-            }
-        }
-        "stats" if key == COUNTERS => Ok(Request::Counters),
-        "stats" => Ok(Request::Stats),
+        "stats" => parse_stats(key, argument.trim_matches(limits::is_blank)),
         "tag" if argument.len() <= MAX_TAG_LEN => Ok(Request::Tag(argument)),
         "tag" => Err(ProtocolError::TagTooLong),
         "auth" => Ok(Request::Auth(argument)),
         _ => Err(ProtocolError::InvalidCommand),
+    }
+}
+
+/// Reads a `stats`, whose key line says which. What that says of one key is about `key`.
+fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
+    let checked = || match limits::is_key(key) {
+        true => Ok(key),
+        false => Err(ProtocolError::InvalidKey),
+    };
+    match line.split_once(' ') {
+        Some((QUEUES, fence)) => Ok(Request::Holder {
+            key: checked()?,
+            fence: parse_integer(fence.as_bytes())?,
+        }),
+        None if line == QUEUES && matches!(key, "" | ANY) => Ok(Request::Queues(None)),
+        None if line == QUEUES => checked().map(Some).map(Request::Queues),
+        None if line == COUNTERS => Ok(Request::Counters),
+        _ => Ok(Request::Stats),
     }
 }
 
@@ -352,6 +363,7 @@ impl Request<'_> {
     pub fn write(&self, out: &mut Vec<u8>) {
         let seconds = |time: Duration| time.as_secs().to_string();
         let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let holder_line;
         let (kind, command, key, words) = match *self {
             Request::Acquire {
                 key,
@@ -396,6 +408,15 @@ impl Request<'_> {
                 let key = key.unwrap_or(ANY);
                 (Kind::Lock, "stats", QUEUES, [Some(key.into()), None, None])
             }
+            Request::Holder { key, fence } => {
+                holder_line = format!("{QUEUES} {fence}");
+                (
+                    Kind::Lock,
+                    "stats",
+                    &*holder_line,
+                    [Some(key.into()), None, None],
+                )
+            }
             Request::Counters => {
                 let words = [Some("_".into()), None, None];
                 (Kind::Lock, "stats", COUNTERS, words)
@@ -412,10 +433,7 @@ impl Request<'_> {
             }
             Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
         };
-        let prefix = match kind {
-            Kind::Lock => "",
-            Kind::Semaphore => "s",
-        };
+        let prefix = if kind == Kind::Semaphore { "s" } else { "" };
         let words: Vec<String> = words.into_iter().flatten().collect();
         let argument = words.join(" ");
         writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
@@ -538,6 +556,26 @@ mod tests {
                 "{key:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_question_for_a_grant_names_its_fence_and_its_key() {
+        let question = |line: &'static str| parse([b"stats", line.as_bytes(), b" _ "]);
+        let (key, fence) = ("_", u64::MAX);
+        let asked = question("holders 18446744073709551615");
+        assert_eq!(asked, Ok(Request::Holder { key, fence }));
+        for line in ["holders ", "holders x", "holders 1 2"] {
+            assert_eq!(
+                question(line),
+                Err(ProtocolError::InvalidInteger),
+                "{line:?}"
+            );
+        }
+        for line in ["holders1", "holder 1", " holders 1"] {
+            assert_eq!(question(line), Ok(Request::Stats), "{line:?}");
+        }
+        let without_key = parse([b"stats", b"holders 1", b" "]);
+        assert_eq!(without_key, Err(ProtocolError::InvalidKey));
     }
 
     #[test]

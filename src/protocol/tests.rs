@@ -100,7 +100,7 @@ impl Random {
         let (kind, limit) = self.kind_and_limit();
         let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
         let token = self.token();
-        match self.below(9) {
+        match self.below(10) {
             0 => Request::Acquire {
                 key,
                 kind,
@@ -129,6 +129,10 @@ impl Random {
             5 => Request::Ping,
             6 => Request::Stats,
             7 => Request::Counters,
+            8 => Request::Holder {
+                key,
+                fence: token.fence.0,
+            },
             _ => Request::Auth(secret),
         }
     }

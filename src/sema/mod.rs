@@ -245,16 +245,17 @@ fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, &request.options.lock)?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
-    let terms = ReleaseTerms {
-        force: options.force,
-        pid: options.pid.or(must_be_own.then(caller)),
-        token: options.token.clone(),
-        asking: caller(),
-    };
     let mut was_there = false;
     let mut kept = None;
     let mut unusable = Unusable::among(slots.len());
     for slot in &slots {
+        let asking = asking(slot);
+        let terms = ReleaseTerms {
+            force: options.force,
+            pid: options.pid.or(must_be_own.then_some(asking)),
+            token: options.token.clone(),
+            asking,
+        };
         match slot.release(&terms) {
             Ok(ReleaseOutcome::Released) => {
                 was_there = true;
@@ -534,6 +535,16 @@ fn holder(options: &SemaOptions) -> u32 {
 /// unknown, this process, which holds nothing once it has ended.
 fn caller() -> u32 {
     known_caller().unwrap_or_else(std::process::id)
+}
+
+/// The process that asks for the release of this lock: the script that calls this program, or this
+/// program, if the script has become it by `exec`, as bash does for the last command.
+fn asking(slot: &Semaphore) -> u32 {
+    let own = std::process::id();
+    match slot.written_holder() {
+        Some(holder) if holder.pid == own => own,
+        _ => caller(),
+    }
 }
 
 /// The script that calls this program, as of the first call. If the script ends, another process

@@ -15,7 +15,7 @@ use crate::text::Plain;
 
 use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
-use super::{caller, impediment, reason, ALREADY_HELD};
+use super::{asking, caller, impediment, reason, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -203,10 +203,11 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
 
 fn release(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     announce("Releasing lock", semaphore, request);
+    let asking = asking(semaphore);
     let own = ReleaseTerms {
         force: request.force,
-        pid: Some(caller()),
-        asking: caller(),
+        pid: Some(asking),
+        asking,
         ..ReleaseTerms::default()
     };
     let mut released = semaphore.release(&own);

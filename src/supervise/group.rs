@@ -10,11 +10,11 @@ use rustix::process::{
     getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
     WaitOptions,
 };
-use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
+use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use crate::sys::moment::Moment;
 
-use super::signals::{has_job_control, our_group, ENDING};
+use super::signals::{has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
 use super::{has_living, Finish, HeldLock, JobEnd, Killed};
 
@@ -24,15 +24,6 @@ const GROUP_POLL: Duration = Duration::from_millis(20);
 
 /// How long a resumed command may take to end by a signal that was passed on, before SIGTERM.
 const PASSED_ON_TIME: Duration = Duration::from_secs(1);
-
-/// Which processes stop with the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    /// The whole job of the shell: Ctrl-Z, or an access to the terminal from the background.
-    Job,
-    /// This program alone.
-    Alone,
-}
 
 /// What a command that has stopped waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +116,7 @@ impl<'a> Group<'a> {
             self.signal(Signal::CONT);
             return;
         }
-        let stop = match wants_terminal || stopped_by == SIGTSTP {
-            true => Stop::Job,
-            false => Stop::Alone,
-        };
-        if stop == Stop::Job && !has_job_control() {
+        if stopped_by != SIGSTOP && !has_job_control() {
             if wants_terminal {
                 // The command can never have the terminal: without the hang-up it would ask again
                 // and again.
@@ -138,14 +125,15 @@ impl<'a> Group<'a> {
             self.signal(Signal::CONT);
             return;
         }
-        self.stop_and_look(stop);
+        self.stop_and_look(stopped_by);
     }
 
-    /// Stops this program. After it was continued, which may be much later, looks at the lock.
-    fn stop_and_look(&mut self, stop: Stop) {
+    /// Stops this program by the signal. After it was continued, which may be much later, looks at
+    /// the lock.
+    fn stop_and_look(&mut self, signal: i32) {
         self.pause = Pause::UntilContinued;
         // This thread may run on for a moment: only SIGCONT tells that the stop is over.
-        self.stop_this_program(stop);
+        self.stop_this_program(signal);
         if getpid().is_init() {
             // The kernel does not stop process 1.
             self.go_on();
@@ -178,7 +166,7 @@ impl<'a> Group<'a> {
         match signal {
             SIGCONT => self.go_on(),
             SIGTSTP if self.pause == Pause::UntilConfirmed && has_job_control() => {
-                self.stop_and_look(Stop::Job)
+                self.stop_and_look(SIGTSTP)
             }
             SIGTTIN | SIGTTOU => self.follow_need(),
             SIGCHLD => {}
@@ -186,27 +174,33 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn stop_this_program(&self, stop: Stop) {
+    /// Stops this program by the signal that has stopped the command, with the whole job, such as
+    /// the script that runs us or the rest of our pipeline, if the terminal has sent it: to the
+    /// command's group only. Shells do not continue a job of which a process still runs.
+    fn stop_this_program(&self, signal: i32) {
         let foreground = self.terminal.take_back_from(self.leader);
-        let _ = match our_group() {
-            // Ctrl-Z stops the whole job: the script that runs us, or the rest of our pipeline. The
-            // terminal sent it to the command's group only.
-            Some(group) if stop == Stop::Job && foreground == Foreground::Command => {
-                kill_process_group(group, Signal::STOP)
-            }
-            _ => kill_process(getpid(), Signal::STOP),
+        let is_for_all = match signal {
+            SIGTSTP => foreground == Foreground::Command,
+            // The command is in the background, and so is the job.
+            _ => signal != SIGSTOP,
         };
+        stop(signal, our_group().filter(|_| is_for_all));
     }
 
     /// Takes the terminal back for another member of our process group, such as a pager, that has
     /// stopped for want of it. The command gets it again when it needs it.
-    fn follow_need(&self) {
+    fn follow_need(&mut self) {
         self.terminal.take_back_from(self.leader);
-        let _ = match our_group().filter(|ours| self.terminal.is_of(*ours)) {
-            Some(ours) => kill_process_group(ours, Signal::CONT),
-            // The whole job is in the background, and stops.
-            None => kill_process(getpid(), Signal::STOP),
-        };
+        if let Some(ours) = our_group().filter(|ours| self.terminal.is_of(*ours)) {
+            let _ = kill_process_group(ours, Signal::CONT);
+        } else if has_job_control() {
+            // The whole job is in the background, and stops: first the command, which must not run
+            // on while nothing renews the lock, and this program after it.
+            match self.pause {
+                Pause::UntilConfirmed => self.stop_and_look(SIGSTOP),
+                Pause::Over | Pause::UntilContinued => self.signal(Signal::STOP),
+            }
+        }
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -265,6 +259,11 @@ impl<'a> Group<'a> {
         if self.is_alive() {
             self.terminate();
             return None;
+        }
+        let is_killed = self.is_lost || status.signal().is_some();
+        if is_killed && self.foreground == Foreground::Command {
+            // It may have had no time to do that, and a shell does it only after a signal.
+            self.terminal.restore_modes();
         }
         if self.is_lost {
             return Some(JobEnd::LockLost);

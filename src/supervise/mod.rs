@@ -39,14 +39,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io:
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
     let leader = shim::spawn(job, terminal.at_start())?;
-    if terminal.is_on_demand() {
-        // Without this, the rest of the pipeline stops when it needs the terminal.
-        let _ = signals.catch_terminal_needs();
-    }
     let group = Group::new(leader, terminal, lock, job.kill_after);
-    let end = attend(group, signals, lock);
-    signals.block_terminal_needs();
-    Ok(end)
+    Ok(attend(group, signals, lock))
 }
 
 fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> JobEnd {

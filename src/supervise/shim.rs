@@ -99,13 +99,13 @@ pub fn exec_shim(program: &str) {
     if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(&command) {
         error = Errno::NOENT.into();
     }
-    // If stderr is closed, the exit status still says it.
-    let _ = writeln!(
-        io::stderr(),
-        "{program}: {}: {}",
+    let line = format!(
+        "{program}: {}: {}\n",
         crate::text::Plain(command.as_bytes()),
         crate::text::reason(&error)
     );
+    // If stderr is closed, the exit status still says it.
+    let _ = io::stderr().write_all(line.as_bytes());
     let status = if error.kind() == io::ErrorKind::NotFound {
         NOT_FOUND
     } else {

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 
-use nix::sys::signal::{SigSet, Signal as NixSignal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as NixSignal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{
@@ -29,44 +30,45 @@ pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR
 /// The signals among them that ask a program to end.
 pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
+/// The signals that stop the processes of a job. Blocked, and not caught, they keep their default
+/// action, so that this program can stop by them, see [`stop`].
+const STOPPING: [NixSignal; 3] = [NixSignal::SIGTSTP, NixSignal::SIGTTIN, NixSignal::SIGTTOU];
+
 /// The signals that have arrived. Make it on the main thread, before any other thread starts.
 pub struct SignalWatch {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
+    /// Tells of [`STOPPING`], which are blocked.
+    stops: SignalFd,
     alarm: Alarm,
 }
 
 impl SignalWatch {
     /// Catches the signals from now on.
     pub fn new() -> io::Result<SignalWatch> {
-        // We take the terminal back while we are in the background: blocked, SIGTTOU does not stop
-        // us. Everything else is unblocked, because the end of the command is a signal, too. Later
-        // threads inherit the mask, and the exec shim clears it.
-        SigSet::from(NixSignal::SIGTTOU).thread_set_mask()?;
         let ignored = process::ignored_signals();
+        // Blocked, SIGTTOU does not stop us while we take the terminal back in the background. What
+        // is blocked arrives even if it is ignored: an ignored SIGTSTP must not. Everything else is
+        // unblocked, because the end of the command is a signal, too. Later threads inherit the
+        // mask, and the exec shim clears it.
+        let mut blocked = SigSet::from_iter(STOPPING);
+        if is_in(ignored, SIGTSTP) {
+            blocked.remove(NixSignal::SIGTSTP);
+        }
+        blocked.thread_set_mask()?;
+        let stops = SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let mut caught = PASSED_ON.to_vec();
-        caught.push(SIGTSTP);
         // A signal that is ignored at the start (by nohup, or by a shell for a background job)
         // stays ignored, so that the command ignores it, too: exec resets only caught signals.
-        caught.retain(|signal| ignored & (1 << (signal - 1)) == 0);
+        caught.retain(|signal| !is_in(ignored, *signal));
         caught.extend([SIGCHLD, SIGCONT]);
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, caught)?;
         let alarm = Alarm::new()?;
-        Ok(SignalWatch { delivery, alarm })
-    }
-
-    /// Catches, on this thread, the signals that our process group gets when one of its members
-    /// needs the terminal and does not have it.
-    pub(super) fn catch_terminal_needs(&self) -> io::Result<()> {
-        for signal in [SIGTTIN, SIGTTOU] {
-            self.delivery.handle().add_signal(signal)?;
-        }
-        Ok(SigSet::from(NixSignal::SIGTTOU).thread_unblock()?)
-    }
-
-    /// Lets this program write to a terminal again that it does not have.
-    pub(super) fn block_terminal_needs(&self) {
-        let _ = SigSet::from(NixSignal::SIGTTOU).thread_block();
+        Ok(SignalWatch {
+            delivery,
+            stops,
+            alarm,
+        })
     }
 
     /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children
@@ -76,9 +78,7 @@ impl SignalWatch {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
             for signal in self.next(events, Moment::NEVER) {
                 match signal {
-                    SIGTSTP if has_job_control() => {
-                        let _ = kill_process(getpid(), Signal::STOP);
-                    }
+                    SIGTSTP | SIGTTIN | SIGTTOU if has_job_control() => stop(signal, None),
                     signal if PASSED_ON.contains(&signal) => {
                         return Err(Killed {
                             signal,
@@ -103,11 +103,39 @@ impl SignalWatch {
             .map(|event| PollFd::new(*event, PollFlags::IN))
             .collect();
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
+        watched.push(PollFd::new(&self.stops, PollFlags::IN));
         watched.push(PollFd::new(&self.alarm, PollFlags::IN));
         // A signal interrupts the poll. That is no error: the signal is pending.
         let _ = poll(&mut watched, None);
-        self.delivery.pending().collect()
+        let mut arrived: Vec<i32> = self.delivery.pending().collect();
+        while let Ok(Some(stop)) = self.stops.read_signal() {
+            arrived.extend(i32::try_from(stop.ssi_signo));
+        }
+        arrived
     }
+}
+
+/// Stops this program, or a process group that it is in, by a signal that has stopped the command:
+/// a program that supervises this one then learns from it what the stop is for. Call it on the main
+/// thread. That may run on for a moment after it.
+pub(super) fn stop(signal: i32, group: Option<Pid>) {
+    // An ignored signal would not stop us.
+    let named =
+        Signal::from_named_raw(signal).filter(|_| !is_in(process::ignored_signals(), signal));
+    let signal = named.unwrap_or(Signal::STOP);
+    let _ = match group {
+        Some(group) => kill_process_group(group, signal),
+        None => kill_process(getpid(), signal),
+    };
+    if let Ok(pending) = NixSignal::try_from(signal.as_raw()) {
+        // A blocked one has waited for this.
+        let blocked = SigSet::from(pending).thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
+        let _ = blocked.and_then(|before| before.thread_set_mask());
+    }
+}
+
+fn is_in(set: u64, signal: i32) -> bool {
+    set & (1 << (signal - 1)) != 0
 }
 
 /// A signal has ended the command, or the wait for its lock.

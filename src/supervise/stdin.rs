@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::retry_on_intr;
 use rustix::process::getpgrp;
@@ -35,6 +36,8 @@ impl StdinWatch {
         let events = (closed.clone(), abandoned.clone());
         let began = Instant::now();
         thread::Builder::new().name("input".into()).spawn(move || {
+            // Blocked, it would make a read in the background fail, and end the input.
+            let _ = SigSet::from(Signal::SIGTTIN).thread_unblock();
             // An input that fails brings nothing more, either.
             let _ = read_to_end(io::stdin().lock());
             let (closed, abandoned) = events;

@@ -1,5 +1,6 @@
 //! The controlling terminal, and when the command gets it.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -8,7 +9,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal as NixSignal};
 use rustix::fs::{fstat, FileType};
 use rustix::io::Errno;
 use rustix::process::{test_kill_process_group, Pid};
-use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use rustix::termios::{tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp, OptionalActions, Termios};
 
 use super::signals::our_group;
 
@@ -17,6 +18,8 @@ use super::signals::our_group;
 pub(super) struct Terminal {
     file: Option<File>,
     lending: Lending,
+    /// Its modes before the command first had it.
+    modes: OnceCell<Termios>,
 }
 
 /// Which process group had the terminal, and so received the signal of a typed key.
@@ -42,20 +45,16 @@ impl Terminal {
         Terminal {
             file: File::open("/dev/tty").ok(),
             lending: Lending::by_the_streams(),
+            modes: OnceCell::new(),
         }
     }
 
     /// Which group is to have the terminal when the command starts.
     pub(super) fn at_start(&self) -> Foreground {
         match self.lending {
-            Lending::AtStart if self.is_ours() => Foreground::Command,
+            Lending::AtStart if self.can_be_lent() => Foreground::Command,
             _ => Foreground::Ours,
         }
-    }
-
-    /// Whether there is a terminal that the command gets only when it needs it.
-    pub(super) fn is_on_demand(&self) -> bool {
-        self.file.is_some() && self.lending == Lending::OnDemand
     }
 
     pub(super) fn is_of(&self, group: Pid) -> bool {
@@ -66,6 +65,23 @@ impl Terminal {
         our_group().is_some_and(|group| self.is_of(group))
     }
 
+    /// Whether this program has the terminal. Keeps its modes before the command can change them.
+    fn can_be_lent(&self) -> bool {
+        let is_ours = self.is_ours();
+        if let (true, Some(file), None) = (is_ours, &self.file, self.modes.get()) {
+            let _ = tcgetattr(file).map(|modes| self.modes.set(modes));
+        }
+        is_ours
+    }
+
+    /// Gives the terminal, which the command had, the modes that it had before.
+    pub(super) fn restore_modes(&self) {
+        if let (true, Some(file), Some(modes)) = (self.is_ours(), &self.file, self.modes.get()) {
+            // At once: a terminal that Ctrl-S has stopped would hold up a wait for the output.
+            let _ = tcsetattr(file, OptionalActions::Now, modes);
+        }
+    }
+
     fn foreground(&self) -> Option<Pid> {
         tcgetpgrp(self.file.as_ref()?).ok()
     }
@@ -73,7 +89,7 @@ impl Terminal {
     /// Gives the terminal to the command's group if this program has it. Says whether the command
     /// got it.
     pub(super) fn lend_to(&self, group: Pid) -> bool {
-        self.is_ours() && self.give_to(group)
+        self.can_be_lent() && self.give_to(group)
     }
 
     /// Gives the terminal to the command's group after a stop, as at the start.

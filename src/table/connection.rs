@@ -57,8 +57,10 @@ impl ConnectionEntry {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.pending.is_empty() && self.ended.0.is_empty()
+    /// Whether it holds or waits for anything. An entry that has ended does not count: the `w` that
+    /// it is kept for may never come.
+    pub(super) fn is_busy(&self) -> bool {
+        !(self.held.is_empty() && self.pending.is_empty())
     }
 }
 
@@ -187,15 +189,14 @@ impl LockTable {
         }
     }
 
-    /// When `conn` last held or waited for anything: `now` if it does or has a phase-one entry,
-    /// `None` if it never did. It holds a slot until the lease is ended, which may be a little
-    /// after it runs out.
+    /// When `conn` last held or waited for anything: `now` if it does, `None` if it never did. It
+    /// holds a slot until the lease is ended, which may be a little after it runs out.
     pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
         let entry = self.conns.get(&conn)?;
-        Some(if entry.is_empty() {
-            entry.last_busy
-        } else {
+        Some(if entry.is_busy() {
             now
+        } else {
+            entry.last_busy
         })
     }
 }

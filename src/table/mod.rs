@@ -283,9 +283,7 @@ impl LockTable {
     /// Ends a grant as if its lease were over; `false` if no holder of the key has this fence.
     pub fn break_grant(&mut self, key: &str, fence: Fence, now: Instant) -> bool {
         self.settle(Scope::Key(key), now);
-        let found = self.holders.get(&fence).copied();
-        let is_for_key = |id: &PlaceId| self.keys[self.places[*id].key].key.as_str() == key;
-        let Some(holder) = found.filter(is_for_key) else {
+        let Some(holder) = self.find_grant(key, fence) else {
             return false;
         };
         self.vacate(holder, now);

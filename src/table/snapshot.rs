@@ -99,6 +99,16 @@ impl LockTable {
         (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
     }
 
+    /// A key with the one holder that has this fence, and without its waiters; `None` if there is
+    /// no such grant.
+    pub fn holder(&mut self, key: &str, fence: Fence, now: Instant) -> Option<KeySnapshot> {
+        self.settle(Scope::Key(key), now);
+        let holder = self.find_grant(key, fence)?;
+        let mut queue = self.describe_queue(self.places[holder].key, 0, now);
+        queue.holders.push(self.describe_place(holder, now));
+        Some(queue)
+    }
+
     /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
     pub fn fences(&self, key: &str) -> Option<(Fence, Fence)> {
         let holders = &self.keys[*self.names.get(key)?].holders;
@@ -106,19 +116,18 @@ impl LockTable {
         Some((fence(holders.first()?)?, fence(holders.last()?)?))
     }
 
+    /// The grant of a key that has this fence, if there is one.
+    pub(super) fn find_grant(&self, key: &str, fence: Fence) -> Option<PlaceId> {
+        let found = self.holders.get(&fence).copied();
+        found.filter(|id| self.keys[self.places[*id].key].key.as_str() == key)
+    }
+
     fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeySnapshot {
         let queue = &self.keys[key];
-        let describe = |id: PlaceId| PlaceSnapshot {
-            conn: self.places[id].conn,
-            age: now.saturating_duration_since(self.places[id].since),
-            held: self.places[id].fence().map(|fence| {
-                let expires_at = self.leases.expires_at(&self.places, id);
-                (fence, expires_at.saturating_duration_since(now))
-            }),
-        };
         let first = |list: &KeyPlaces| {
             let mut first = Vec::with_capacity(list.len().min(places));
-            first.extend(list.iter(&self.places).take(places).map(describe));
+            let ids = list.iter(&self.places).take(places);
+            first.extend(ids.map(|id| self.describe_place(id, now)));
             first
         };
         KeySnapshot {
@@ -133,6 +142,17 @@ impl LockTable {
             },
             holders: first(&queue.holders),
             waiters: first(&queue.waiters),
+        }
+    }
+
+    fn describe_place(&self, id: PlaceId, now: Instant) -> PlaceSnapshot {
+        PlaceSnapshot {
+            conn: self.places[id].conn,
+            age: now.saturating_duration_since(self.places[id].since),
+            held: self.places[id].fence().map(|fence| {
+                let expires_at = self.leases.expires_at(&self.places, id);
+                (fence, expires_at.saturating_duration_since(now))
+            }),
         }
     }
 }

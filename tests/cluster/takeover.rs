@@ -6,6 +6,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use latchd::client::Client as ClusterClient;
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 
 use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
@@ -132,14 +133,18 @@ fn a_server_that_was_stopped_too_long_says_nothing_more() {
     let mut holder = first.connect();
     let grant = holder.acquire_for("k", 0, 60);
     let mut newcomer = first.connect();
-    assert_eq!(newcomer.request("ping", "_", "_"), "ok");
+    let mut asking = first.connect();
+    for client in [&mut newcomer, &mut asking] {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
     first.daemon.signal(Signal::STOP);
     second.wait_until_active(1);
     // These have arrived when the server goes on.
     holder.send(&format!("n\nk\n{} 60\n", grant.token));
     newcomer.send("l\nother\n0\n");
+    asking.send(&format!("stats\nholders {}\nk\n", fence(&grant.token)));
     first.daemon.signal(Signal::CONT);
-    for client in [&mut holder, &mut newcomer] {
+    for client in [&mut holder, &mut newcomer, &mut asking] {
         let end = client.next_event(TAKE_OVER);
         assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
     }
@@ -153,6 +158,35 @@ fn a_server_that_was_stopped_too_long_says_nothing_more() {
     second.kill();
     first.wait_until_active(2);
     assert_eq!(renew(&mut first.connect(), "k", &grant), "ok 60");
+}
+
+/// A server that is stopped is as silent as one whose host has vanished.
+#[test]
+fn a_guard_of_a_silent_server_goes_on_with_the_successor() {
+    fair_test(a_guard_of_a_silent_server_goes_on_with_the_successor_once);
+}
+
+fn a_guard_of_a_silent_server_goes_on_with_the_successor_once() {
+    const LEASE: Duration = Duration::from_secs(30);
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    second.wait_for("standby active=", 1);
+    let cluster = format!("127.0.0.1:{}|127.0.0.1:{}", first.port, second.port);
+    let client = ClusterClient::new([cluster.parse().expect("two addresses")]);
+    let guard = client.lock("k").lease(LEASE).acquire().expect("granted");
+    first.daemon.signal(Signal::STOP);
+    assert!(guard.renew(), "{:?}", guard.loss());
+    // It is that of a new connection, with which it ends.
+    let found = second.connect().request("stats", "holders", "k");
+    assert!(found.contains(&format!("\"fence\":\"{}\"", guard.token().fence())));
+    assert!(!found.contains("\"conn_id\":0,"), "{found}");
+    first.daemon.signal(Signal::CONT);
+    first.wait_for("deposed", 1);
+    assert!(guard.renew() && guard.loss().is_none());
+    guard.release().expect("held");
+    second.connect().acquire("k", 10);
 }
 
 #[test]

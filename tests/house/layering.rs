@@ -44,7 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("arbiter", &["table", "token", "fence", "sys"]),
-    ("fence", &["token", "sys", "text"]),
+    ("fence", &["token", "sys", "text", "log"]),
     (
         "client",
         &["client", "protocol", "token", "net", "sys", "text"],

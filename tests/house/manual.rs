@@ -516,6 +516,7 @@ fn verbs_in(source: &str) -> Vec<String> {
         "info!(",
         "warn!(",
         ".warn(format_args!(",
+        ".error(format_args!(",
         "error!(",
         "let notice = format!(",
     ];

@@ -39,14 +39,16 @@ fn linked(features: &str) -> Vec<(String, String, String)> {
         .expect("cargo runs");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");
-    let mut lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    let lines = text.lines().filter(|line| !line.is_empty());
+    // What has dependencies is marked where it comes again.
+    let lines = lines.map(|line| line.trim_end_matches(" (*)"));
+    let mut lines: Vec<&str> = lines.collect();
     lines.sort_unstable();
     lines.dedup();
     let described = lines.iter().filter_map(|line| {
         let (package, licence) = line.split_once('|')?;
         let (name, version) = package.split_once(' ')?;
         let version = version.split(' ').next()?;
-        let licence = licence.trim_end_matches(" (*)");
         Some([name, version, licence].map(str::to_owned).into())
     });
     described.collect()

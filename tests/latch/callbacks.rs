@@ -1,5 +1,6 @@
-//! Callbacks for silence that panic, or use their guard. The server grants and is silent then.
+//! Callbacks that panic, take their time, or use their guard. The server grants and is silent then.
 
+use std::panic::{catch_unwind, panic_any, AssertUnwindSafe};
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crate::reconnecting::{guard_of, listener, Peer};
 use crate::support::stalls::fair_test;
 use crate::support::PATIENCE;
-use latchd::client::{Guard, Loss};
+use latchd::client::{Error, Guard, Loss};
 
 /// The time from the callback for silence to the loss.
 const LEAD: Duration = Duration::from_secs(2);
@@ -108,4 +109,70 @@ fn a_release_in_a_callback_follows_it_once() {
     assert_eq!(verb(&mut peer), "n");
     peer.answer("ok 4");
     assert_eq!(verb(&mut peer), "r");
+}
+
+#[test]
+fn a_release_waits_for_no_callback_for_a_loss() {
+    for is_dropped in [false, true] {
+        let (guard, mut peer) = guard_of_silent_server();
+        let (sender, losses) = mpsc::channel();
+        let (done, end) = mpsc::channel::<()>();
+        guard.on_lost(move |loss| {
+            sender.send(loss).expect("a listener");
+            let _ = end.recv_timeout(PATIENCE);
+            // Only now does the callback return.
+            let _ = sender.send(loss);
+        });
+        assert_eq!(verb(&mut peer), "n");
+        peer.answer("error");
+        assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused));
+        in_time(move || match is_dropped {
+            true => drop(guard),
+            false => assert!(matches!(guard.release(), Err(Error::Closed { .. }))),
+        });
+        assert!(losses.try_recv().is_err(), "the callback has returned");
+        drop(done);
+    }
+}
+
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a panic of the test");
+    }
+}
+
+#[test]
+fn a_panic_in_what_a_callback_holds_prevents_no_release() {
+    fair_test(a_panic_in_what_a_callback_holds_prevents_no_release_once);
+}
+
+fn a_panic_in_what_a_callback_holds_prevents_no_release_once() {
+    let (guard, mut peer) = guard_of_silent_server();
+    let bomb = Bomb;
+    guard.on_lost(move |_| drop(bomb));
+    let released = thread::spawn(move || {
+        assert_eq!(verb(&mut peer), "r");
+        peer.answer("ok");
+    });
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(guard)));
+    assert!(dropped.is_err());
+    released.join().expect("it is released");
+}
+
+#[test]
+fn a_panic_with_what_panics_again_loses_the_lock_and_is_told() {
+    fair_test(a_panic_with_what_panics_again_loses_the_lock_and_is_told_once);
+}
+
+fn a_panic_with_what_panics_again_loses_the_lock_and_is_told_once() {
+    let (guard, peer) = guard_of_silent_server();
+    let (sender, losses) = mpsc::channel();
+    guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
+    assert!(guard.on_silence(LEAD, || panic_any(Bomb)));
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
+    assert!(!in_time(move || guard.renew()));
+    drop(peer);
 }

@@ -2,10 +2,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::reconnecting::{listener, Peer};
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::stalls::fair_test;
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
@@ -362,7 +364,7 @@ fn a_reply_sent_before_its_request_renews_nothing() {
     let guard = client.lock("k").acquire().expect("granted");
     let (sender, losses) = mpsc::channel();
     guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
-    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::BadReply));
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Deadline));
     assert!(!guard.is_held());
 }
 
@@ -725,4 +727,62 @@ fn a_cancelled_handle_cancels_what_comes_and_no_guard_once() {
     thread::sleep(Duration::from_millis(1500));
     assert!(guard.is_held());
     guard.release().expect("still ours");
+}
+
+#[test]
+fn the_last_words_of_a_server_are_no_reply_to_a_release() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("the directory is ours");
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("it connects");
+        let lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
+        assert_eq!(lines.take(3).map_while(Result::ok).count(), 3);
+        stream.write_all(b"ok\n").expect("a reader");
+        stream
+    });
+    let server_address = Address::Unix(path);
+    let mut connection =
+        Connection::open(&server_address, &Settings::default()).expect("it listens");
+    connection.ping().expect("an answer");
+    let mut stream = server.join().expect("no panic");
+    stream.write_all(b"error\n").expect("a reader");
+    drop(stream);
+    let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
+    let released = connection.release("k", Slot::LOCK, token);
+    assert!(
+        matches!(released, Err(Error::Closed { .. })),
+        "{released:?}"
+    );
+}
+
+#[test]
+fn a_lock_that_is_granted_is_not_lost_to_a_cancellation() {
+    let (listener, addr) = listener();
+    let (waited, is_waited_for) = mpsc::channel();
+    thread::scope(|scope| {
+        let handle = CancelHandle::new().expect("a descriptor");
+        let client = Client::new([Address::Tcp(addr.to_string())]);
+        let server = scope.spawn(move || {
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.request(), "e k ");
+            peer.answer("acquired 0123456789abcdef0123456789abcdef 30");
+            assert!(peer.request().starts_with("w k "));
+            // The client waits for the answer, and could be cancelled.
+            let ended = is_waited_for.recv_timeout(Duration::from_millis(500));
+            peer.answer("ok 0123456789abcdef0123456789abcdef 30");
+            (peer, ended.is_ok())
+        });
+        let place = client.lock("k").cancelled_by(&handle).enqueue();
+        let place = place.expect("an answer");
+        assert!(place.is_granted());
+        handle.cancel();
+        let guard = place.wait(Wait::Forever);
+        let _ = waited.send(());
+        let guard = guard.expect("it is not cancelled").expect("granted");
+        assert!(guard.is_held());
+        let (peer, has_ended) = server.join().expect("no panic");
+        assert!(!has_ended);
+        drop(peer);
+    });
 }

@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -189,6 +191,29 @@ fn a_usage_error_says_what_to_write_instead() {
     let help = text(&run(&daemon, &["run", "--help"]).stdout);
     let usage = help.lines().next().expect("a usage");
     assert!(usage.ends_with(" <key> -- COMMAND [ARGS]"), "{usage}");
+    let version = text(&run(&daemon, &["-V"]).stdout);
+    for arguments in [&["run", "-V"][..], &["run", "k", "--version", "--", "true"]] {
+        assert_eq!(text(&run(&daemon, arguments).stdout), version);
+    }
+}
+
+#[test]
+fn a_message_is_written_at_once() {
+    let daemon = Daemon::start(&[]);
+    for arguments in [&["ping", "k"][..], &["run", "k", "--", "/none/such"]] {
+        // Each write is a datagram.
+        let (stderr, reader) = UnixDatagram::pair().expect("a socket pair");
+        let mut command = latch(&daemon, arguments);
+        command.stderr(OwnedFd::from(stderr));
+        command.status().expect("it starts");
+        let mut line = [0; 1024];
+        let len = reader.recv(&mut line).expect("a message");
+        let line = text(&line[..len]);
+        assert!(
+            line.starts_with("latch: ") && line.ends_with('\n'),
+            "{line:?}"
+        );
+    }
 }
 
 #[test]

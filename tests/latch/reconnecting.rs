@@ -13,6 +13,9 @@ use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
+/// What a guard asks to find out who has the grant with that token.
+const QUESTION: &str = "stats holders 81985529216486895 k";
+
 /// The server's side of one connection.
 pub struct Peer(BufReader<TcpStream>);
 
@@ -47,7 +50,7 @@ impl Peer {
 
     /// Answers who holds `k`: the grant of a connection that has closed, or of one that is open.
     fn show_holder(&mut self, peer: &str) {
-        assert_eq!(self.request(), "stats holders k");
+        assert_eq!(self.request(), QUESTION);
         self.answer(&holder(peer));
     }
 
@@ -163,7 +166,7 @@ fn a_server_that_does_not_tell_of_holders_has_lost_the_lock() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 Peer::accept(&listener).grant(30);
-                Peer::accept(&listener).serve("stats holders k", answer);
+                Peer::accept(&listener).serve(QUESTION, answer);
             });
             let guard = guard_of(&addr.to_string());
             let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
@@ -243,7 +246,7 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
                 let requests = [0; 3].map(|_| second.request());
                 let expected = ["auth _ secret", "tag _ the tag"].map(str::to_owned);
                 assert_eq!(requests[..2], expected);
-                assert_eq!(requests[2], "stats holders k");
+                assert_eq!(requests[2], QUESTION);
                 // The client has no answer yet.
                 is_noticed.recv_timeout(PATIENCE).expect("a word");
                 if accepted {
@@ -400,6 +403,129 @@ fn a_server_that_hangs_up_or_is_silent_is_left_for_the_next_once() {
             servers.join().expect("no panic");
         });
     }
+}
+
+const NO_GRANT: &str = r#"ok {"keys":[]}"#;
+
+/// Two servers of a cluster, of which the first grants the lock and is silent to its first renewal.
+fn guard_of_silent_server() -> (Guard, Peer, TcpListener) {
+    let ((one, one_addr), (other, other_addr)) = (listener(), listener());
+    let server = thread::spawn(move || {
+        let mut first = Peer::accept(&one);
+        first.grant(60);
+        first
+    });
+    let guard = guard_of(&format!("{one_addr}|{other_addr}"));
+    (guard, server.join().expect("no panic"), other)
+}
+
+#[test]
+fn a_lock_of_a_silent_server_goes_on_with_its_successor() {
+    fair_test(a_lock_of_a_silent_server_goes_on_with_its_successor_once);
+}
+
+fn a_lock_of_a_silent_server_goes_on_with_its_successor_once() {
+    let (guard, mut silent, other) = guard_of_silent_server();
+    thread::scope(|scope| {
+        let servers = scope.spawn(move || {
+            assert_eq!(silent.request(), format!("n k {TOKEN} 60"));
+            let mut successor = Peer::accept(&other);
+            successor.show_holder("null");
+            successor.serve(&format!("n k {TOKEN} 60"), "ok 60");
+            successor.serve(&format!("r k {TOKEN}"), "ok");
+            // The connection to the silent one has ended.
+            assert_eq!(silent.request().trim(), "");
+        });
+        assert!(guard.renew());
+        guard.release().expect("held");
+        servers.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_silent_server_that_answers_after_all_has_the_lock() {
+    fair_test(a_silent_server_that_answers_after_all_has_the_lock_once);
+}
+
+fn a_silent_server_that_answers_after_all_has_the_lock_once() {
+    let (guard, mut silent, other) = guard_of_silent_server();
+    let losses = losses(&guard);
+    thread::scope(|scope| {
+        let guard = &guard;
+        let servers = scope.spawn(move || {
+            assert_eq!(silent.request(), format!("n k {TOKEN} 60"));
+            for answer in [NO_GRANT, "error", "what?", &holder("\"a client\"")] {
+                let mut standby = Peer::accept(&other);
+                standby.serve(QUESTION, answer);
+                // The client takes no notice, and closes the connection.
+                assert_eq!(standby.request().trim(), "", "{answer}");
+                assert!(guard.is_held());
+            }
+            let unasked = Peer::accept(&other);
+            silent.answer("ok 60");
+            drop(unasked);
+            silent
+        });
+        assert!(guard.renew());
+        let mut server = servers.join().expect("no panic");
+        let served = scope.spawn(move || {
+            server.serve(&format!("n k {TOKEN} 60"), "ok 60");
+            server
+        });
+        assert!(guard.renew());
+        drop(served.join());
+    });
+    assert!(losses.try_recv().is_err());
+}
+
+#[test]
+fn a_lock_is_not_held_after_its_successor_hangs_up() {
+    fair_test(a_lock_is_not_held_after_its_successor_hangs_up_once);
+}
+
+fn a_lock_is_not_held_after_its_successor_hangs_up_once() {
+    is_lost_while(|guard, mut silent, other| {
+        let renewal = format!("n k {TOKEN} 60");
+        assert_eq!(silent.request(), renewal);
+        let mut successor = Peer::accept(&other);
+        successor.show_holder("null");
+        assert_eq!(successor.request(), renewal);
+        // It may have renewed, and released with the end of the connection.
+        drop(successor);
+        let mut asked_again = Peer::accept(&other);
+        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        asked_again.serve(QUESTION, NO_GRANT);
+    });
+}
+
+#[test]
+fn a_silent_server_that_hangs_up_leaves_the_word_to_another() {
+    fair_test(a_silent_server_that_hangs_up_leaves_the_word_to_another_once);
+}
+
+fn a_silent_server_that_hangs_up_leaves_the_word_to_another_once() {
+    is_lost_while(|guard, mut silent, other| {
+        assert_eq!(silent.request(), format!("n k {TOKEN} 60"));
+        Peer::accept(&other).serve(QUESTION, NO_GRANT);
+        let mut asked_again = Peer::accept(&other);
+        assert!(guard.is_held());
+        drop(silent);
+        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        asked_again.serve(QUESTION, NO_GRANT);
+    });
+}
+
+/// Loses the lock of a silent server while the servers do what `serve` says.
+fn is_lost_while(serve: impl FnOnce(&Guard, Peer, TcpListener) + Send) {
+    let (guard, silent, other) = guard_of_silent_server();
+    let losses = losses(&guard);
+    thread::scope(|scope| {
+        let guard = &guard;
+        scope.spawn(move || serve(guard, silent, other));
+        assert!(!guard.renew());
+        let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
+        assert_eq!(loss, Loss::Closed);
+    });
 }
 
 #[test]

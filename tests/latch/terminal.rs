@@ -564,12 +564,100 @@ fn fg_brings_a_background_job_to_the_terminal() {
 }
 
 #[test]
+fn fg_continues_all_of_a_job_that_needs_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
+    at_each_shell(|daemon, mut terminal| {
+        for job in [
+            format!("sh -c '$LATCH run k -- {SAY}; true' &"),
+            format!("sh -c '$LATCH run a -- $LATCH run k -- {SAY}; true' &"),
+            format!("$LATCH run k -- {SAY} | cat &"),
+        ] {
+            // The shell has started the whole job before the command needs the terminal.
+            let mut holder = daemon.connect();
+            holder.acquire("k", 0);
+            terminal.enter(&job);
+            daemon.wait_for_waiters("k", 1);
+            terminal.expect(PROMPT);
+            drop(holder);
+            let before = terminal.screen().len();
+            eventually(PATIENCE, "the job has stopped", || {
+                terminal.enter(" jobs");
+                terminal.expect(PROMPT);
+                terminal.screen()[before..].contains("Stopped")
+            });
+            // Bash can lose the first byte while it hears of a child that has stopped.
+            terminal.enter(" fg");
+            terminal.enter("late");
+            terminal.expect("got:late");
+            terminal.press(CTRL_D);
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+            free(daemon);
+        }
+    });
+}
+
+#[test]
+fn a_command_stops_with_a_job_that_needs_the_terminal() {
+    needs!("bash", "dash", "python3", "sed");
+    at_each_shell(|_, mut terminal| {
+        let directory = tempfile::tempdir().expect("there is room");
+        let [script, pid] = ["script", "pid"].map(|name| directory.path().join(name));
+        let text = format!(
+            "$LATCH run a -- sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60' &\n\
+             until test -e {pid}; do sleep 0.1; done\n\
+             $LATCH run k -- {SAY}\n\
+             kill $!; wait\n",
+            pid = pid.display()
+        );
+        fs::write(&script, text).expect("there is room");
+        terminal.enter(&format!("sh {} &", script.display()));
+        terminal.expect(PROMPT);
+        appears(&pid);
+        let other = fs::read_to_string(&pid).expect("it is there");
+        let other = other.trim().parse().expect("a process number");
+        eventually(PATIENCE, "the command under the other lock stops", || {
+            stat_of(other).is_some_and(|fields| fields[0] == "T")
+        });
+    });
+}
+
+#[test]
+fn a_killed_command_leaves_the_terminal_modes_as_they_were() {
+    needs!("bash", "python3");
+    for (options, end) in [
+        ("", r"kill -KILL \$\$"),
+        (
+            "--lease 2 --kill-after 1",
+            r"echo runs:\$((6 * 7)); exec sleep 60",
+        ),
+    ] {
+        let mut daemon = Some(Daemon::start(&[]));
+        let mut terminal = Terminal::start(daemon.as_ref().expect("started"), SHELLS[0]);
+        // A shell that is not interactive leaves the modes alone.
+        terminal.enter(&format!(
+            "sh -c 'a=$(stty -g); $LATCH run k {options} -- sh -c \"stty -echo -icanon; {end}\"; \
+             b=$(stty -g); stty $a; [ $a = $b ]'"
+        ));
+        if !options.is_empty() {
+            terminal.expect("runs:42");
+            drop(daemon.take());
+            terminal.expect("the lock was lost");
+        }
+        terminal.expect(PROMPT);
+        terminal.expect_status(0);
+    }
+}
+
+#[test]
 fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
     needs!("bash", "dash", "python3", "sed");
     at_each_shell(|daemon, mut terminal| {
         for job in [
             format!("$LATCH run k -- {SAY} | cat"),
             format!("sh -c '$LATCH run k -- {SAY}; echo over'"),
+            format!("sh -c '$LATCH run a -- $LATCH run k -- {SAY}; echo over'"),
+            format!("$LATCH run a -- sh -c '$LATCH run k -- {SAY}; echo over' | cat"),
         ] {
             terminal.enter(&job);
             terminal.enter("one");
@@ -754,19 +842,22 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
     let daemon = Daemon::start(&[]);
     // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
-    let command: &[&str] = &[PROGRAM, "run", "k", "--", "sh", "-c", &script];
-    let mut terminal = Terminal::start_any(&daemon, command);
-    terminal.enter("one");
-    terminal.expect("got:one");
-    terminal.press(CTRL_Z);
-    terminal.expect("^Z"); // it discards what is typed at the same time
-    terminal.enter("two");
-    terminal.expect("got:two");
-    terminal.press(CTRL_D);
-    eventually(PATIENCE, "it ends", || {
-        terminal.python.try_wait().expect("our child").is_some()
-    });
-    free(&daemon);
+    let command = [PROGRAM, "run", "k", "--", "sh", "-c", &script];
+    let nested = [&[PROGRAM, "run", "a", "--"], &command[..]].concat();
+    for command in [&command[..], &nested] {
+        let mut terminal = Terminal::start_any(&daemon, command);
+        terminal.enter("one");
+        terminal.expect("got:one");
+        terminal.press(CTRL_Z);
+        terminal.expect("^Z"); // it discards what is typed at the same time
+        terminal.enter("two");
+        terminal.expect("got:two");
+        terminal.press(CTRL_D);
+        eventually(PATIENCE, "it ends", || {
+            terminal.python.try_wait().expect("our child").is_some()
+        });
+        free(&daemon);
+    }
 }
 
 #[test]

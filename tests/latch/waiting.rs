@@ -10,7 +10,7 @@ use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
     fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch, PROGRAM,
 };
-use crate::support::silent::refusing_addr;
+use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, Client, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts a command with its stderr in a pipe.
@@ -310,4 +310,69 @@ fn retry_does_not_ask_twice_after_a_refusal() {
         b"",
     );
     assert_eq!(output.status.code(), Some(77), "{output:?}");
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_server_that_is_not_there() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let full = directory.path().join("full");
+    let _full = FullBacklog::at(&full);
+    let (_port, refusing) = refusing_addr();
+    let (silent, silent_addr) = listener();
+    let servers: [(&str, &dyn Fn() -> Option<Peer>); 3] = [
+        (full.to_str().expect("text"), &|| None),
+        (&refusing.to_string(), &|| None),
+        (&silent_addr.to_string(), &|| Some(Peer::accept(&silent))),
+    ];
+    for (server, connected) in servers {
+        let fixed = ["run", "k", "--retry", "--connect-timeout", "1h", "--server"];
+        let mut command = Command::new(PROGRAM);
+        command.args(fixed).args([server, "--", "true"]);
+        let mut waiting = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+        let _peer = connected();
+        signal(&waiting, Signal::TERM);
+        assert_eq!(wait_as_shell(&mut waiting), Some(143), "{server}");
+    }
+}
+
+#[test]
+fn retry_goes_on_from_a_server_that_says_nothing() {
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        let silent = Peer::accept(&listener);
+        let mut second = Peer::accept(&listener);
+        let request = second.request();
+        assert!(request.starts_with("tag _ "), "{request}");
+        second.answer("ok");
+        second.grant(60);
+        let request = second.request();
+        assert!(request.starts_with("r k "), "{request}");
+        second.answer("ok");
+        drop(silent);
+    });
+    let address = addr.to_string();
+    let fixed = ["run", "k", "--connect-timeout", "3", "--retry", "--server"];
+    let mut command = Command::new(PROGRAM);
+    command.args(fixed).args([&address, "--", "true"]);
+    let mut child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+    server.join().expect("it came again");
+    wait(&mut child);
+}
+
+#[test]
+fn retries_at_a_server_that_says_nothing_end_with_their_time() {
+    let (_silent, addr) = listener();
+    let address = addr.to_string();
+    let fixed = [
+        "run",
+        "k",
+        "--connect-timeout",
+        "1",
+        "--retry=2",
+        "--server",
+    ];
+    let mut command = Command::new(PROGRAM);
+    command.args(fixed).args([&address, "--", "true"]);
+    let mut child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+    assert_eq!(wait(&mut child), Some(69));
 }

@@ -448,6 +448,7 @@ fn without_kernel_randomness_waiters_are_served_all_the_same() {
     for client in &mut greedy {
         assert_eq!(client.request("ping", "_", "_"), "ok");
     }
+    let began = Instant::now();
     let recover = inject(&daemon, "getrandom:error=EIO");
     let mut replies: Vec<String> = Vec::new();
     for client in &mut greedy {
@@ -460,6 +461,9 @@ fn without_kernel_randomness_waiters_are_served_all_the_same() {
     assert!(parse_grant(&waiter.line(), "ok").is_some());
     recover();
     assert!(parse_grant(&holder.request("l", "k2", "0"), "ok").is_some());
+    let line_count = daemon.log().matches("no-randomness").count() as u64;
+    let most = began.elapsed().as_secs() + 1;
+    assert!(line_count <= most, "{line_count} lines");
 }
 
 // ---- how ------------------------------------------------------------------------------------

@@ -146,6 +146,8 @@ fn dead_waiters_cost_no_processor_time() {
 #[test]
 fn half_of_a_thousand_waiters_lost_leaves_the_order() {
     const COUNT: usize = 1000;
+    // The server inherits it.
+    raise_our_own_limit();
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let held = holder.acquire_for("k", 0, 600);

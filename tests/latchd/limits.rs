@@ -115,9 +115,12 @@ fn exactly_max_slots_are_held_by_clients_that_race_for_them() {
         });
         let grant_count = grants.iter().map(Vec::len).sum::<usize>();
         assert_eq!(grant_count, 100, "in round {round}");
-        for grant in grants.into_iter().flatten() {
-            assert_eq!(clients[0].request("sr", "k", &grant.token), "ok");
-        }
+        let releases = grants
+            .iter()
+            .flatten()
+            .map(|grant| format!("sr\nk\n{}\n", grant.token));
+        clients[0].send(&releases.collect::<String>());
+        (0..grant_count).for_each(|_| clients[0].expect("ok"));
     }
 }
 
@@ -254,6 +257,29 @@ fn the_default_cap_on_connections_fits_the_descriptors_once() {
         .count();
     println!("{served_count} of 100 served with 64 descriptors");
     assert!((16..64).contains(&served_count), "{served_count} served");
+}
+
+#[test]
+fn a_cap_beyond_what_the_machine_allows_is_told_or_lowered() {
+    needs!("prlimit");
+    let log_of = |limit: &str, cap: &str| {
+        let mut command = limited(&["prlimit", limit]);
+        command.args(["--max-connections", cap]);
+        let daemon = Daemon::from_command(command);
+        daemon.wait_for_log("listening ", PATIENCE);
+        daemon.log()
+    };
+    let log = log_of("--nofile=200:200", "1000");
+    let told = "WARN few-descriptors max_connections=1000 allowed=136\n";
+    assert!(log.contains(told), "{log}");
+    assert!(log.contains(" max_connections=1000 worst"), "{log}");
+    let log = log_of("--nofile=200:200", "100");
+    assert!(!log.contains("few-descriptors"), "{log}");
+    // Stacks get half of the address space.
+    let log = log_of("--as=600000000", "1000000");
+    let cap = log.split(" max_connections=").nth(1).expect("it starts");
+    let cap = cap.split(' ').next().map(str::parse::<u32>);
+    assert!(matches!(cap, Some(Ok(1..100_000))), "{log}");
 }
 
 #[test]

@@ -86,6 +86,29 @@ fn a_log_whose_reader_has_died_holds_up_no_command() {
     answers_promptly(&Daemon::from_command(command));
 }
 
+/// A client's socket on both is left alone. A terminal is on both, too, and is to have the log.
+#[test]
+fn a_stderr_that_is_also_stdin_has_the_log() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("terminal");
+    let terminal = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(&path)
+        .expect("there is room");
+    let mut command = Daemon::command();
+    command
+        .args(["--port", "0", "--print-port"])
+        .stdin(terminal.try_clone().expect("it is open"))
+        .stderr(terminal);
+    let daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "it logs", || {
+        fs::read_to_string(&path).is_ok_and(|log| log.contains("INFO listening "))
+    });
+    drop(daemon);
+}
+
 // ---- it cannot be forged ---------------------------------------------------------------------
 
 #[test]
@@ -544,6 +567,22 @@ fn a_line_torn_by_a_full_disk_spoils_no_other() {
     let warning = warning.expect("it has come");
     assert!(warning.contains("Z WARN log-lines-lost dropped="), "{log}");
     assert!(begins_with_the_time(warning), "{log}");
+}
+
+#[test]
+fn a_line_that_the_last_server_tore_spoils_no_other() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("log");
+    let read = || fs::read_to_string(&path).expect("it is there");
+    for (left, kept) in [("2026-1", "2026-1\n"), ("whole\n", "whole\n"), ("", "")] {
+        fs::write(&path, left).expect("there is room");
+        let daemon = Daemon::from_command(logging_to(&path));
+        eventually(PATIENCE, "it logs", || read().contains(" INFO listening "));
+        drop(daemon);
+        let log = read();
+        let own = log.strip_prefix(kept).unwrap_or_else(|| panic!("{log}"));
+        assert!(own.lines().all(begins_with_the_time), "{log}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -87,6 +88,11 @@ fn without_proc_a_limited_server_serves() {
     ];
     if !rustix::process::geteuid().is_root() {
         skipped(&["root, to hide /proc"]);
+        return;
+    }
+    let probe = Command::new("unshare").args(["-m", "true"]).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        skipped(&["mount namespace"]);
         return;
     }
     let daemon = Daemon::from_command(limited(&wrapper));

@@ -1,6 +1,10 @@
 //! What an operator does about a holder.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 use crate::support::limited::{limited, without_users};
 use crate::support::needs::needs;
@@ -79,6 +83,29 @@ fn the_admin_token_breaks_grants_over_the_network() {
     assert_eq!(holder.request("n", "k", &grant.token), "error");
 }
 
+#[test]
+fn another_user_of_the_unix_socket_is_no_operator() {
+    needs!("root", "nc");
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    let socket = dir.path().join("socket");
+    let daemon = Daemon::start_unix(&socket, &["--unix-mode", "0666"]);
+    let mut holder = Client::unix(&socket);
+    let grant = holder.acquire_for("k", 0, 60);
+    let mut nc = Command::new("nc");
+    nc.arg("-NU").arg(&socket).uid(65_534);
+    let nc = nc.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut nc = nc.expect("nc of netcat-openbsd");
+    let mut stdin = nc.stdin.take().expect("a pipe");
+    let requests = b"ping\n_\n_\nbreak\nk\n_\n";
+    stdin.write_all(requests).expect("it reads");
+    drop(stdin);
+    let output = nc.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\nerror_auth\n");
+    assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
+    drop(daemon);
+}
+
 /// The namespace has no number for the server's user and none for this test's, so the kernel gives
 /// both the same one.
 #[test]
@@ -113,4 +140,38 @@ fn an_admin_token_that_cannot_be_sent_is_refused_at_start() {
         assert!(complaint.contains("a token is one word"), "{complaint}");
         assert_eq!(output.status.code(), Some(1));
     }
+}
+
+#[test]
+fn a_grant_is_found_by_its_fence_among_any_number() {
+    const COUNT: usize = 200;
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let claim = format!("sl\npool\n0 {COUNT}\n");
+    let fences: Vec<String> = (0..COUNT)
+        .map(|_| {
+            holder.send(&claim);
+            let grant = parse_grant(&holder.line(), "ok").expect("a slot is free");
+            fence_of(&grant.token)
+        })
+        .collect();
+    let mut asking = daemon.connect();
+    for fence in &fences {
+        let found = asking.request("stats", &format!("holders {fence}"), "pool");
+        let found: serde_json::Value = serde_json::from_str(&found[3..]).expect("JSON");
+        let key = &found["keys"][0];
+        assert_eq!(key["holder_count"], COUNT);
+        let fences: Vec<&serde_json::Value> = key["holders"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|holder| &holder["fence"])
+            .collect();
+        assert_eq!(fences, [fence.as_str()]);
+        let elsewhere = asking.request("stats", &format!("holders {fence}"), "other");
+        assert_eq!(elsewhere, r#"ok {"keys":[]}"#);
+    }
+    // Without a fence, the reply is short of some of them.
+    let listed = asking.request("stats", "holders", "pool");
+    assert_eq!(listed.matches("\"fence\"").count(), 128);
 }

@@ -1,7 +1,7 @@
 //! Options, variables and exit statuses of the program, seen from outside.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::net::{Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -831,6 +831,22 @@ fn debug_beats_rust_log() {
         &[("RUST_LOG", "debug"), ("LATCHD_DEBUG", "true")]
     ));
     assert!(!is_chatty(&["--debug=false"], &[("LATCHD_DEBUG", "true")]));
+}
+
+#[test]
+fn a_malformed_rust_log_is_refused_even_if_no_one_can_be_told() {
+    for malformed in ["latchd=loud", "latchd=info=x", "a/b/c"] {
+        let line = refusal(Daemon::command().env("RUST_LOG", malformed), 2);
+        let start = format!("latchd: invalid value '{malformed}' for RUST_LOG: expected ");
+        assert!(line.starts_with(&start), "{line}");
+    }
+    let full = File::options().write(true).open("/dev/full");
+    let mut command = Daemon::command();
+    command
+        .args(["--port", "0"])
+        .env("RUST_LOG", "latchd=loud")
+        .stderr(full.expect("Linux has it"));
+    assert_eq!(run(&mut command).code(), Some(2));
 }
 
 #[test]

@@ -661,9 +661,10 @@ fn pipes_are_served_only_if_that_is_asked_for() {
 #[test]
 fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
     let dirs = lock_dirs();
-    let run = |args: &[&str]| {
+    let run_with = |args: &[&str], rust_log: &str| {
         let output = command(dirs.path())
             .args(args)
+            .env("RUST_LOG", rust_log)
             .output()
             .expect("lfpd was built");
         let stderr = String::from_utf8(output.stderr).expect("UTF-8");
@@ -673,6 +674,8 @@ fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
         );
         output.status.code()
     };
+    let run = |args: &[&str]| run_with(args, "");
+    assert_eq!(run_with(&["--stdio"], "lfpd=loud"), Some(2));
     assert_eq!(run(&["--nonsense"]), Some(2));
     assert_eq!(run(&["--listen", "0.0.0.0:50001"]), Some(2));
     assert_eq!(run(&["--inetd", "--stdio"]), Some(2));

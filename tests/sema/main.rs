@@ -1284,6 +1284,20 @@ fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
     );
 }
 
+#[test]
+fn a_script_that_becomes_sema_releases_its_lock() {
+    let place = Place::new();
+    for script in [
+        "sema try f -q; exec sema release f -q",
+        "sema try f -q --slots 2; exec sema release f -q --slots 2",
+        "semats try-acquire f; exec semats release f",
+    ] {
+        let output = place.script(script);
+        assert_eq!(output.status.code(), Some(0), "{script}: {output:?}");
+        assert_eq!(place.names(), [""; 0], "{script}");
+    }
+}
+
 /// Runs a script in a new pid namespace. `None` if the system allows none. In the script, `$sema`
 /// is the program.
 fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
@@ -1700,6 +1714,64 @@ fn a_waiter_gives_up_when_its_script_is_killed() {
         assert!(has_given_up, "{program}");
         assert_eq!(place.names(), ["waiting"], "{program}");
     }
+}
+
+#[test]
+fn a_living_holder_is_not_stale_where_flock_is_refused() {
+    needs!("strace");
+    let place = Place::new();
+    let (mut holder, pid) = place.started(&[], "exec sleep 60");
+    // No locks at all; none for a file that is open for reading only, as over NFS.
+    for error in ["ENOLCK", "EBADF"] {
+        let sema = |arguments: &[&str]| {
+            let inject = format!("inject=flock:error={error}");
+            let output = Command::new(installed("strace", "strace"))
+                .args(["-f", "-e", &inject, "-o", "/dev/null"])
+                .arg(env!("CARGO_BIN_EXE_sema"))
+                .args(arguments)
+                .current_dir(place.directory.path())
+                .output()
+                .expect("strace runs");
+            (
+                output.status.code(),
+                text(&output.stdout) + &text(&output.stderr),
+            )
+        };
+        let (_, status) = sema(&["status", "f"]);
+        assert!(
+            status.contains("alive: yes") && status.contains("stale: no"),
+            "{status}"
+        );
+        let (taken, note) = sema(&["try", "f"]);
+        assert!(taken == Some(1) && !note.contains("stale"), "{note}");
+        assert_eq!(sema(&["wait", "f", "-w", "0", "-q"]).0, Some(1));
+        let (_, cleaned) = sema(&["clean", "f", "--force"]);
+        assert!(!cleaned.contains("removed"), "{cleaned}");
+    }
+    assert_eq!(holder.try_wait().expect("a child"), None);
+    kill_process(pid, Signal::TERM).expect("the command lives");
+    holder.wait().expect("a child");
+}
+
+#[test]
+fn an_error_that_passes_loses_no_lock() {
+    let place = Place::new();
+    let directory = place.directory.path();
+    let may = |mode| fs::set_permissions(directory, fs::Permissions::from_mode(mode));
+    may(0o777).expect("it is ours");
+    let over = place.bin.path().join("over");
+    let script = format!("until test -e {}; do sleep 0.1; done", over.display());
+    thread::scope(|scope| {
+        let run = scope.spawn(|| place.as_nobody("sema", &["run", "f", "--", "sh", "-c", &script]));
+        eventually(PATIENCE, "it is held", || place.path("f").exists());
+        // The holder looks at its lock each second.
+        may(0).expect("it is ours");
+        thread::sleep(Duration::from_millis(2500));
+        may(0o777).expect("it is ours");
+        fs::write(&over, "").expect("there is room");
+        let output = run.join().expect("no panic");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    });
 }
 
 #[test]

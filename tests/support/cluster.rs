@@ -1,7 +1,7 @@
 //! Members of etcd, and servers that share one service on it.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
@@ -102,7 +102,7 @@ impl Etcd {
         further: &[&str],
         access: &[&str],
     ) -> Etcd {
-        let directory = TempDir::new().expect("there is room");
+        let directory = TempDir::new_in(data_home()).expect("there is room");
         let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let all: Vec<String> = (0..count)
@@ -201,6 +201,27 @@ impl Etcd {
             format!("{fence} {key}")
         };
         pairs.map(described).collect()
+    }
+}
+
+/// Where members of etcd keep their data: in memory if there is plenty of it. On a busy disk, a
+/// write to the journal can take seconds.
+fn data_home() -> PathBuf {
+    // A member takes some 150 MB, and up to 24 run at a time.
+    const PLENTY: u64 = 4 << 30;
+    let memory = Path::new("/dev/shm");
+    let space = rustix::fs::statvfs(memory).map(|shm| shm.f_bavail * shm.f_frsize);
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo.lines().find_map(|line| {
+        let rest = line.strip_prefix("MemAvailable:")?;
+        rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    });
+    let is_plenty = space.is_ok_and(|free| free > PLENTY)
+        && available.is_some_and(|free| free > PLENTY >> 10)
+        && TempDir::new_in(memory).is_ok();
+    match is_plenty {
+        true => memory.to_owned(),
+        false => std::env::temp_dir(),
     }
 }
 
@@ -347,7 +368,7 @@ fn join(command: &mut Command, prefix: &str) -> Option<u16> {
 fn shared_etcd() -> Option<&'static str> {
     // The shell outlives this process by a moment, and cleans up after it.
     const SCRIPT: &str = r#"
-        directory=$(mktemp -d) && cd "$directory" || exit
+        directory=$(mktemp -d "$3/latchd-XXXXXX") && cd "$directory" || exit
         etcd --data-dir data --listen-client-urls "$1" --advertise-client-urls "$1" \
             --listen-peer-urls "$2" --initial-advertise-peer-urls "$2" \
             --initial-cluster "default=$2" >etcd.log 2>&1 &
@@ -365,6 +386,7 @@ fn shared_etcd() -> Option<&'static str> {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "sh", &url(client), &url(peer)])
+            .arg(data_home())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -22,6 +22,7 @@ impl Syslog {
         let directory = tempfile::tempdir().expect("there is room");
         let path = directory.path().join("log");
         let socket = UnixDatagram::bind(&path).expect("there is room");
+        fs::create_dir(directory.path().join("shm")).expect("there is room");
         // Servers may be other users.
         for (path, mode) in [(directory.path(), 0o755), (&path, 0o666)] {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
@@ -37,9 +38,14 @@ impl Syslog {
 
     /// The command `of` where /dev/log is this syslog. Its descriptors are to be set anew.
     pub fn reached_by(&self, of: &Command) -> Command {
+        // Temporary files may be in /dev/shm.
+        const SCRIPT: &str = r#"
+            [ ! -d /dev/shm ] || mount --bind /dev/shm "$0/shm" || exit
+            mount --rbind "$0" /dev && exec "$@"
+        "#;
         let mut command = Command::new("unshare");
         command
-            .args(["-m", "sh", "-c", "mount --bind \"$0\" /dev && exec \"$@\""])
+            .args(["-m", "sh", "-c", SCRIPT])
             .arg(self.directory.path())
             .arg(of.get_program())
             .args(of.get_args());

@@ -5,7 +5,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::{Address, Connection, Error, Reply, Request};
+use super::{Address, Auth, Connection, Error, Reply, Request, Settings};
 use crate::net::stream::Stream;
 use crate::token::Token;
 
@@ -75,6 +75,40 @@ impl Connection {
         Ok(())
     }
 
+    /// A connection that has yet to be made.
+    pub(super) fn unconnected(
+        server: &Address,
+        reached: Address,
+        settings: &Settings,
+        auth: Auth,
+    ) -> Connection {
+        Connection {
+            server: server.clone(),
+            others: 0,
+            reached,
+            stream: None,
+            buffer: Vec::new(),
+            has_answered: false,
+            settings: settings.clone(),
+            tag: None,
+            accepted_tag: None,
+            greeting: Vec::new(),
+            greetings_due: 0,
+            auth,
+            cancelled_by: None,
+        }
+    }
+
+    /// Another connection to the same servers, that has yet to be made.
+    pub(in crate::client) fn another(&self) -> Connection {
+        let reached = self.reached.clone();
+        Connection {
+            others: self.others,
+            accepted_tag: self.accepted_tag.clone(),
+            ..Connection::unconnected(&self.server, reached, &self.settings, self.auth)
+        }
+    }
+
     fn start_attempt(&self, within: Duration) -> Result<Attempt, Error> {
         // Without a lookup, it ends in the time for which it is waited for.
         let within = within.min(self.settings.connect_timeout) * 9 / 10;
@@ -99,18 +133,20 @@ impl Connection {
         }
     }
 
-    /// Asks for the holders of a key, for at most `within`. The reply is still to come.
+    /// Asks who has the grant with this token, for at most `within`. The reply is still to come.
     pub(in crate::client) fn send_look(
         &mut self,
         key: &str,
+        token: Token,
         within: Duration,
     ) -> Result<(), Error> {
-        let sent = self.send(&[&Request::Queues(Some(key))], within);
+        let fence = token.fence();
+        let sent = self.send(&[&Request::Holder { key, fence }], within);
         self.unless_closed(sent)
     }
 
-    /// What the reply to the question for holders says of one; `None` if not all of it has come. To
-    /// be called when the socket is readable.
+    /// What the reply to that says; `None` if not all of it has come. To be called when the socket
+    /// is readable.
     pub(in crate::client) fn look_reply(&mut self, token: Token) -> Result<Option<Held>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));

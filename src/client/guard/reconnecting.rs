@@ -1,4 +1,4 @@
-//! What a keeper does without a connection, and with a new one.
+//! What a keeper does without a connection, with a new one, and while its server is silent.
 
 use std::io;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use crate::client::error::Error;
 use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
 
-/// How long a server of a cluster may take to say who has the lock, before another one is asked.
+/// How long a server of a cluster may take to answer a renewal, or to say who has the lock, before
+/// another one is asked.
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
 impl Keeper {
@@ -19,20 +20,25 @@ impl Keeper {
         let token = self.held.grant.token;
         match self.held.connection.look_reply(token) {
             Ok(None) => Ok(()),
-            Ok(Some(Held::Orphaned)) => self.send(Moment::now()),
-            Ok(Some(Held::ByConnection)) => {
+            Ok(Some(Held::Orphaned)) => {
+                // Etcd has said so: the silent server is not active any more.
+                self.silent = None;
+                self.send(Moment::now())
+            }
+            Ok(Some(Held::Gone)) if self.silent.is_none() => Err(Loss::Closed),
+            Ok(Some(Held::ByConnection | Held::Gone)) => {
                 self.cut();
                 Ok(())
             }
-            Ok(Some(Held::Gone)) => Err(Loss::Closed),
             Err(error) => self.survive(error),
         }
     }
 
-    /// Goes on after an error of the connection, and without one; any other is a loss.
+    /// Goes on after an error of the connection, and without one; any other is a loss, unless a
+    /// silent server may still have the lock.
     pub(super) fn survive(&mut self, error: Error) -> Result<(), Loss> {
         match loss_of(error) {
-            Loss::Closed => {
+            loss if loss == Loss::Closed || self.silent.is_some() => {
                 self.cut();
                 Ok(())
             }
@@ -46,31 +52,39 @@ impl Keeper {
     /// Takes note that the connection has ended, or is of no use.
     pub(super) fn cut(&mut self) {
         self.held.connection.try_another();
+        if let Some(silent) = &self.silent {
+            silent.connection.try_another();
+        }
         self.held.connection.close();
         self.sent_at = None;
+        if self.silent.is_none() {
+            self.shared.hold().is_cut = true;
+        }
         match &mut self.outage {
-            None => {
-                self.outage = Some(Outage::new(Moment::now()));
-                self.shared.hold().is_cut = true;
-            }
+            None => self.outage = Some(Outage::new(Moment::now())),
             Some(outage) => outage.pause(),
         }
     }
 
-    /// When the server that was asked who has the lock is given up for another one.
-    pub(super) fn look_ends_at(&self) -> Moment {
-        let is_looking = self.outage.as_ref().is_some_and(|outage| outage.is_looking);
+    /// When another server is asked than the one that has not answered.
+    pub(super) fn patience_ends_at(&self) -> Moment {
         match self.sent_at {
-            Some(sent_at) if is_looking && self.held.connection.server.other_count() > 0 => {
-                sent_at + LOOK_TIME
-            }
+            Some(sent_at) if self.held.connection.server.other_count() > 0 => sent_at + LOOK_TIME,
             _ => Moment::NEVER,
+        }
+    }
+
+    /// Turns to another server.
+    pub(super) fn lose_patience(&mut self) {
+        match &self.outage {
+            Some(outage) if outage.is_looking => self.cut(),
+            _ => self.set_aside(),
         }
     }
 
     /// Connects and asks who has the lock, if that is due.
     pub(super) fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
-        let until = self.next_end();
+        let (until, token) = (self.next_end(), self.held.grant.token);
         let outage = self.outage.as_mut().expect("it has no connection");
         if now < outage.next_attempt {
             return Ok(());
@@ -84,7 +98,7 @@ impl Keeper {
                 let now = Moment::now();
                 self.sent_at = Some(now);
                 let left = until.saturating_since(now);
-                let sent = connection.send_look(&self.held.key, left);
+                let sent = connection.send_look(&self.held.key, token, left);
                 sent.or_else(|error| self.survive(error))
             }
             Err(error) => {

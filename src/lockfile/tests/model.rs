@@ -5,6 +5,9 @@
 //! step, the search runs the program again from its start and replays those results; the first step
 //! without a result is the next. It does so once for each list of results. So the search covers the
 //! code itself and not a description of it.
+//!
+//! Processes of one program differ by their names alone: of the states that become each other when
+//! these processes are renamed, the search goes on from one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,6 +28,9 @@ const LONG_GONE: usize = 9;
 
 /// An open file: the process that opened it, and the number of the step that did.
 type Handle = (usize, usize);
+
+/// An inode: the process that made it, and the number of the step that did.
+type InodeNumber = (usize, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Name {
@@ -70,10 +76,10 @@ enum StepResult {
     NotFound,
     Taken,
     Unsupported,
-    Opened(Handle, FileId),
+    Opened(Handle, InodeNumber),
     Locked(Flock),
     Content(Vec<u8>),
-    Identity(Option<FileId>),
+    Identity(Option<InodeNumber>),
     Alive(bool),
 }
 
@@ -150,25 +156,19 @@ impl Variant {
 /// The state that all processes share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelDisk {
-    names: BTreeMap<Name, (usize, usize)>,
-    inodes: BTreeMap<(usize, usize), Inode>,
-    open: BTreeMap<Handle, (usize, usize)>,
+    names: BTreeMap<Name, InodeNumber>,
+    inodes: BTreeMap<InodeNumber, Inode>,
+    open: BTreeMap<Handle, InodeNumber>,
     variant: Variant,
 }
 
-fn file_id(inode: (usize, usize)) -> FileId {
+fn file_id(inode: InodeNumber) -> FileId {
     FileId::of_model(inode.0 as u64, inode.1 as u64)
 }
 
 impl ModelDisk {
     /// Takes one step of a process; `number` counts its steps before this one.
-    fn take(
-        &mut self,
-        process: usize,
-        number: usize,
-        step: &FileStep,
-        is_alive: &dyn Fn(usize) -> bool,
-    ) -> StepResult {
+    fn take(&mut self, process: usize, number: usize, step: &FileStep) -> StepResult {
         let own = Name::Own(process);
         let handle = (process, number);
         let mutation = self.variant.mutation;
@@ -195,9 +195,7 @@ impl ModelDisk {
                 StepResult::Done
             }
             FileStep::Read(handle) => StepResult::Content(self.inode(handle).bytes.clone()),
-            FileStep::Identity => {
-                StepResult::Identity(self.names.get(&Name::Lock).copied().map(file_id))
-            }
+            FileStep::Identity => StepResult::Identity(self.names.get(&Name::Lock).copied()),
             FileStep::Rename => self.rename(own, Name::Lock),
             FileStep::Remove => self.remove(Name::Lock),
             FileStep::RemoveOwn => self.remove(own),
@@ -220,9 +218,14 @@ impl ModelDisk {
                 self.close(handle);
                 StepResult::Done
             }
-            FileStep::IsAlive(other) => StepResult::Alive(is_alive(*other)),
+            FileStep::IsAlive(_) => unreachable!("the disk does not know"),
             FileStep::Enter | FileStep::Leave => StepResult::Done,
         };
+        self.drop_unused_inodes();
+        answer
+    }
+
+    fn drop_unused_inodes(&mut self) {
         let ModelDisk {
             names,
             inodes,
@@ -235,7 +238,6 @@ impl ModelDisk {
                 .chain(open.values())
                 .any(|used| used == inode)
         });
-        answer
     }
 
     fn create(&mut self, path: Name, handle: Handle, bytes: &[u8], is_locked: bool) -> StepResult {
@@ -256,7 +258,7 @@ impl ModelDisk {
                     .collect(),
             },
         );
-        StepResult::Opened(handle, file_id(inode))
+        StepResult::Opened(handle, inode)
     }
 
     fn open(&mut self, handle: Handle) -> StepResult {
@@ -265,7 +267,7 @@ impl ModelDisk {
             Some(inode) => {
                 let inode = *inode;
                 self.open.insert(handle, inode);
-                StepResult::Opened(handle, file_id(inode))
+                StepResult::Opened(handle, inode)
             }
         }
     }
@@ -335,6 +337,7 @@ impl ModelDisk {
         for handle in of_process {
             self.close(&handle);
         }
+        self.drop_unused_inodes();
     }
 }
 
@@ -389,10 +392,10 @@ impl Replay<'_> {
 
     fn opened(&self, step: FileStep) -> io::Result<Option<OpenFile<'_>>> {
         Ok(match self.step(step)? {
-            StepResult::Opened(handle, id) => Some(OpenFile {
+            StepResult::Opened(handle, inode) => Some(OpenFile {
                 replay: self,
                 handle,
-                id,
+                id: file_id(inode),
             }),
             _ => None,
         })
@@ -503,7 +506,7 @@ impl<'a> Files for &'a Replay<'a> {
             _ => {}
         }
         match self.step(FileStep::Identity)? {
-            StepResult::Identity(id) => Ok(id),
+            StepResult::Identity(inode) => Ok(inode.map(file_id)),
             other => panic!("{other:?} to a look"),
         }
     }
@@ -661,6 +664,9 @@ enum Phase {
 
 /// What a process has done so far, and what it does next.
 struct ModelProcess {
+    name: usize,
+    /// The number of the process before its last step, in the list of the search.
+    before: usize,
     answers: Vec<StepResult>,
     next: Option<FileStep>,
     phase: Phase,
@@ -674,15 +680,143 @@ const CRASHED: usize = 1;
 const MAX_PROCESSES: usize = 4;
 
 /// The state of a search: numbers in its lists.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 struct State {
     disk: usize,
     processes: [usize; MAX_PROCESSES],
-    crashes_left: u32,
+    crashes_left: usize,
 }
 
-/// A hash of a few numbers. It need not withstand an attacker, and the search spends most of its
-/// time on it.
+impl State {
+    /// The state in one number, which is faster to hash and to compare.
+    fn packed(&self) -> u128 {
+        let parts = [self.crashes_left, self.disk].into_iter();
+        parts.chain(self.processes).fold(0, |packed, part| {
+            assert!(part < 1 << 21, "a number too big for its part");
+            packed << 21 | part as u128
+        })
+    }
+}
+
+/// Another name for each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Renaming([usize; MAX_PROCESSES]);
+
+impl Renaming {
+    /// Those that turn a search into itself, without the one that changes nothing.
+    fn symmetries(programs: &[Program], variant: Variant) -> Vec<Renaming> {
+        let digits = |number: usize| std::array::from_fn(|at| number >> (2 * at) & 3);
+        let all = (0..1 << (2 * MAX_PROCESSES)).map(|number| Renaming(digits(number)));
+        all.filter(|renaming| {
+            let changes = (0..MAX_PROCESSES).any(|process| renaming.0[process] != process);
+            let is_symmetry = (0..MAX_PROCESSES).all(|process| {
+                let renamed = renaming.0[process];
+                let is_alike = match (programs.get(process), programs.get(renamed)) {
+                    (Some(old), Some(new)) => std::ptr::fn_addr_eq(*old, *new),
+                    _ => renamed == process,
+                };
+                is_alike
+                    && renaming.0.contains(&process)
+                    && variant.may_write(process) == variant.may_write(renamed)
+            });
+            changes && is_symmetry
+        })
+        .collect()
+    }
+
+    /// The holder that is long gone keeps its name.
+    fn process(self, process: usize) -> usize {
+        self.0.get(process).copied().unwrap_or(process)
+    }
+
+    /// Renames a [`Handle`] or an [`InodeNumber`].
+    fn pair(self, (process, number): (usize, usize)) -> (usize, usize) {
+        (self.process(process), number)
+    }
+
+    fn record(self, bytes: &[u8]) -> Vec<u8> {
+        match bytes {
+            [b'p', b'i', b'd', b'=', owner, rest @ ..] => {
+                let owner = self.process(usize::from(owner - b'0'));
+                [format!("pid={owner}").as_bytes(), rest].concat()
+            }
+            other => other.to_vec(),
+        }
+    }
+
+    fn step(self, step: &FileStep) -> FileStep {
+        match step {
+            FileStep::Create(bytes) => FileStep::Create(self.record(bytes)),
+            FileStep::CreateOwn(bytes) => FileStep::CreateOwn(self.record(bytes)),
+            FileStep::Append(handle, bytes) => {
+                FileStep::Append(self.pair(*handle), self.record(bytes))
+            }
+            FileStep::Lock(handle) => FileStep::Lock(self.pair(*handle)),
+            FileStep::Flock(handle) => FileStep::Flock(self.pair(*handle)),
+            FileStep::LockRange(handle) => FileStep::LockRange(self.pair(*handle)),
+            FileStep::Read(handle) => FileStep::Read(self.pair(*handle)),
+            FileStep::OpenToWrite(handle) => FileStep::OpenToWrite(self.pair(*handle)),
+            FileStep::Truncate(handle) => FileStep::Truncate(self.pair(*handle)),
+            FileStep::Close(handle) => FileStep::Close(self.pair(*handle)),
+            FileStep::IsAlive(process) => FileStep::IsAlive(self.process(*process)),
+            FileStep::CreateEmpty
+            | FileStep::Open
+            | FileStep::Identity
+            | FileStep::Remove
+            | FileStep::RemoveOwn
+            | FileStep::Rename
+            | FileStep::RemoveLeftover
+            | FileStep::Enter
+            | FileStep::Leave => step.clone(),
+        }
+    }
+
+    fn result(self, result: &StepResult) -> StepResult {
+        match result {
+            StepResult::Opened(handle, inode) => {
+                StepResult::Opened(self.pair(*handle), self.pair(*inode))
+            }
+            StepResult::Content(bytes) => StepResult::Content(self.record(bytes)),
+            StepResult::Identity(inode) => {
+                StepResult::Identity(inode.map(|inode| self.pair(inode)))
+            }
+            StepResult::Done
+            | StepResult::NotFound
+            | StepResult::Taken
+            | StepResult::Unsupported
+            | StepResult::Locked(_)
+            | StepResult::Alive(_) => result.clone(),
+        }
+    }
+
+    fn disk(self, disk: &ModelDisk) -> ModelDisk {
+        let name = |name: &Name| match name {
+            Name::Lock => Name::Lock,
+            Name::Own(process) => Name::Own(self.process(*process)),
+        };
+        let inode = |inode: &Inode| Inode {
+            bytes: self.record(&inode.bytes),
+            locked_by: inode.locked_by.map(|handle| self.pair(handle)),
+            range_locks: (inode.range_locks.iter())
+                .map(|(handle, lock)| (self.pair(*handle), *lock))
+                .collect(),
+        };
+        ModelDisk {
+            names: (disk.names.iter())
+                .map(|(of, number)| (name(of), self.pair(*number)))
+                .collect(),
+            inodes: (disk.inodes.iter())
+                .map(|(number, of)| (self.pair(*number), inode(of)))
+                .collect(),
+            open: (disk.open.iter())
+                .map(|(handle, number)| (self.pair(*handle), self.pair(*number)))
+                .collect(),
+            variant: disk.variant,
+        }
+    }
+}
+
+/// A fast hash. It need not withstand an attacker, and the search spends most of its time on it.
 type FastHash = BuildHasherDefault<ByMultiplication>;
 
 #[derive(Default)]
@@ -690,17 +824,28 @@ struct ByMultiplication(u64);
 
 impl Hasher for ByMultiplication {
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_usize((*byte).into());
+        for some in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..some.len()].copy_from_slice(some);
+            self.write_u64(u64::from_ne_bytes(word));
         }
     }
 
-    fn write_u32(&mut self, number: u32) {
-        self.write_usize(number as usize);
+    fn write_u128(&mut self, number: u128) {
+        self.write_u64(number as u64);
+        self.write_u64((number >> 64) as u64);
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(number.into());
     }
 
     fn write_usize(&mut self, number: usize) {
-        let mixed = self.0.rotate_left(23) ^ number as u64 ^ 0x243f_6a88_85a3_08d3;
+        self.write_u64(number as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = self.0.rotate_left(23) ^ number ^ 0x243f_6a88_85a3_08d3;
         let product = u128::from(mixed) * 0x9e37_79b9_7f4a_7c15;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
@@ -717,13 +862,22 @@ struct Search {
     /// Each process in each state of its own that was met.
     processes: Vec<ModelProcess>,
     /// Where each result takes a process, by their numbers in the list.
-    successors: HashMap<(usize, StepResult), usize>,
+    successors: HashMap<(usize, StepResult), usize, FastHash>,
     /// Each disk that was met, and its number.
     disks: Vec<ModelDisk>,
-    disk_numbers: HashMap<ModelDisk, usize>,
+    disk_numbers: HashMap<ModelDisk, usize, FastHash>,
     /// Where the next step of a process takes a disk and the process, by their numbers.
     steps: HashMap<(usize, usize), (usize, usize), FastHash>,
-    seen: HashSet<State, FastHash>,
+    /// Where the end of a process, by its name, takes a disk.
+    ends: HashMap<(usize, usize), usize, FastHash>,
+    symmetries: Vec<Renaming>,
+    /// The number of each process at its beginning.
+    beginnings: [usize; MAX_PROCESSES],
+    /// What a symmetry makes of a process and of a disk, all by their numbers.
+    renamed_processes: HashMap<(usize, usize), usize, FastHash>,
+    renamed_disks: HashMap<(usize, usize), usize, FastHash>,
+    /// Of the states that the symmetries turn into each other, the first, packed.
+    seen: HashSet<u128, FastHash>,
     /// The steps to here: a process, and its number in the list before the step; or its crash.
     path: Vec<(usize, usize)>,
     /// The steps to two holders at once.
@@ -733,7 +887,7 @@ struct Search {
 }
 
 impl Search {
-    fn run(programs: &[Program], lock: Option<&str>, variant: Variant, crashes: u32) -> Search {
+    fn run(programs: &[Program], lock: Option<&str>, variant: Variant, crashes: usize) -> Search {
         let mut disk = ModelDisk {
             names: BTreeMap::new(),
             inodes: BTreeMap::new(),
@@ -754,6 +908,8 @@ impl Search {
             );
         }
         let at_end = |phase| ModelProcess {
+            name: 0,
+            before: 0,
             answers: Vec::new(),
             next: None,
             phase,
@@ -762,22 +918,26 @@ impl Search {
             programs: programs.to_vec(),
             mutation: variant.mutation,
             processes: vec![at_end(Phase::Ended), at_end(Phase::Crashed)],
-            successors: HashMap::new(),
+            successors: HashMap::default(),
             disks: Vec::new(),
-            disk_numbers: HashMap::new(),
+            disk_numbers: HashMap::default(),
             steps: HashMap::default(),
+            ends: HashMap::default(),
+            symmetries: Renaming::symmetries(programs, variant),
+            beginnings: [ENDED; MAX_PROCESSES],
+            renamed_processes: HashMap::default(),
+            renamed_disks: HashMap::default(),
             seen: HashSet::default(),
             path: Vec::new(),
             double_grant: None,
             litter: None,
         };
-        let mut processes = [ENDED; MAX_PROCESSES];
-        for (process, number) in processes.iter_mut().enumerate().take(programs.len()) {
-            *number = search.advance(process, Vec::new(), Phase::Runs);
+        for process in 0..programs.len() {
+            search.beginnings[process] = search.advance(process, ENDED, Vec::new(), Phase::Runs);
         }
         let state = State {
             disk: search.number_of(disk),
-            processes,
+            processes: search.beginnings,
             crashes_left: crashes,
         };
         search.explore(state);
@@ -786,7 +946,13 @@ impl Search {
     }
 
     /// Finds the next step of a process that has these results, and gives its number in the list.
-    fn advance(&mut self, process: usize, answers: Vec<StepResult>, phase: Phase) -> usize {
+    fn advance(
+        &mut self,
+        process: usize,
+        before: usize,
+        answers: Vec<StepResult>,
+        phase: Phase,
+    ) -> usize {
         let replay = Replay {
             process,
             answers: &answers,
@@ -800,6 +966,8 @@ impl Search {
             return ENDED;
         };
         self.processes.push(ModelProcess {
+            name: process,
+            before,
             answers,
             next: Some(next),
             phase,
@@ -817,7 +985,11 @@ impl Search {
     }
 
     fn explore(&mut self, state: State) {
-        if self.double_grant.is_some() || !self.seen.insert(state) {
+        if self.double_grant.is_some() {
+            return;
+        }
+        let first = self.first_of(&state);
+        if !self.seen.insert(first) {
             return;
         }
         let phases = state.processes.iter().map(|at| self.processes[*at].phase);
@@ -853,6 +1025,56 @@ impl Search {
         }
     }
 
+    /// The first of the states that the symmetries make of this one, packed.
+    fn first_of(&mut self, state: &State) -> u128 {
+        let mut first = state.packed();
+        for symmetry in 0..self.symmetries.len() {
+            let renaming = self.symmetries[symmetry];
+            let mut renamed = *state;
+            renamed.disk = self.renamed_disk(symmetry, state.disk);
+            for (process, at) in state.processes.iter().enumerate() {
+                renamed.processes[renaming.process(process)] = self.renamed(symmetry, *at);
+            }
+            first = first.min(renamed.packed());
+        }
+        first
+    }
+
+    fn renamed_disk(&mut self, symmetry: usize, disk: usize) -> usize {
+        if let Some(renamed) = self.renamed_disks.get(&(symmetry, disk)) {
+            return *renamed;
+        }
+        let renamed = self.symmetries[symmetry].disk(&self.disks[disk]);
+        let renamed = self.number_of(renamed);
+        self.renamed_disks.insert((symmetry, disk), renamed);
+        renamed
+    }
+
+    /// What a symmetry makes of a process: what has the same results under the other names.
+    fn renamed(&mut self, symmetry: usize, at: usize) -> usize {
+        if at == ENDED || at == CRASHED {
+            return at;
+        }
+        if let Some(renamed) = self.renamed_processes.get(&(symmetry, at)) {
+            return *renamed;
+        }
+        let renaming = self.symmetries[symmetry];
+        let ModelProcess { name, before, .. } = self.processes[at];
+        let got = self.processes[at].answers.last();
+        let renamed = match got.map(|got| renaming.result(got)) {
+            None => self.beginnings[renaming.process(name)],
+            Some(got) => {
+                let before = self.renamed(symmetry, before);
+                self.after(before, got)
+            }
+        };
+        let next = self.processes[at].next.as_ref();
+        let expected = next.map(|step| renaming.step(step));
+        assert_eq!(self.processes[renamed].next, expected, "no symmetry");
+        self.renamed_processes.insert((symmetry, at), renamed);
+        renamed
+    }
+
     fn path_in_words(&self) -> Vec<String> {
         let words = |(process, at): &(usize, usize)| match &self.processes[*at].next {
             Some(step) => format!("{process}: {step:?}"),
@@ -863,9 +1085,14 @@ impl Search {
 
     /// Closes all files of a process, and gives the number of the disk after that.
     fn end(&mut self, disk: usize, process: usize) -> usize {
+        if let Some(after) = self.ends.get(&(disk, process)) {
+            return *after;
+        }
         let mut after = self.disks[disk].clone();
         after.end(process);
-        self.number_of(after)
+        let after = self.number_of(after);
+        self.ends.insert((disk, process), after);
+        after
     }
 
     /// Takes the next step of a process, and gives the numbers of the disk and the process after
@@ -876,39 +1103,43 @@ impl Search {
             return *after;
         }
         let step = self.processes[at].next.clone().expect("it has not ended");
-        let is_alive = |other: usize| {
-            let at = state.processes.get(other).map(|at| &self.processes[*at]);
-            at.is_some_and(|other| matches!(other.phase, Phase::Runs | Phase::Holds))
+        let (disk, answer) = match step {
+            FileStep::IsAlive(other) => {
+                let other = state.processes.get(other).map(|at| &self.processes[*at]);
+                let runs = |other: &ModelProcess| matches!(other.phase, Phase::Runs | Phase::Holds);
+                (state.disk, StepResult::Alive(other.is_some_and(runs)))
+            }
+            _ => {
+                let mut disk = self.disks[state.disk].clone();
+                let answer = disk.take(process, self.processes[at].answers.len(), &step);
+                (self.number_of(disk), answer)
+            }
         };
-        let number = self.processes[at].answers.len();
-        let mut disk = self.disks[state.disk].clone();
-        let answer = disk.take(process, number, &step, &is_alive);
-        let after = match self.successors.get(&(at, answer.clone())) {
-            Some(after) => *after,
-            None => self.discover(process, at, &step, answer),
+        let after = match self.after(at, answer) {
+            ENDED => (self.end(disk, process), ENDED),
+            after => (disk, after),
         };
-        let mut disk = self.number_of(disk);
-        if after == ENDED {
-            disk = self.end(disk, process);
-        }
         // Whether another process is alive does not depend on the disk.
         if !matches!(step, FileStep::IsAlive(_)) {
-            self.steps.insert((state.disk, at), (disk, after));
+            self.steps.insert((state.disk, at), after);
         }
-        (disk, after)
+        after
     }
 
-    /// Finds where a result takes a process that has never had it.
-    fn discover(&mut self, process: usize, at: usize, step: &FileStep, got: StepResult) -> usize {
+    /// Where a result takes a process.
+    fn after(&mut self, at: usize, got: StepResult) -> usize {
+        if let Some(after) = self.successors.get(&(at, got.clone())) {
+            return *after;
+        }
         let before = &self.processes[at];
-        let phase = match step {
-            FileStep::Enter => Phase::Holds,
-            FileStep::Leave => Phase::Runs,
+        let phase = match before.next {
+            Some(FileStep::Enter) => Phase::Holds,
+            Some(FileStep::Leave) => Phase::Runs,
             _ => before.phase,
         };
         let mut answers = before.answers.clone();
         answers.push(got.clone());
-        let after = self.advance(process, answers, phase);
+        let after = self.advance(before.name, at, answers, phase);
         self.successors.insert((at, got), after);
         after
     }
@@ -926,7 +1157,7 @@ fn assert_never_two(
     programs: &[Program],
     lock: Option<&str>,
     variant: Variant,
-    crashes: u32,
+    crashes: usize,
 ) -> Search {
     let search = Search::run(programs, lock, variant, crashes);
     if let Some(path) = &search.double_grant {
@@ -941,7 +1172,7 @@ fn assert_safe(
     programs: &[Program],
     lock: Option<&str>,
     variant: Variant,
-    crashes: u32,
+    crashes: usize,
 ) {
     let search = assert_never_two(what, programs, lock, variant, crashes);
     if let Some(path) = search.litter {
@@ -954,7 +1185,7 @@ fn assert_caught(
     programs: &[Program],
     lock: Option<&str>,
     variant: Variant,
-    crashes: u32,
+    crashes: usize,
 ) {
     let search = Search::run(programs, lock, variant, crashes);
     assert!(

@@ -337,8 +337,10 @@ impl History {
     fn ask_about(&mut self) {
         let conn = self.conn();
         let now = self.world.now;
-        let is_busy = self.world.table.connection_idle_since(ConnId(conn), now) == Some(now);
-        assert!(is_busy || !self.model.is_busy(conn));
+        // Later than any place has ended.
+        let later = now + secs(1);
+        let idle_since = self.world.table.connection_idle_since(ConnId(conn), later);
+        assert_eq!(idle_since == Some(later), self.model.is_busy(conn));
         assert_eq!(
             self.world.table.is_behind(Scope::Everything, now),
             self.model.is_behind()

@@ -475,10 +475,16 @@ impl Model {
         }
     }
 
-    /// Whether a connection holds, waits for or has enqueued anything.
+    /// Whether a connection holds or waits for anything. An entry that has ended does not count.
     pub(super) fn is_busy(&self, conn: u64) -> bool {
-        self.tickets.iter().any(|ticket| ticket.conn == conn)
-            || self.entries.iter().any(|entry| entry.conn == conn)
+        let has_ended = |ticket: &ModelTicket| {
+            let began = Began::Queued(ticket.number);
+            let mut entries = self.entries.iter();
+            let entry = entries.find(|entry| entry.began == began);
+            entry.is_some_and(|entry| self.state_of(entry).is_err())
+        };
+        let mut tickets = self.tickets.iter();
+        tickets.any(|ticket| ticket.conn == conn && !has_ended(ticket))
             || self
                 .keys
                 .iter()

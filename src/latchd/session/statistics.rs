@@ -1,0 +1,121 @@
+//! The replies to `stats` (latch-protocol(7), STATISTICS).
+
+use super::{flush_if_full, Ending, Session};
+use crate::arbiter::Certainty;
+use crate::protocol::reply::Reply;
+use crate::protocol::{counters, queues, stats};
+use crate::sys::memory::{self, Purpose};
+use crate::token::Fence;
+
+/// What a page of statistics takes at the most, in bytes.
+const STATS_PAGE_LEN: usize = 64 * 1024;
+
+/// Pages of statistics before other threads get the processor: half a millisecond.
+const PAGES_AT_ONCE: usize = 4;
+
+impl Session<'_> {
+    /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
+    /// they take no more memory than any other reply.
+    pub(super) fn show_stats(&mut self) -> Result<(), Ending> {
+        // Made in pages, each of which takes this much at the most.
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        self.rules.attest(&mut self.unattested);
+        let arbiter = self.seat.arbiter();
+        let mut page_count = 0;
+        self.out.extend(b"ok ");
+        stats::write_json(
+            arbiter.seat_count(),
+            |after| {
+                give_way_after(&mut page_count);
+                arbiter.snapshot(after, stats::PAGE_LEN)
+            },
+            &mut self.out,
+            |out| flush_if_full(out, self.stream, self.rules),
+        )?;
+        #[cfg(feature = "cluster")]
+        if let Some(figures) = self.figures() {
+            stats::append_cluster(&figures, &mut self.out);
+        }
+        self.out.push(b'\n');
+        Ok(())
+    }
+
+    /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.
+    pub(super) fn show_queues(&mut self, key: Option<&str>) -> Result<(), Ending> {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        self.rules.attest(&mut self.unattested);
+        let arbiter = self.seat.arbiter();
+        self.out.extend(b"ok {\"keys\":[");
+        let (mut page, mut last) = match key {
+            Some(key) => {
+                let roll = arbiter.queue(key, queues::PLACES_OF_ONE);
+                (roll.into_iter().collect(), None)
+            }
+            None => arbiter.queues(None, queues::PLACES_OF_EACH),
+        };
+        let (mut separator, mut page_count) = ("", 0);
+        loop {
+            give_way_after(&mut page_count);
+            for roll in std::mem::take(&mut page) {
+                self.out.extend(separator.bytes());
+                queues::write_key(&roll.queue, roll.clients(), &mut self.out, |out| {
+                    flush_if_full(out, self.stream, self.rules)
+                })?;
+                separator = ",";
+            }
+            if last.is_none() {
+                break;
+            }
+            (page, last) = arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
+        }
+        self.out.extend(b"]}\n");
+        Ok(())
+    }
+
+    /// The grant of a key that has this fence. Its client gives the lock up if there is none, so a
+    /// server that has lost its office must not answer. It fits in one piece.
+    pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        self.out.extend(b"ok {\"keys\":[");
+        if let Some(roll) = self.seat.arbiter().holder(key, fence) {
+            let go_on = |_: &mut Vec<u8>| Ok::<(), Ending>(());
+            queues::write_key(&roll.queue, roll.clients(), &mut self.out, go_on)?;
+        }
+        self.out.extend(b"]}\n");
+        self.unattested = Certainty::Anew;
+        self.flush_if_full()
+    }
+
+    /// What the server has counted: short beside the statistics, but longer than other replies.
+    pub(super) fn show_counters(&mut self) -> Result<(), Ending> {
+        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
+            return self.reply(&Reply::Error);
+        };
+        let (connection_count, snapshot) = self.seat.arbiter().counters();
+        let dropped_line_count = self.rules.log.dropped_count();
+        self.out.extend(b"ok ");
+        counters::write_json(
+            connection_count,
+            dropped_line_count,
+            &snapshot,
+            &mut self.out,
+        );
+        self.out.push(b'\n');
+        self.flush_if_full()
+    }
+}
+
+/// Counts the pages of a long reply. On a host with one processor, the sessions that have a request
+/// to read run between them: otherwise each would wait for several ticks of the kernel's clock.
+fn give_way_after(page_count: &mut usize) {
+    *page_count += 1;
+    if *page_count % PAGES_AT_ONCE == 0 {
+        std::thread::yield_now();
+    }
+}
