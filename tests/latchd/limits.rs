@@ -147,7 +147,7 @@ fn a_greedy_connection_gets_256_slots_and_no_more() {
 #[test]
 fn exactly_max_connections_of_racing_clients_are_served() {
     const RACERS: usize = 24;
-    let daemon = Daemon::start(&["--max-connections", "9"]);
+    let daemon = Daemon::start_directly(Scheme::Plain, &["--max-connections", "9"]);
     let mut monitor = daemon.connect(); // takes one place itself
     monitor.stats();
     let descriptors = format!("/proc/{}/fd", daemon.pid());

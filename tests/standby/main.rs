@@ -7,6 +7,8 @@
 //! - `hold::hold_says_at_once_that_the_lock_is_lost`: the standby takes over, and the lock is kept.
 //! - `handover::without_auto_release_a_grant_passes_a_dead_waiter_by`: a grant may be on its way to
 //!   the standby while the hang-up is on its way from there.
+//! - `limits::exactly_max_connections_of_racing_clients_are_served`: the standby has places of its
+//!   own, and the last round may have left those of the active server only.
 //! - `limits::one_address_gets_no_more_than_its_connections`: all come from the standby's address.
 //! - `terminal::a_line_on_the_terminal_says_what_it_waits_for` and
 //!   `waiting::a_verbose_wait_names_the_holder_and_those_ahead`: `latch` knows its place in the
