@@ -524,7 +524,11 @@ fn the_history_finds_the_missing_check_of_the_epoch() {
     needs!("etcd", "etcdctl");
     // Faults are planted only in builds for tests.
     if cfg!(debug_assertions) {
-        let found = violations_of_two_believers(Some("no-epoch"));
-        assert!(!found.is_empty(), "two believed in one lock, unseen");
+        // A server that was stopped amid a question to etcd starts over, as one without the fault.
+        let is_found = || !violations_of_two_believers(Some("no-epoch")).is_empty();
+        assert!(
+            (0..3).any(|_| is_found()),
+            "two believed in one lock, unseen"
+        );
     }
 }
