@@ -5,7 +5,8 @@
 #
 # The first word is the name of the job, which is the same on all hosts; the rest is its command. The
 # host that comes first runs it. The others exit with 0 and print nothing, so that cron sends no mail.
-# LATCH_SERVER says where the server is, see latch(1).
+# LATCH_SERVER says where the server is, see latch(1). The PATH of cron often lacks /usr/local/bin:
+# set it in the table, or write whole paths.
 set -eu
 
 job=${1:?usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]}

@@ -115,8 +115,13 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
         (Err(Error::Refused), None) => Err(lost(&target, "it is not held")),
         (Err(Error::Refused), Some(_)) => Err(lost(&target, "it is not held with this fence")),
         (Err(Error::NotAllowed), _) => {
-            let why = "only root and the user of the server may do this, over its Unix socket, \
-                       and clients with its admin token; see --admin-token-file";
+            let why = match file {
+                Some(_) => "the server refused the admin token, or has none",
+                None => {
+                    "only root and the user of the server may do this, over its Unix socket, and \
+                     clients with its admin token; see --admin-token-file"
+                }
+            };
             let what = format!("{}: {why}", target.place());
             Err(Failure::new(NO_PERMISSION, what))
         }

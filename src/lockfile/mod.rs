@@ -147,9 +147,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::AlreadyLocked`] if another process holds it,
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system.
+    /// [`SemaphoreError::AlreadyLocked`] if another process holds it, or something other than a
+    /// regular file is there: no trial succeeds then, and [`Semaphore::acquire`] tells the two
+    /// apart. [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error
+    /// of the system.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
