@@ -7,7 +7,7 @@ use crate::table::{KeySnapshot, Kind, PlaceSnapshot};
 pub const PLACES_OF_EACH: usize = 16;
 
 /// How many holders, and how many waiters, are shown of a key that is asked for by its name.
-pub const PLACES_OF_ONE: usize = 128;
+pub const PLACES_OF_ONE: usize = 64;
 
 /// Appends one key with its holders and waiters. `clients` tells, of each of them, who its peer is
 /// and what the peer says of itself. `drain` is called after every holder and waiter, and may empty

@@ -8,7 +8,7 @@ use crate::table::{Key, KeySnapshot, Kind};
 
 /// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
-pub const PAGE_LEN: usize = 128;
+pub const PAGE_LEN: usize = 64;
 
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after`
 /// gives the next [`PAGE_LEN`] keys after the one named, or the first ones; fewer only at the end.

@@ -11,7 +11,7 @@ use crate::token::Fence;
 
 /// How many keys one look at the queues takes, and about how many holders and waiters: what is
 /// known of them and of their clients is below 40 KB.
-const KEYS_AT_ONCE: usize = 64;
+const KEYS_AT_ONCE: usize = 48;
 const PLACES_AT_ONCE: usize = 64;
 
 /// One key as it stood when the snapshot was taken: the first of its holders and of its waiters, in

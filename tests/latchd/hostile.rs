@@ -22,7 +22,7 @@ use crate::support::silent::{leave_socket, FullBacklog};
 use crate::support::stalls::fair_test;
 use crate::support::{
     described, eventually, parse_grant, processor_time, waiter_count, Client, Daemon, Deadline,
-    Event, Signal, PATIENCE,
+    Event, Scheme, Signal, PATIENCE,
 };
 
 // ---- those that do not read ------------------------------------------------------------------
@@ -234,6 +234,44 @@ fn unread_statistics_take_little_memory() {
     let each = resident_kib(daemon.pid()).saturating_sub(before) / 20;
     println!("{each} KiB each");
     assert!(each < 200, "{each} KiB each");
+}
+
+/// A page that is not read keeps the keys in it alive when the table has long forgotten them.
+#[test]
+fn unread_statistics_of_forgotten_keys_take_no_more() {
+    const READERS: usize = 100;
+    const KEYS: usize = 130;
+    let options = ["--max-locks", "300", "--write-timeout", "0"];
+    let daemon = Daemon::start_directly(Scheme::Plain, &options);
+    let mut holder = daemon.connect();
+    let mut tokens: Vec<(String, String)> = Vec::new();
+    let mut take_others = |round: usize| {
+        for (key, token) in tokens.drain(..) {
+            assert_eq!(holder.request("r", &key, &token), "ok");
+        }
+        tokens.extend((0..KEYS).map(|number| {
+            // Long in the reply, too: more than the windows of the sockets take.
+            let key = format!("{}{round:0>4}{number:0>4}", "\x01".repeat(240));
+            let token = holder.acquire_for(&key, 0, 600).token;
+            (key, token)
+        }));
+    };
+    take_others(0);
+    take_others(1);
+    let before = resident_kib(daemon.pid());
+    let mut deaf = Vec::new();
+    for round in 0..READERS {
+        take_others(round + 2);
+        let mut client = daemon.connect();
+        client.send("stats\n_\n_\n");
+        assert!(!client.next_bytes(1, PATIENCE).is_empty()); // it has its page
+        deaf.push(client);
+    }
+    let each = resident_kib(daemon.pid()).saturating_sub(before) / READERS as u64;
+    println!("{each} KiB each");
+    // A released server takes less than the 64 KiB that the cap on connections counts for each.
+    let most = if cfg!(debug_assertions) { 72 } else { 64 };
+    assert!(each < most, "{each} KiB each");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::token::Fence;
 const STATS_PAGE_LEN: usize = 64 * 1024;
 
 /// Pages of statistics before other threads get the processor: half a millisecond.
-const PAGES_AT_ONCE: usize = 4;
+const PAGES_AT_ONCE: usize = 8;
 
 impl Session<'_> {
     /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
