@@ -63,8 +63,8 @@ pub(super) enum Ending {
     HungUpWaiting,
     ReadTimeout,
     LineTooLong,
-    /// The peer takes this server for one that speaks TLS.
-    Tls,
+    /// The peer speaks another protocol, of this name.
+    OtherProtocol(&'static str),
     AuthFailed,
     /// Another server takes this one for the active one, and it is not, or not any more.
     #[cfg(feature = "cluster")]
@@ -260,6 +260,10 @@ impl Session<'_> {
 
     /// Answers a request that is none. The first of a connection is logged, the others are counted.
     fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
+        // Any web page can have a browser send its text, with requests of this protocol in it.
+        if is_http(self.reader.frame()[0]) {
+            return Err(Ending::OtherProtocol("http"));
+        }
         if self.malformed_count == 0 {
             let (reason, code) = error.describe();
             debug!(
@@ -329,7 +333,7 @@ impl Session<'_> {
             Ok(())
                 if self.placeholders_left.is_some() && self.reader.begins_with(TLS_HANDSHAKE) =>
             {
-                Err(Ending::Tls)
+                Err(Ending::OtherProtocol("tls"))
             }
             read => read,
         }
@@ -374,7 +378,9 @@ impl Session<'_> {
     /// A peer that has not authenticated learns no other reason.
     fn mask_reason(&self, ending: Ending) -> Ending {
         match ending {
-            Ending::ReadTimeout | Ending::LineTooLong | Ending::Tls if self.auth_due.is_some() => {
+            Ending::ReadTimeout | Ending::LineTooLong | Ending::OtherProtocol(_)
+                if self.auth_due.is_some() =>
+            {
                 Ending::AuthFailed
             }
             ending => ending,
@@ -404,6 +410,12 @@ impl Outlet for Stream {
     fn has_hung_up(&self) -> bool {
         Stream::has_hung_up(self)
     }
+}
+
+/// Whether a command is the first line of a request in HTTP.
+fn is_http(command: &[u8]) -> bool {
+    let version = command.rsplit(|byte| *byte == b' ').next();
+    version.is_some_and(|version| version.starts_with(b"HTTP/"))
 }
 
 /// Sends what need not be attested, if there is no room for more.
@@ -442,9 +454,10 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
         Ending::Quit => (None, Duration::ZERO),
         #[cfg(feature = "cluster")]
         Ending::NotMeant => (None, Duration::ZERO),
-        Ending::HungUpWaiting | Ending::ReadTimeout | Ending::LineTooLong | Ending::Tls => {
-            (Some(Reply::Error), Duration::ZERO)
-        }
+        Ending::HungUpWaiting
+        | Ending::ReadTimeout
+        | Ending::LineTooLong
+        | Ending::OtherProtocol(_) => (Some(Reply::Error), Duration::ZERO),
         Ending::AuthFailed => {
             let refusals = &rules.auth_refusals;
             refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
@@ -473,7 +486,7 @@ impl Ending {
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
-            Ending::Tls => "tls".into(),
+            Ending::OtherProtocol(name) => (*name).into(),
             Ending::AuthFailed => "auth-refused".into(),
             #[cfg(feature = "cluster")]
             Ending::NotMeant => "relayed-from-another-epoch".into(),
