@@ -213,7 +213,8 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
         return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
     let opened = allocator::open(path, clock, allocator::RANGE);
-    let (fences, reserver) = opened.map_err(|why| unusable_file("fence", path, why))?;
+    let (fences, reserver) =
+        opened.map_err(|error| unusable_file("fence", path, reason(&error)))?;
     Ok((Box::new(fences), Some(reserver)))
 }
 
