@@ -13,13 +13,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use super::stream::write_within;
+use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
 
 /// The longest piece in bytes that is encrypted at a time: a record holds no more.
@@ -326,22 +327,13 @@ impl Read for Incoming<'_> {
 
 /// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
-    loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
-            // A peer that sends empty records, one after the other, gains no time.
-            return Err(Errno::AGAIN.into());
-        }
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        match poll(&mut polled, timeout.as_ref()) {
-            Ok(0) => return Err(Errno::AGAIN.into()),
-            Ok(_) => return Ok(()),
-            // A signal of the program that this is a part of.
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    // A peer that sends empty records, one after the other, gains no time.
+    let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    if is_over || !wait_for(&mut polled, deadline)? {
+        return Err(Errno::AGAIN.into());
     }
+    Ok(())
 }
 
 /// The peer speaks something else.
