@@ -177,8 +177,7 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
         env!("CARGO_PKG_VERSION"),
         worst_case.div_ceil(1024 * 1024)
     );
-    let connections = Connections::new(max_connections, b"");
-    connections.with_max_per_source(options.max_connections_per_ip)
+    Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 
 /// Tells the supervisor that clients can connect. One of several servers tells its role by itself.
