@@ -242,7 +242,8 @@ impl Session {
             // It gets no alert: the number of one of them is a line end, which a client of the
             // plain protocol would take for a reply.
             self.stage = Stage::Over;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, NotTls));
+            let reason = "the peer does not speak TLS";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         let processed = connection.process_new_packets();
         let deadline = match (&processed, patience) {
@@ -335,18 +336,6 @@ fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Resu
     }
     Ok(())
 }
-
-/// The peer speaks something else.
-#[derive(Debug)]
-struct NotTls;
-
-impl fmt::Display for NotTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the peer does not speak TLS")
-    }
-}
-
-impl std::error::Error for NotTls {}
 
 impl fmt::Debug for TlsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
