@@ -67,7 +67,9 @@ enum Stage {
 enum Patience {
     /// Not at all.
     None,
-    /// Until then. The first read of the socket may block for the socket's own timeout.
+    /// For the socket's own timeout; after the first piece, until then.
+    OfSocket(Option<Instant>),
+    /// Until then.
     Until(Option<Instant>),
 }
 
@@ -123,7 +125,7 @@ impl TlsStream {
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut session = self.session();
         let deadline = Instant::now().checked_add(session.read_timeout);
-        session.read(&self.socket, buffer, Patience::Until(deadline))
+        session.read(&self.socket, buffer, Patience::OfSocket(deadline))
     }
 
     /// Reads what has arrived without blocking; `None` if nothing has.
@@ -177,7 +179,7 @@ impl Session {
                 Stage::Open(connection) if connection.is_handshaking() => {}
                 _ => return Ok(()),
             }
-            if self.receive(socket, Patience::Until(Some(deadline)), First::No)? == 0 {
+            if self.receive(socket, Patience::Until(Some(deadline)))? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -187,10 +189,9 @@ impl Session {
         &mut self,
         socket: &TcpStream,
         buffer: &mut [u8],
-        patience: Patience,
+        mut patience: Patience,
     ) -> io::Result<usize> {
         self.open()?;
-        let mut first = First::Yes;
         loop {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
@@ -201,10 +202,12 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            if self.receive(socket, patience, first)? == 0 {
+            if self.receive(socket, patience)? == 0 {
                 return Ok(0);
             }
-            first = First::No;
+            if let Patience::OfSocket(deadline) = patience {
+                patience = Patience::Until(deadline);
+            }
         }
     }
 
@@ -222,19 +225,13 @@ impl Session {
 
     /// Takes in one piece of the encrypted stream, answers it if the protocol wants that, and
     /// returns its length; 0 at the end of the stream.
-    fn receive(
-        &mut self,
-        socket: &TcpStream,
-        patience: Patience,
-        first: First,
-    ) -> io::Result<usize> {
+    fn receive(&mut self, socket: &TcpStream, patience: Patience) -> io::Result<usize> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
         };
         let mut incoming = Incoming {
             socket,
             patience,
-            first,
             first_byte: &mut self.first_byte,
         };
         let len = connection.read_tls(&mut incoming)?;
@@ -247,7 +244,7 @@ impl Session {
         }
         let processed = connection.process_new_packets();
         let deadline = match (&processed, patience) {
-            (Ok(_), Patience::Until(deadline)) => deadline,
+            (Ok(_), Patience::OfSocket(deadline) | Patience::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
         };
         // If this fails, a peer that waits for it is not heard of again.
@@ -294,32 +291,24 @@ impl Session {
     }
 }
 
-/// Whether the socket is read for the first time within a read of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
-    Yes,
-    No,
-}
-
 /// The encrypted stream, read for at most a certain time.
 struct Incoming<'a> {
     socket: &'a TcpStream,
     patience: Patience,
-    first: First,
     /// The first byte of the stream, once it is known.
     first_byte: &'a mut Option<u8>,
 }
 
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = match (self.patience, self.first) {
+        let len = match self.patience {
             // The usual read: one system call.
-            (Patience::Until(_), First::Yes) => rustix::io::read(self.socket, &mut *buffer)?,
-            (Patience::Until(deadline), First::No) => {
+            Patience::OfSocket(_) => rustix::io::read(self.socket, &mut *buffer)?,
+            Patience::Until(deadline) => {
                 wait_for_input(self.socket.as_fd(), deadline)?;
                 recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0
             }
-            (Patience::None, _) => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
+            Patience::None => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
         };
         *self.first_byte = self.first_byte.or(buffer[..len].first().copied());
         Ok(len)
