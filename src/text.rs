@@ -50,12 +50,12 @@ impl fmt::Display for Plain<'_> {
         for chunk in self.0.utf8_chunks() {
             for c in chunk.valid().chars() {
                 if c.is_control() || is_unseen(c) {
-                    hex(c.encode_utf8(&mut [0; 4]).as_bytes(), f)?;
+                    escape(c.encode_utf8(&mut [0; 4]).as_bytes(), f)?;
                 } else {
                     write!(f, "{c}")?;
                 }
             }
-            hex(chunk.invalid(), f)?;
+            escape(chunk.invalid(), f)?;
         }
         Ok(())
     }
@@ -72,7 +72,7 @@ fn is_unseen(c: char) -> bool {
     UNSEEN.iter().any(|range| range.contains(&c))
 }
 
-fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
@@ -108,6 +108,13 @@ pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String 
 pub fn digits<N: FromStr>(text: &str) -> Option<N> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
+}
+
+/// A number in 16 hexadecimal digits.
+pub fn hex(text: &str) -> Option<u64> {
+    let is_number = text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let is_number = text.len() == 16 && is_number;
+    is_number.then(|| u64::from_str_radix(text, 16).ok())?
 }
 
 /// A switch: `yes`, `true` or `1`, or their contraries, in any case.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustls::ClientConfig;
 use serde_json::Value;
 
-use super::Member;
+use super::{ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
 #[cfg(feature = "tls")]
@@ -109,25 +109,16 @@ pub struct Gateway {
 
 impl Gateway {
     /// Connects when it is first used. Each request may take `timeout`.
-    pub fn new(members: &[Member], user: Option<&(String, String)>, timeout: Duration) -> Gateway {
+    pub fn new(settings: &ClusterSettings, timeout: Duration) -> Gateway {
         Gateway {
-            members: members.to_vec(),
+            members: settings.members.clone(),
             at: 0,
             connection: None,
-            user: user.cloned(),
+            user: settings.user.clone(),
             token: None,
             timeout,
             #[cfg(feature = "tls")]
-            tls: None,
-        }
-    }
-
-    /// Speaks TLS with the members that do.
-    #[cfg(feature = "tls")]
-    pub fn with_tls(self, tls: Option<&Arc<ClientConfig>>) -> Gateway {
-        Gateway {
-            tls: tls.cloned(),
-            ..self
+            tls: settings.tls.clone(),
         }
     }
 

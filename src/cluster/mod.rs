@@ -306,11 +306,7 @@ impl Office {
 
     fn gateway(&self) -> Gateway {
         let timeout = (self.settings.ttl / 3).min(MAX_REQUEST_TIME);
-        let ClusterSettings { members, user, .. } = &self.settings;
-        let gateway = Gateway::new(members, user.as_ref(), timeout);
-        #[cfg(feature = "tls")]
-        let gateway = gateway.with_tls(self.settings.tls.as_ref());
-        gateway
+        Gateway::new(&self.settings, timeout)
     }
 
     /// Ends all connections and begins as a standby, with nothing of the old table. Safety does not

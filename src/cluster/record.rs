@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::table::{HolderRecord, Key, Kind, Limit};
-use crate::text::digits;
+use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 
 /// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
@@ -89,12 +89,6 @@ pub fn encode(record: &HolderRecord) -> String {
 /// The ceiling in the value of the fence key.
 pub fn decode_ceiling(value: &[u8]) -> Option<u64> {
     digits(std::str::from_utf8(value).ok()?.trim())
-}
-
-fn hex(text: &str) -> Option<u64> {
-    let is_number = text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let is_number = text.len() == 16 && is_number;
-    is_number.then(|| u64::from_str_radix(text, 16).ok())?
 }
 
 #[cfg(test)]

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use log::{debug, warn};
 use parking_lot::Mutex;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::{Active, Office, Role, PATIENCE};
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
+use crate::sys::event::wait_for;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 use crate::text::reason;
@@ -317,7 +318,7 @@ fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> 
             Ok(None) if left.is_zero() => return None,
             Ok(None) => {
                 let mut polled = [PollFd::new(client, PollFlags::IN)];
-                let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
+                let _ = wait_for(&mut polled, Some(deadline));
             }
         }
     }
@@ -488,12 +489,11 @@ fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
             up.advance(is_readable(of_client))?,
             down.advance(is_readable(of_server))?,
         ];
-        let left = down.is_over.then(|| {
+        if down.is_over {
             let closes_at = *closes_at.get_or_insert_with(|| Instant::now() + CLOSING_TIME);
-            closes_at.saturating_duration_since(Instant::now())
-        });
-        if left.is_some_and(|left| up.is_over || left.is_zero()) {
-            return Ok(());
+            if up.is_over || closes_at <= Instant::now() {
+                return Ok(());
+            }
         }
         if moved == [false; 2] {
             // A hang-up is reported also while there is nothing to do about it.
@@ -503,11 +503,7 @@ fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
             PollFd::from_borrowed_fd(client, interest(&up, &down)),
             PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut polled, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        wait_for(&mut polled, closes_at)?;
         [of_client, of_server] = polled.map(|polled| polled.revents());
     }
 }

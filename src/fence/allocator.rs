@@ -4,7 +4,6 @@
 //! [`ReservedFences`] never touches the disk: it takes fences from what is reserved, and asks for
 //! more when half of a range is left. [`Reserver::run`] writes, on a thread of its own.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -24,7 +23,7 @@ use crate::token::FenceSource;
 
 #[cfg(test)]
 use super::file::file_of;
-use super::file::{encode, recover, Malformed, Recovered, FILE_LEN};
+use super::file::{encode, recover, Recovered, FILE_LEN};
 
 /// How many fences are reserved at a time.
 pub const RANGE: u64 = 1 << 20;
@@ -49,51 +48,17 @@ impl Disk for File {
     }
 }
 
-/// Why a fence file cannot be used.
-#[derive(Debug)]
-pub enum Unusable {
-    /// It cannot be opened, locked, read or written.
-    Io(io::Error),
-    /// Another server has it.
-    InUse,
-    /// Its content says nothing that could be relied on.
-    Malformed(Malformed),
-    /// It has no fences left to reserve.
-    Exhausted,
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unusable::Io(error) => f.write_str(&reason(error)),
-            Unusable::InUse => f.write_str("another server is using it"),
-            Unusable::Malformed(malformed) => malformed.fmt(f),
-            Unusable::Exhausted => f.write_str("its fences have come to their end"),
-        }
-    }
-}
-
-impl From<io::Error> for Unusable {
-    fn from(error: io::Error) -> Self {
-        Unusable::Io(error)
-    }
-}
-
 /// Opens the fence file, locks it for the life of the process, and reserves the first range: above
 /// all fences that may have been used before, and not below `clock`. Blocks for the disk, and for
 /// one second at most while another server has the file.
-pub fn open(
-    path: &Path,
-    clock: u64,
-    range: u64,
-) -> Result<(ReservedFences, Reserver<File>), Unusable> {
+pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver<File>)> {
     let opened = open_exclusive(path, OFlags::NOFOLLOW, 0o600, LOCK_PATIENCE)?;
-    let mut file = opened.ok_or(Unusable::InUse)?;
+    let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
     let mut content = Vec::with_capacity(FILE_LEN);
     (&mut file)
         .take(FILE_LEN as u64 + 1)
         .read_to_end(&mut content)?;
-    let recovered = recover(&content).map_err(Unusable::Malformed)?;
+    let recovered = recover(&content).map_err(io::Error::other)?;
     let reserved = reserve_first(file, recovered, clock, range)?;
     sync_name(path)?;
     if recovered.is_torn {
@@ -111,9 +76,9 @@ fn reserve_first<D: Disk>(
     recovered: Recovered,
     clock: u64,
     range: u64,
-) -> Result<(ReservedFences, Reserver<D>), Unusable> {
+) -> io::Result<(ReservedFences, Reserver<D>)> {
     let beyond_used = match recovered.ceiling {
-        Some(ceiling) => ceiling.checked_add(1).ok_or(Unusable::Exhausted)?,
+        Some(ceiling) => ceiling.checked_add(1).ok_or_else(exhausted)?,
         None => 0,
     };
     let first = beyond_used.max(clock);
@@ -212,9 +177,9 @@ impl<D: Disk> Reserver<D> {
     pub fn run(mut self, tokens_are_back: impl Fn()) {
         while self.requests.recv().is_ok() {
             let mut has_failed = false;
-            while let Err(why) = self.reserve() {
+            while let Err(error) = self.reserve() {
                 if !has_failed {
-                    error!("cannot-reserve-fences error=\"{why}\"");
+                    error!("cannot-reserve-fences error=\"{}\"", reason(&error));
                     has_failed = true;
                 }
                 thread::sleep(RETRY_AFTER);
@@ -230,10 +195,10 @@ impl<D: Disk> Reserver<D> {
     }
 
     /// Reserves the next range: on the disk first, and only then for use.
-    fn reserve(&mut self) -> Result<(), Unusable> {
+    fn reserve(&mut self) -> io::Result<()> {
         let end = self.reserved.lock().end;
-        let new_end = end.checked_add(self.range).ok_or(Unusable::Exhausted)?;
-        let seq = self.seq.checked_add(1).ok_or(Unusable::Exhausted)?;
+        let new_end = end.checked_add(self.range).ok_or_else(exhausted)?;
+        let seq = self.seq.checked_add(1).ok_or_else(exhausted)?;
         let (record, offset) = encode(seq, new_end);
         // A failed write leaves the latest record alone, and the next attempt writes the same slot.
         self.disk.write_durably(&record, offset as u64)?;
@@ -241,6 +206,10 @@ impl<D: Disk> Reserver<D> {
         self.reserved.lock().end = new_end;
         Ok(())
     }
+}
+
+fn exhausted() -> io::Error {
+    io::Error::other("its fences have come to their end")
 }
 
 #[cfg(test)]
@@ -291,8 +260,8 @@ mod tests {
     }
 
     /// Starts on a file with this content and returns the first fence.
-    fn first_fence(content: &[u8]) -> Result<u64, Unusable> {
-        let recovered = recover(content).map_err(Unusable::Malformed)?;
+    fn first_fence(content: &[u8]) -> io::Result<u64> {
+        let recovered = recover(content).map_err(io::Error::other)?;
         let (mut fences, _) = reserve_first(Plate::default(), recovered, CLOCK, 10)?;
         Ok(fences.next_fence().expect("a range was reserved"))
     }
@@ -413,14 +382,21 @@ mod tests {
     fn the_end_of_the_numbers_is_the_end_of_the_fences() {
         let (mut fences, mut reserver) = start(&Plate::default(), u64::MAX - 10, 10);
         assert_eq!(std::iter::from_fn(|| fences.next_fence()).count(), 10);
-        assert!(matches!(reserver.reserve(), Err(Unusable::Exhausted)));
+        let why = exhausted().to_string();
+        let refusal = reserver.reserve().expect_err("no number is left");
+        assert_eq!(refusal.to_string(), why);
         for used_up in [
             file_of(&[u64::MAX]),
             u64::MAX.to_be_bytes().to_vec(),
             file_of(&[u64::MAX - 3]),
         ] {
-            assert!(matches!(first_fence(&used_up), Err(Unusable::Exhausted)));
+            let refusal = first_fence(&used_up).expect_err("no number is left");
+            assert_eq!(refusal.to_string(), why);
         }
+    }
+
+    fn refusal(path: &Path) -> String {
+        open(path, CLOCK, 10).err().expect("refused").to_string()
     }
 
     fn in_directory(test: impl FnOnce(PathBuf)) {
@@ -437,7 +413,7 @@ mod tests {
                 .permissions()
                 .mode();
             assert_eq!(mode & 0o777, 0o600);
-            assert!(matches!(open(&path, CLOCK, 10), Err(Unusable::InUse)));
+            assert_eq!(refusal(&path), "another server is using it");
             drop(reserver);
             let (mut fences, _reserver) = open(&path, 0, 10).expect("free again");
             assert!(fences.next_fence() > Some(CLOCK + 9));
@@ -446,7 +422,6 @@ mod tests {
 
     #[test]
     fn anything_else_in_the_files_place_is_left_alone() {
-        let refusal = |path: &Path| open(path, CLOCK, 10).err().expect("refused").to_string();
         in_directory(|path| {
             fs::create_dir(&path).expect("a directory");
             assert_eq!(refusal(&path), "it is not a regular file");

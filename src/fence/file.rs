@@ -5,34 +5,16 @@
 //! latest one, so a torn write costs a range that was never used, and nothing else. The format is
 //! that of dflockd, so that a host can move over and back.
 
-use std::fmt;
-
 const MAGIC: [u8; 8] = *b"dflfnc1\n";
 const SLOT_LEN: usize = 32;
 
 /// The length of a fence file in bytes.
 pub const FILE_LEN: usize = 2 * SLOT_LEN;
 
-/// Why the content of a file is not that of a usable fence file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// It does not begin like a fence file.
-    Foreign,
-    /// It begins like a fence file, but neither record is whole.
-    NoRecord,
-    /// It begins like a fence file, and ends where no write of this program ends.
-    CutShort,
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Malformed::Foreign => "its content is not that of a fence file",
-            Malformed::NoRecord => "no record in it is whole",
-            Malformed::CutShort => "it is cut short",
-        })
-    }
-}
+// Why a file is of no use.
+const FOREIGN: &str = "its content is not that of a fence file";
+const CUT_SHORT: &str = "it is cut short";
+const NO_RECORD: &str = "no record in it is whole";
 
 /// What a fence file says about the fences that may have been used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,12 +30,13 @@ pub struct Recovered {
 }
 
 /// Reads the content of a fence file. Of a longer file, the first `FILE_LEN + 1` bytes are enough.
-pub fn recover(content: &[u8]) -> Result<Recovered, Malformed> {
+/// An error says why the file is of no use.
+pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
     if content.is_empty() {
         return Ok(Recovered::default());
     }
     if content == MAGIC {
-        return Err(Malformed::CutShort);
+        return Err(CUT_SHORT);
     }
     if let Ok(legacy) = <[u8; 8]>::try_from(content) {
         // The older format is the number alone. Counting on from 1 keeps it in place, in slot 0,
@@ -67,11 +50,7 @@ pub fn recover(content: &[u8]) -> Result<Recovered, Malformed> {
     }
     if !(SLOT_LEN..=FILE_LEN).contains(&content.len()) {
         let is_ours = content.len() < SLOT_LEN && content.starts_with(&MAGIC);
-        return Err(if is_ours {
-            Malformed::CutShort
-        } else {
-            Malformed::Foreign
-        });
+        return Err(if is_ours { CUT_SHORT } else { FOREIGN });
     }
     let slots = content.chunks(SLOT_LEN);
     let records: Vec<Option<(u64, u64)>> = slots
@@ -88,8 +67,8 @@ pub fn recover(content: &[u8]) -> Result<Recovered, Malformed> {
             is_torn,
             is_legacy: false,
         }),
-        None if content.starts_with(&MAGIC) => Err(Malformed::NoRecord),
-        None => Err(Malformed::Foreign),
+        None if content.starts_with(&MAGIC) => Err(NO_RECORD),
+        None => Err(FOREIGN),
     }
 }
 
@@ -218,12 +197,9 @@ mod tests {
         let mut both_torn = file_of(&[2, 3]);
         both_torn[20] ^= 1;
         both_torn[50] ^= 1;
-        assert!(matches!(recover(&both_torn), Err(Malformed::NoRecord)));
-        assert!(matches!(recover(&MAGIC), Err(Malformed::CutShort)));
-        assert!(matches!(
-            recover(&file_of(&[1])[..20]),
-            Err(Malformed::CutShort)
-        ));
+        assert_eq!(recover(&both_torn), Err(NO_RECORD));
+        assert_eq!(recover(&MAGIC), Err(CUT_SHORT));
+        assert_eq!(recover(&file_of(&[1])[..20]), Err(CUT_SHORT));
         for len in (1..100).filter(|len| *len != 8) {
             assert!(recover(&vec![b'x'; len]).is_err(), "{len} bytes of rubbish");
         }

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::sys::directory::{open_exclusive, sync_name};
-use crate::text::{reason, unusable_file};
+use crate::text::{hex, reason, unusable_file};
 
 use super::{options, token, FILE_ERROR, OUTDATED};
 
@@ -23,21 +23,12 @@ const RECORD_LEN: usize = 17;
 /// How long other callers may keep the file locked. Each of them needs one write to the disk.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a fence compares with the highest that a resource has seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// It is as high, or higher. The file has it now.
-    Current,
-    /// It is lower: another holder has had the lock since.
-    Outdated,
-}
-
 pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     let token = token(&options.token)?;
     let file = Path::new(&options.file);
-    match check(file, token.fence()) {
-        Ok(Verdict::Current) => Ok(0),
-        Ok(Verdict::Outdated) => Err(Failure::silent(OUTDATED)),
+    match remember_if_current(file, token.fence()) {
+        Ok(true) => Ok(0),
+        Ok(false) => Err(Failure::silent(OUTDATED)),
         Err(error) => {
             let message = unusable_file("fence", options.file.as_ref(), reason(&error));
             Err(Failure::new(FILE_ERROR, message))
@@ -45,16 +36,16 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     }
 }
 
-/// Compares `fence` with the highest that `file` has seen, and remembers it durably if it is
-/// higher. Blocks while another caller does the same, for at most five seconds. After an error the
-/// verdict is unknown.
-fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
+/// Says whether `fence` is at least as high as the highest that `file` has seen, and remembers it
+/// durably then. If it is lower, another holder has had the lock since. Blocks while another caller
+/// does the same, for at most five seconds. After an error nothing is known.
+fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     // A device would forget the fence, and a pipe would block: both are refused.
     let opened = open_exclusive(file, OFlags::empty(), 0o666, LOCK_PATIENCE)?
         .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
-        return Ok(Verdict::Outdated);
+        return Ok(false);
     }
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
@@ -64,7 +55,7 @@ fn check(file: &Path, fence: u64) -> io::Result<Verdict> {
     if highest.is_none() {
         sync_name(file)?;
     }
-    Ok(Verdict::Current)
+    Ok(true)
 }
 
 /// The fence in the file; `None` if it is empty.
@@ -76,18 +67,10 @@ fn read(mut file: &File) -> io::Result<Option<u64>> {
     if content.is_empty() {
         return Ok(None);
     }
+    let text = std::str::from_utf8(&content).unwrap_or_default();
+    let fence = text.strip_suffix('\n').and_then(hex);
     let foreign = || io::Error::new(io::ErrorKind::InvalidData, "its content is not a fence");
-    let digits = content
-        .strip_suffix(b"\n")
-        .filter(|digits| digits.len() == RECORD_LEN - 1)
-        .ok_or_else(foreign)?;
-    let digits = std::str::from_utf8(digits).map_err(|_| foreign())?;
-    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return Err(foreign());
-    }
-    u64::from_str_radix(digits, 16)
-        .map(Some)
-        .map_err(|_| foreign())
+    fence.map(Some).ok_or_else(foreign)
 }
 
 #[cfg(test)]
@@ -101,18 +84,15 @@ mod tests {
     fn only_a_fence_below_the_highest_is_outdated() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("fence");
-        for (fence, verdict) in [
-            (7, Verdict::Current),
-            (7, Verdict::Current),
-            (6, Verdict::Outdated),
-            (u64::MAX, Verdict::Current),
-            (8, Verdict::Outdated),
+        for (fence, is_current) in [
+            (7, true),
+            (7, true),
+            (6, false),
+            (u64::MAX, true),
+            (8, false),
         ] {
-            assert_eq!(
-                check(&file, fence).expect("a usable file"),
-                verdict,
-                "{fence}"
-            );
+            let found = remember_if_current(&file, fence).expect("a usable file");
+            assert_eq!(found, is_current, "{fence}");
         }
         assert_eq!(
             fs::read_to_string(&file).expect("text"),
@@ -132,13 +112,13 @@ mod tests {
             "000000000000000g\n",
         ] {
             fs::write(&file, content).expect("write");
-            assert!(check(&file, 9).is_err(), "{content:?}");
+            assert!(remember_if_current(&file, 9).is_err(), "{content:?}");
             assert_eq!(fs::read_to_string(&file).expect("text"), content);
         }
-        assert!(check(directory.path(), 9).is_err());
+        assert!(remember_if_current(directory.path(), 9).is_err());
         let pipe = directory.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("there is room");
-        assert!(check(&pipe, 9).is_err());
+        assert!(remember_if_current(&pipe, 9).is_err());
     }
 
     #[test]
@@ -150,12 +130,12 @@ mod tests {
                 let file = &file;
                 scope.spawn(move || {
                     for fence in (first..400).step_by(8) {
-                        check(file, fence).expect("a usable file");
+                        remember_if_current(file, fence).expect("a usable file");
                     }
                 });
             }
         });
-        assert_eq!(check(&file, 399).expect("a usable file"), Verdict::Current);
-        assert_eq!(check(&file, 398).expect("a usable file"), Verdict::Outdated);
+        assert!(remember_if_current(&file, 399).expect("a usable file"));
+        assert!(!remember_if_current(&file, 398).expect("a usable file"));
     }
 }

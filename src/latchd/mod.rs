@@ -177,8 +177,7 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
         env!("CARGO_PKG_VERSION"),
         worst_case.div_ceil(1024 * 1024)
     );
-    let connections = Connections::new(max_connections, b"");
-    connections.with_max_per_source(options.max_connections_per_ip)
+    Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 
 /// Tells the supervisor that clients can connect. One of several servers tells its role by itself.
@@ -213,7 +212,8 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
         return Ok((Box::new(ClockFences::starting_at(clock)), None));
     };
     let opened = allocator::open(path, clock, allocator::RANGE);
-    let (fences, reserver) = opened.map_err(|why| unusable_file("fence", path, why))?;
+    let (fences, reserver) =
+        opened.map_err(|error| unusable_file("fence", path, reason(&error)))?;
     Ok((Box::new(fences), Some(reserver)))
 }
 

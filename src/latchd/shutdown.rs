@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn after_the_farewell_newcomers_are_left_to_the_next_server() {
         let (_sender, signals) = bounded(1);
-        let connections = Arc::new(Connections::new(1, b""));
+        let connections = Arc::new(Connections::new(1, None, b""));
         say_farewell(&signals, &connections, Duration::ZERO);
         assert!(connections.close_if_empty(|| false), "it accepts");
     }

@@ -228,7 +228,7 @@ fn serve_all(
     server::spawn("reaper", move || reaper.reap())?;
 
     let max_connections = options.max_connections.saturating_add(MAX_NEWCOMERS);
-    let connections = Arc::new(Connections::new(max_connections, TURNED_AWAY));
+    let connections = Arc::new(Connections::new(max_connections, None, TURNED_AWAY));
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
         let places = Arc::new(Places::new(options.max_connections));

@@ -139,7 +139,7 @@ mod tests {
 
     /// So many places, and a way to take them.
     fn places(count: usize) -> (Arc<Places>, impl Fn(Peer) -> Option<OccupiedPlace>) {
-        let connections = Arc::new(Connections::new(64, b""));
+        let connections = Arc::new(Connections::new(64, None, b""));
         let places = Arc::new(Places::new(count));
         let taken_from = Arc::clone(&places);
         let take = move |peer| {

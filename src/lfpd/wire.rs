@@ -5,11 +5,12 @@ use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{shutdown, Shutdown};
 
 use crate::net::stream::{discard, write_within};
+use crate::sys::event::wait_for;
 
 /// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,18 +93,11 @@ impl<'a> Wire<'a> {
     /// Blocks until there is input, the deadline is over, or the server stops. Returns whether
     /// there is input, and whether the server stops.
     fn poll(&self, deadline: Instant) -> io::Result<(bool, bool)> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut polled = [self.input, self.stop]
             .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
-        match poll(&mut polled, Some(&timeout)) {
-            Ok(_) => {
-                let [input, stop] = polled.map(|polled| !polled.revents().is_empty());
-                Ok((input, stop))
-            }
-            Err(Errno::INTR) => Ok((false, false)),
-            Err(error) => Err(error.into()),
-        }
+        wait_for(&mut polled, Some(deadline))?;
+        let [input, stop] = polled.map(|polled| !polled.revents().is_empty());
+        Ok((input, stop))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sys::directory::{
 
 use super::record::{LIVE_LINE, MAX_LEN, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
-use super::takeover::{After, Files, Found, LOCK_PATIENCE};
+use super::takeover::{After, Files, LOCK_PATIENCE};
 
 /// What files are called that are to become locks (sema-lockfile(5), FILES).
 pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
@@ -180,13 +180,8 @@ impl Files for LockFiles<'_> {
         }
     }
 
-    fn open(&self) -> io::Result<Found<File>> {
-        Ok(match self.directory.open_file(self.name)? {
-            Entry::Nothing => Found::Nothing,
-            Entry::File(file) => Found::File(file),
-            Entry::Unreadable => Found::Unreadable,
-            Entry::Other => Found::NotAFile,
-        })
+    fn open(&self) -> io::Result<Entry> {
+        self.directory.open_file(self.name)
     }
 
     fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {

@@ -18,7 +18,7 @@ use super::files::{read, STAGED_NAMES};
 use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
-use super::takeover::{self, Files, Found, Obstacle, Removal};
+use super::takeover::{self, Files, Obstacle, Removal};
 use super::Semaphore;
 
 /// A younger temporary file of another implementation is left alone.
@@ -273,7 +273,7 @@ impl Semaphore {
         let directory = self.directory()?;
         let files = self.files(&directory);
         Ok(match files.open()? {
-            Found::File(found) => {
+            Entry::File(found) => {
                 takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::Theirs
             }
             _ => false,

@@ -29,24 +29,13 @@
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::FileId;
+use crate::sys::directory::{Entry, FileId};
 
 use super::record::{Record, LIVE_LINE, READ_LOCK_LINE};
 use super::staleness::{Content, Flock};
 
 /// How long this process waits for a file that another process has locked.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(200);
-
-/// The file under the lock's name.
-pub(super) enum Found<F> {
-    Nothing,
-    /// A file, opened for reading.
-    File(F),
-    /// A file that this user may not read.
-    Unreadable,
-    /// A link, a directory, a device, a pipe or a socket.
-    NotAFile,
-}
 
 /// The steps. Those of other processes can come between two steps, but not into one.
 pub(super) trait Files {
@@ -57,7 +46,7 @@ pub(super) trait Files {
     /// taken.
     fn create(&self, record: &[u8]) -> io::Result<Option<Self::File>>;
     /// Opens the file under the lock's name.
-    fn open(&self) -> io::Result<Found<Self::File>>;
+    fn open(&self) -> io::Result<Entry<Self::File>>;
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Whether a file that is open for writing may be rewritten: it is ours, has one name, and has
@@ -141,10 +130,10 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acqu
     let mut after = After::Nothing;
     loop {
         match files.open()? {
-            Found::Nothing => {}
-            Found::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
-            Found::NotAFile => return Ok(Acquisition::Obstructed(Obstacle::NotAFile, None)),
-            Found::File(found) => match take_over(files, taker, found)? {
+            Entry::Nothing => {}
+            Entry::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
+            Entry::Other => return Ok(Acquisition::Obstructed(Obstacle::NotAFile, None)),
+            Entry::File(found) => match take_over(files, taker, found)? {
                 Some(attempt) => return Ok(attempt),
                 // This or another process has removed the stale file. A process that judged the old
                 // file as stale may still act on that.
@@ -295,10 +284,10 @@ pub(super) fn remove<F: Files>(
 ) -> io::Result<Removal> {
     loop {
         let found = match files.open()? {
-            Found::Nothing => return Ok(Removal::Nothing),
-            Found::Unreadable => return Ok(Removal::Kept(Obstacle::Unreadable, None)),
-            Found::NotAFile => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
-            Found::File(found) => found,
+            Entry::Nothing => return Ok(Removal::Nothing),
+            Entry::Unreadable => return Ok(Removal::Kept(Obstacle::Unreadable, None)),
+            Entry::Other => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
+            Entry::File(found) => found,
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
         let content = locked.content;

@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Instant;
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::sys::directory::Directory;
-use crate::sys::event::Event;
+use crate::sys::event::{wait_for, Event};
 use crate::sys::process;
 
 /// Enough to close a descriptor, in bytes.
@@ -64,8 +64,8 @@ impl HolderProcess {
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
             Some(end) => {
-                let now = Timespec::default();
-                poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&now)) == Ok(1)
+                let mut polled = [PollFd::new(end, PollFlags::IN)];
+                wait_for(&mut polled, Some(Instant::now())).unwrap_or(false)
             }
             None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
         }
@@ -116,18 +116,13 @@ impl Watch {
         until: Instant,
     ) -> io::Result<Woken> {
         loop {
-            let timeout = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(timeout).ok();
             let own = self.0.as_ref().map(AsFd::as_fd).into_iter();
             let own = own.chain(cancel.map(AsFd::as_fd));
             let mut waited_for: Vec<PollFd<'_>> = own
                 .chain(ends.iter().copied())
                 .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
                 .collect();
-            match poll(&mut waited_for, timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+            wait_for(&mut waited_for, Some(until))?;
             let mut is_ready = waited_for.iter().map(|waited| !waited.revents().is_empty());
             let has_happened = self.0.is_some() && is_ready.next() == Some(true);
             if cancel.is_some() && is_ready.next() == Some(true) {

@@ -63,10 +63,10 @@ impl Throttled {
 
 /// A [`Throttle`] for each source, so that none hides another. Beyond a number of active sources,
 /// the others share one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SourceThrottle<S>(Mutex<Sources<S>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Sources<S> {
     known: HashMap<S, Throttled>,
     others: Throttled,
@@ -94,15 +94,6 @@ impl<S: Eq + Hash> SourceThrottle<S> {
             }
         }
         known.entry(source).or_default().admit(now)
-    }
-}
-
-impl<S> Default for SourceThrottle<S> {
-    fn default() -> Self {
-        SourceThrottle(Mutex::new(Sources {
-            known: HashMap::new(),
-            others: Throttled::default(),
-        }))
     }
 }
 

@@ -51,12 +51,17 @@ pub enum Full {
 }
 
 impl Connections {
-    /// No connections yet, and at most `max_connections` at once. One that is closed because no
-    /// place is free gets the `farewell`.
-    pub fn new(max_connections: usize, farewell: &'static [u8]) -> Self {
+    /// No connections yet, at most `max_connections` at once, and at most `max_per_source` from one
+    /// address, or one IPv6 network of 64 bits; Unix sockets are not counted there. A connection
+    /// that is closed because no place is free gets the `farewell`.
+    pub fn new(
+        max_connections: usize,
+        max_per_source: Option<usize>,
+        farewell: &'static [u8],
+    ) -> Self {
         Connections {
             max_connections,
-            max_per_source: None,
+            max_per_source,
             farewell,
             open: Mutex::new(OpenStreams {
                 last_id: 0,
@@ -66,15 +71,6 @@ impl Connections {
                 closed: false,
             }),
             one_closed: Condvar::new(),
-        }
-    }
-
-    /// The same, and at most `max_per_source` at once from one address, or one IPv6 network of 64
-    /// bits. Unix sockets are not counted.
-    pub fn with_max_per_source(self, max_per_source: Option<usize>) -> Self {
-        Connections {
-            max_per_source,
-            ..self
         }
     }
 
@@ -215,8 +211,7 @@ mod tests {
     fn a_source_whose_connections_have_closed_is_forgotten() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback interface");
         let addr = listener.local_addr().expect("an address");
-        let connections = Connections::new(9, b"").with_max_per_source(Some(2));
-        let connections = Arc::new(connections);
+        let connections = Arc::new(Connections::new(9, Some(2), b""));
         let mut peers = Vec::new();
         let mut admit = || {
             peers.push(TcpStream::connect(addr).expect("a connection"));

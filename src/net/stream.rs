@@ -14,6 +14,7 @@ use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
 
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
+use crate::sys::event::wait_for;
 use crate::sys::process;
 
 const HANG_UPS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
@@ -230,23 +231,19 @@ fn wait_for_room(
     deadline: Option<Instant>,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let mut polled = [
         PollFd::from_borrowed_fd(output, PollFlags::OUT),
         PollFd::from_borrowed_fd(stop.unwrap_or(output), PollFlags::IN),
     ];
     let count = 1 + usize::from(stop.is_some());
-    match poll(&mut polled[..count], timeout.as_ref()) {
-        Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-        // The kernel may have a little room long before poll reports it. A write into that room
-        // would look like progress of a peer that does not read.
-        Ok(_) if polled[0].revents().is_empty() || left == Some(Duration::ZERO) => {
-            Err(io::ErrorKind::TimedOut.into())
-        }
-        Ok(_) => Ok(()),
+    wait_for(&mut polled[..count], deadline)?;
+    // The kernel may have a little room long before poll reports it. A write into that room would
+    // look like progress of a peer that does not read.
+    if is_over || polled[0].revents().is_empty() {
+        return Err(io::ErrorKind::TimedOut.into());
     }
+    Ok(())
 }
 
 /// Discards what `read` brings, until it fails or brings nothing, or `limit` is over; `read` gets

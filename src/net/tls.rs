@@ -13,13 +13,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use super::stream::write_within;
+use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
 
 /// The longest piece in bytes that is encrypted at a time: a record holds no more.
@@ -66,7 +67,9 @@ enum Stage {
 enum Patience {
     /// Not at all.
     None,
-    /// Until then. The first read of the socket may block for the socket's own timeout.
+    /// For the socket's own timeout; after the first piece, until then.
+    OfSocket(Option<Instant>),
+    /// Until then.
     Until(Option<Instant>),
 }
 
@@ -122,7 +125,7 @@ impl TlsStream {
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut session = self.session();
         let deadline = Instant::now().checked_add(session.read_timeout);
-        session.read(&self.socket, buffer, Patience::Until(deadline))
+        session.read(&self.socket, buffer, Patience::OfSocket(deadline))
     }
 
     /// Reads what has arrived without blocking; `None` if nothing has.
@@ -176,7 +179,7 @@ impl Session {
                 Stage::Open(connection) if connection.is_handshaking() => {}
                 _ => return Ok(()),
             }
-            if self.receive(socket, Patience::Until(Some(deadline)), First::No)? == 0 {
+            if self.receive(socket, Patience::Until(Some(deadline)))? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -186,10 +189,9 @@ impl Session {
         &mut self,
         socket: &TcpStream,
         buffer: &mut [u8],
-        patience: Patience,
+        mut patience: Patience,
     ) -> io::Result<usize> {
         self.open()?;
-        let mut first = First::Yes;
         loop {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
@@ -200,10 +202,12 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            if self.receive(socket, patience, first)? == 0 {
+            if self.receive(socket, patience)? == 0 {
                 return Ok(0);
             }
-            first = First::No;
+            if let Patience::OfSocket(deadline) = patience {
+                patience = Patience::Until(deadline);
+            }
         }
     }
 
@@ -221,19 +225,13 @@ impl Session {
 
     /// Takes in one piece of the encrypted stream, answers it if the protocol wants that, and
     /// returns its length; 0 at the end of the stream.
-    fn receive(
-        &mut self,
-        socket: &TcpStream,
-        patience: Patience,
-        first: First,
-    ) -> io::Result<usize> {
+    fn receive(&mut self, socket: &TcpStream, patience: Patience) -> io::Result<usize> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
         };
         let mut incoming = Incoming {
             socket,
             patience,
-            first,
             first_byte: &mut self.first_byte,
         };
         let len = connection.read_tls(&mut incoming)?;
@@ -241,11 +239,12 @@ impl Session {
             // It gets no alert: the number of one of them is a line end, which a client of the
             // plain protocol would take for a reply.
             self.stage = Stage::Over;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, NotTls));
+            let reason = "the peer does not speak TLS";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         let processed = connection.process_new_packets();
         let deadline = match (&processed, patience) {
-            (Ok(_), Patience::Until(deadline)) => deadline,
+            (Ok(_), Patience::OfSocket(deadline) | Patience::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
         };
         // If this fails, a peer that waits for it is not heard of again.
@@ -292,32 +291,24 @@ impl Session {
     }
 }
 
-/// Whether the socket is read for the first time within a read of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
-    Yes,
-    No,
-}
-
 /// The encrypted stream, read for at most a certain time.
 struct Incoming<'a> {
     socket: &'a TcpStream,
     patience: Patience,
-    first: First,
     /// The first byte of the stream, once it is known.
     first_byte: &'a mut Option<u8>,
 }
 
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = match (self.patience, self.first) {
+        let len = match self.patience {
             // The usual read: one system call.
-            (Patience::Until(_), First::Yes) => rustix::io::read(self.socket, &mut *buffer)?,
-            (Patience::Until(deadline), First::No) => {
+            Patience::OfSocket(_) => rustix::io::read(self.socket, &mut *buffer)?,
+            Patience::Until(deadline) => {
                 wait_for_input(self.socket.as_fd(), deadline)?;
                 recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0
             }
-            (Patience::None, _) => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
+            Patience::None => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
         };
         *self.first_byte = self.first_byte.or(buffer[..len].first().copied());
         Ok(len)
@@ -326,35 +317,14 @@ impl Read for Incoming<'_> {
 
 /// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
-    loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
-            // A peer that sends empty records, one after the other, gains no time.
-            return Err(Errno::AGAIN.into());
-        }
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        match poll(&mut polled, timeout.as_ref()) {
-            Ok(0) => return Err(Errno::AGAIN.into()),
-            Ok(_) => return Ok(()),
-            // A signal of the program that this is a part of.
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    // A peer that sends empty records, one after the other, gains no time.
+    let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    if is_over || !wait_for(&mut polled, deadline)? {
+        return Err(Errno::AGAIN.into());
     }
+    Ok(())
 }
-
-/// The peer speaks something else.
-#[derive(Debug)]
-struct NotTls;
-
-impl fmt::Display for NotTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the peer does not speak TLS")
-    }
-}
-
-impl std::error::Error for NotTls {}
 
 impl fmt::Debug for TlsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

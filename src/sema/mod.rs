@@ -105,48 +105,23 @@ pub fn main() -> ExitCode {
         return ExitCode::from(semats::main(arguments));
     }
     let arguments: Vec<OsString> = arguments.collect();
-    let statuses = Statuses::of(options::command_in(&arguments));
+    let command = options::command_in(&arguments);
+    // These have the statuses of latch(1): those of the older program of this name would be lost
+    // among those of the command that they run.
+    let is_like_latch = matches!(command, Some(SubCommand::Run | SubCommand::Hold));
     let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => dispatch(&request),
         Parsed::Print(text) => print(&text).map(|()| DONE).map_err(Failure::unprintable),
         Parsed::Usage(reason) => {
             complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
-            return ExitCode::from(statuses.of_usage());
+            return ExitCode::from(if is_like_latch { USAGE } else { OLDER_USAGE });
         }
     };
-    ExitCode::from(result.unwrap_or_else(|failure| statuses.of_failure(failure.explain())))
-}
-
-/// Which exit statuses a command has for what goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Statuses {
-    /// Those of the older program of this name.
-    Older,
-    /// Those of latch(1): those of an older program would be lost among those of the command.
-    OfLatch,
-}
-
-impl Statuses {
-    fn of(command: Option<SubCommand>) -> Statuses {
-        match command {
-            Some(SubCommand::Run | SubCommand::Hold) => Statuses::OfLatch,
-            _ => Statuses::Older,
-        }
-    }
-
-    fn of_usage(self) -> u8 {
-        match self {
-            Statuses::Older => OLDER_USAGE,
-            Statuses::OfLatch => USAGE,
-        }
-    }
-
-    fn of_failure(self, status: u8) -> u8 {
-        match self {
-            Statuses::Older => OLDER_ERROR,
-            Statuses::OfLatch => status,
-        }
-    }
+    ExitCode::from(match result.map_err(Failure::explain) {
+        Ok(status) => status,
+        Err(status) if is_like_latch => status,
+        Err(_) => OLDER_ERROR,
+    })
 }
 
 fn dispatch(request: &SemaRequest) -> CommandResult {

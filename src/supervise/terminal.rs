@@ -17,7 +17,8 @@ use super::signals::our_group;
 /// and `bg` take it.
 pub(super) struct Terminal {
     file: Option<File>,
-    lending: Lending,
+    /// Then the command does not get the terminal before it has stopped because it needs it.
+    is_in_a_pipeline: bool,
     /// Its modes before the command first had it.
     modes: OnceCell<Termios>,
 }
@@ -31,29 +32,20 @@ pub(super) enum Foreground {
     Command,
 }
 
-/// When the command gets the terminal, if this program has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lending {
-    /// Before it runs.
-    AtStart,
-    /// When it has stopped because it needs the terminal.
-    OnDemand,
-}
-
 impl Terminal {
     pub(super) fn open() -> Terminal {
         Terminal {
             file: File::open("/dev/tty").ok(),
-            lending: Lending::by_the_streams(),
+            is_in_a_pipeline: is_in_a_pipeline(),
             modes: OnceCell::new(),
         }
     }
 
     /// Which group is to have the terminal when the command starts.
     pub(super) fn at_start(&self) -> Foreground {
-        match self.lending {
-            Lending::AtStart if self.can_be_lent() => Foreground::Command,
-            _ => Foreground::Ours,
+        match !self.is_in_a_pipeline && self.can_be_lent() {
+            true => Foreground::Command,
+            false => Foreground::Ours,
         }
     }
 
@@ -127,20 +119,14 @@ impl Terminal {
     }
 }
 
-impl Lending {
-    /// Decides by the standard streams. In a pipeline another program, such as a pager, may read
-    /// the terminal. If the command had the terminal, that program would stop, and the whole job
-    /// with it.
-    fn by_the_streams() -> Lending {
-        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
-        let is_in_a_pipeline = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
-            .into_iter()
-            .filter_map(|stream| fstat(stream).ok())
-            .map(|stat| FileType::from_raw_mode(stat.st_mode))
-            .any(|kind| matches!(kind, FileType::Fifo | FileType::Socket));
-        match is_in_a_pipeline {
-            true => Lending::OnDemand,
-            false => Lending::AtStart,
-        }
-    }
+/// Whether a standard stream leads to another program. In a pipeline that program, such as a pager,
+/// may read the terminal. If the command had the terminal, that program would stop, and the whole
+/// job with it.
+fn is_in_a_pipeline() -> bool {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let mut kinds = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
+        .into_iter()
+        .filter_map(|stream| fstat(stream).ok())
+        .map(|stat| FileType::from_raw_mode(stat.st_mode));
+    kinds.any(|kind| matches!(kind, FileType::Fifo | FileType::Socket))
 }

@@ -1,4 +1,4 @@
-//! A flag that one thread sets and others poll for.
+//! A flag that one thread sets and others poll for; waiting for descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,20 +33,27 @@ impl Event {
 
     /// Blocks until the event is set, or until `deadline`; says whether it is set.
     pub fn is_set_by(&self, deadline: Instant) -> bool {
-        let mut watched = [PollFd::new(&self.0, PollFlags::IN)];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            // A time that is too long for the system is as good as none.
-            let left = Timespec::try_from(left).ok();
-            if poll(&mut watched, left.as_ref()) != Err(Errno::INTR) {
-                return !watched[0].revents().is_empty();
-            }
-        }
+        wait_for(&mut [PollFd::new(self, PollFlags::IN)], Some(deadline)).unwrap_or(false)
     }
 
     /// Clears the event, and says whether it was set.
     pub fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
+/// Blocks until a descriptor is ready, or until `deadline` (`None`: for ever), whatever signals
+/// come; says whether one is ready.
+pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // A time that is too long for the system is as good as none.
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(polled, left.as_ref()) {
+            Ok(count) => return Ok(count > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

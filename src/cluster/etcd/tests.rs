@@ -63,7 +63,19 @@ fn refused_because(status: u16, code: u64, why: &str) -> String {
 }
 
 fn gateway(members: &[Member]) -> Gateway {
-    Gateway::new(members, None, Duration::from_secs(5))
+    Gateway::new(&settings(members, None), Duration::from_secs(5))
+}
+
+fn settings(members: &[Member], user: Option<(&str, &str)>) -> ClusterSettings {
+    ClusterSettings {
+        members: members.to_vec(),
+        advertise: String::new(),
+        prefix: String::new(),
+        ttl: Duration::ZERO,
+        user: user.map(|(name, password)| (name.into(), password.into())),
+        #[cfg(feature = "tls")]
+        tls: None,
+    }
 }
 
 #[test]
@@ -130,8 +142,8 @@ fn an_expired_token_is_replaced() {
     for refusal in [expired, old] {
         let answers = vec![token("a.1"), refusal, token("b.2"), ok(r#"{"ID":"1"}"#)];
         let (member, requests) = member(answers);
-        let user = ("u".to_owned(), "\"p\\".to_owned());
-        let mut gateway = Gateway::new(&[member], Some(&user), Duration::from_secs(5));
+        let settings = settings(&[member], Some(("u", "\"p\\")));
+        let mut gateway = Gateway::new(&settings, Duration::from_secs(5));
         assert_eq!(gateway.grant_lease(10), Ok(1));
         let requests = requests.join().expect("no panic");
         assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
@@ -155,8 +167,7 @@ fn a_slow_check_of_the_password_is_waited_for() {
         request(&mut stream);
     };
     let slow = thread::spawn(serve);
-    let user = ("u".to_owned(), "p".to_owned());
-    let mut gateway = Gateway::new(&[at(port)], Some(&user), timeout);
+    let mut gateway = Gateway::new(&settings(&[at(port)], Some(("u", "p"))), timeout);
     assert_eq!(gateway.grant_lease(10), Ok(1));
     slow.join().expect("no panic");
 }
@@ -263,16 +274,9 @@ fn what_names_no_revision_is_no_answer_about_keys() {
 fn a_member_that_is_silent_has_timed_out() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let silent = Member {
-        host: "127.0.0.1".into(),
-        port,
-        speaks_tls: false,
-    };
-    let mut gateway = Gateway::new(
-        std::slice::from_ref(&silent),
-        None,
-        Duration::from_millis(100),
-    );
+    let silent = at(port);
+    let settings = settings(std::slice::from_ref(&silent), None);
+    let mut gateway = Gateway::new(&settings, Duration::from_millis(100));
     let failure = gateway.grant_lease(10).expect_err("silence");
     let (member, reason) = (silent.to_string(), "timed out".to_owned());
     assert_eq!(failure, EtcdFailure::NoAnswer { member, reason });

@@ -10,8 +10,8 @@ use rustix::process::{getpid, kill_process, Signal};
 
 use super::*;
 use crate::lockfile::files::LockFiles;
-use crate::lockfile::takeover::{After, Files, Found};
-use crate::sys::directory::FileId;
+use crate::lockfile::takeover::{After, Files};
+use crate::sys::directory::{Entry, FileId};
 
 /// When a process dies.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ impl Files for FaultyFiles<'_> {
         self.files.create(record)
     }
 
-    fn open(&self) -> io::Result<Found<File>> {
+    fn open(&self) -> io::Result<Entry> {
         self.step();
         self.files.open()
     }

@@ -15,12 +15,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{FileId, RangeLock};
+use crate::sys::directory::{Entry, FileId, RangeLock};
 
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, may_pass, release, remove, Acquisition, After, Files, Found, Obstacle, Taker,
+    acquire, may_pass, release, remove, Acquisition, After, Files, Obstacle, Taker,
 };
 
 /// The holder in the stale file, which is no process of the model.
@@ -448,11 +448,11 @@ impl<'a> Files for &'a Replay<'a> {
         self.opened(FileStep::Create(record.to_vec()))
     }
 
-    fn open(&self) -> io::Result<Found<OpenFile<'a>>> {
+    fn open(&self) -> io::Result<Entry<OpenFile<'a>>> {
         self.progress.take();
         Ok(self
             .opened(FileStep::Open)?
-            .map_or(Found::Nothing, Found::File))
+            .map_or(Entry::Nothing, Entry::File))
     }
 
     fn open_to_write(&self, file: &OpenFile<'a>) -> io::Result<Option<OpenFile<'a>>> {

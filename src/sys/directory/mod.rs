@@ -67,10 +67,10 @@ impl From<&Stat> for FileId {
 
 /// What has a name.
 #[derive(Debug)]
-pub enum Entry {
+pub enum Entry<F = File> {
     Nothing,
     /// A regular file, opened for reading.
-    File(File),
+    File(F),
     /// A regular file that this process may not read, or not for the moment.
     Unreadable,
     /// A symbolic link, a directory, a device, a pipe or a socket. It was not opened.
