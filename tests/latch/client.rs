@@ -401,6 +401,10 @@ fn a_grant_with_a_lease_out_of_range_is_a_bad_reply() {
 
 #[test]
 fn a_renewal_answered_with_no_valid_lease_is_a_bad_reply() {
+    fair_test(a_renewal_answered_with_no_valid_lease_is_a_bad_reply_once);
+}
+
+fn a_renewal_answered_with_no_valid_lease_is_a_bad_reply_once() {
     for answer in ["ok 18446744073709551615\n", "ok 0\n", "garbage\n"] {
         let grant = "ok 0123456789abcdef0123456789abcdef 1\n";
         let client = client_of_liar(Box::leak(Box::new([grant, answer])));
