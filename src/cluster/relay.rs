@@ -131,8 +131,14 @@ impl Relays {
 
     /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server.
     /// Blocks for `read_timeout` until the client's first bytes come, for three times the TTL until
-    /// there is an active server, and as long as the connection lasts.
-    pub fn receive(&self, client: &Arc<Stream>, read_timeout: Duration) -> Reception {
+    /// there is an active server, and as long as the connection lasts. A client has `write_timeout`
+    /// (`None`: for ever) to take a piece of what is passed on to it.
+    pub fn receive(
+        &self,
+        client: &Arc<Stream>,
+        read_timeout: Duration,
+        write_timeout: Option<Duration>,
+    ) -> Reception {
         loop {
             let deadline = Instant::now() + read_timeout;
             if matches!(self.office.role(), Role::Active { .. }) {
@@ -155,7 +161,7 @@ impl Relays {
                 None => return Reception::TimedOut,
             }
         }
-        self.pass_on(client)
+        self.pass_on(client, write_timeout)
     }
 
     /// Leaves a connection to this server. Where clients speak TLS, a standby says in clear which
@@ -189,7 +195,7 @@ impl Relays {
     }
 
     /// Passes a connection on to the active server, whichever that is at last.
-    fn pass_on(&self, client: &Arc<Stream>) -> Reception {
+    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> Reception {
         let deadline = Instant::now() + self.office.settings().ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
@@ -207,7 +213,7 @@ impl Relays {
                     active: Some(active),
                 } => match introduce(active) {
                     Ok(server) => {
-                        self.relay(client, server, active.epoch);
+                        self.relay(client, server, active.epoch, write_timeout);
                         return Reception::Over;
                     }
                     Err(error) => {
@@ -222,7 +228,13 @@ impl Relays {
     }
 
     /// Pumps both ways until both ends are done, or another server is active.
-    fn relay(&self, client: &Arc<Stream>, server: TcpStream, epoch: u64) {
+    fn relay(
+        &self,
+        client: &Arc<Stream>,
+        server: TcpStream,
+        epoch: u64,
+        write_timeout: Option<Duration>,
+    ) {
         let server = Arc::new(server);
         let id = {
             let mut open = self.open.lock();
@@ -234,7 +246,7 @@ impl Relays {
         };
         // The role may have changed before the relay was noted down.
         self.cut_old();
-        let pumped = pump(client.as_fd(), server.as_fd());
+        let pumped = pump(client.as_fd(), server.as_fd(), write_timeout);
         self.open.lock().relays.remove(&id);
         if let Err(error) = pumped {
             let error = reason(&error);
@@ -423,6 +435,8 @@ struct Direction<'a> {
     buffer: Vec<u8>,
     /// The part of the buffer that was read and is not sent yet.
     unsent: Range<usize>,
+    /// Since when the other end has not taken all of that.
+    unsent_since: Option<Instant>,
     is_over: bool,
 }
 
@@ -433,15 +447,21 @@ impl<'a> Direction<'a> {
             to,
             buffer: vec![0; BUFFER_LEN],
             unsent: 0..0,
+            unsent_since: None,
             is_over: false,
         }
     }
 
     /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
-    /// Tells whether anything has moved.
-    fn advance(&mut self, is_readable: bool) -> io::Result<bool> {
+    /// Tells whether anything has moved. `of_from` and `of_to` are what was reported of the ends.
+    fn advance(&mut self, of_from: PollFlags, of_to: PollFlags) -> io::Result<bool> {
         let start = self.unsent.start;
-        self.send()?;
+        // The kernel may have a little room long before it reports it. A rest sent into that room
+        // would look like progress of a client that does not read.
+        if !of_to.difference(PollFlags::IN).is_empty() {
+            self.send()?;
+        }
+        let is_readable = !of_from.difference(PollFlags::OUT).is_empty();
         let has_sent = self.unsent.start != start;
         if self.is_over || !is_readable || !self.unsent.is_empty() {
             return Ok(has_sent);
@@ -472,28 +492,45 @@ impl<'a> Direction<'a> {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        let since = self.unsent_since;
+        self.unsent_since = (!self.unsent.is_empty()).then(|| since.unwrap_or_else(Instant::now));
         Ok(())
     }
 }
 
 /// Passes bytes on both ways, and the end of each way, until both have ended. A client that does
 /// not end its way after the server has ended the other one is cut.
-fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
+///
+/// So is one that does not take within `write_timeout` (`None`: for ever) what was read for it, as
+/// the active server does with its own: the end of the server's way is not seen before that is
+/// sent. Fails with [`io::ErrorKind::TimedOut`] then.
+fn pump(
+    client: BorrowedFd<'_>,
+    server: BorrowedFd<'_>,
+    write_timeout: Option<Duration>,
+) -> io::Result<()> {
     let mut up = Direction::new(client, server);
     let mut down = Direction::new(server, client);
     let mut closes_at = None;
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
-        let is_readable = |flags: PollFlags| !flags.difference(PollFlags::OUT).is_empty();
         let moved = [
-            up.advance(is_readable(of_client))?,
-            down.advance(is_readable(of_server))?,
+            up.advance(of_client, of_server)?,
+            down.advance(of_server, of_client)?,
         ];
-        if down.is_over {
-            let closes_at = *closes_at.get_or_insert_with(|| Instant::now() + CLOSING_TIME);
-            if up.is_over || closes_at <= Instant::now() {
-                return Ok(());
-            }
+        if down.is_over && up.is_over {
+            return Ok(());
+        }
+        let deadline = match (down.is_over, down.unsent_since) {
+            (true, _) => Some(*closes_at.get_or_insert_with(|| Instant::now() + CLOSING_TIME)),
+            (false, Some(since)) => write_timeout.and_then(|timeout| since.checked_add(timeout)),
+            (false, None) => None,
+        };
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return match down.is_over {
+                true => Ok(()),
+                false => Err(io::ErrorKind::TimedOut.into()),
+            };
         }
         if moved == [false; 2] {
             // A hang-up is reported also while there is nothing to do about it.
@@ -503,7 +540,7 @@ fn pump(client: BorrowedFd<'_>, server: BorrowedFd<'_>) -> io::Result<()> {
             PollFd::from_borrowed_fd(client, interest(&up, &down)),
             PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
-        wait_for(&mut polled, closes_at)?;
+        wait_for(&mut polled, deadline)?;
         [of_client, of_server] = polled.map(|polled| polled.revents());
     }
 }
@@ -525,6 +562,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{self, Receiver};
 
     #[test]
     fn the_first_bytes_are_one_of_two_words_or_neither() {
@@ -553,7 +591,7 @@ mod tests {
     fn a_pump_passes_on_both_ways_and_both_ends() {
         let (mut client, one) = UnixStream::pair().expect("two descriptors");
         let (mut server, other) = UnixStream::pair().expect("two more");
-        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd(), None));
         // More than the sockets and the buffers take: the other end must read meanwhile.
         let much = vec![b'x'; 1 << 20];
         let len = much.len();
@@ -579,13 +617,75 @@ mod tests {
     fn a_client_that_stays_is_cut_after_the_server_has_closed() {
         let (mut client, one) = UnixStream::pair().expect("two descriptors");
         let (mut server, other) = UnixStream::pair().expect("two more");
-        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd()));
+        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd(), None));
         server.write_all(b"error_auth\n").expect("a reader");
         drop(server);
         assert!(pumping.join().expect("no panic").is_ok());
         let mut reply = String::new();
         client.read_to_string(&mut reply).expect("the end");
         assert_eq!(reply, "error_auth\n");
+    }
+
+    /// Pumps between two ends that are returned, the client's first; the result comes over the
+    /// channel.
+    fn pump_for(timeout: Duration) -> (UnixStream, UnixStream, Receiver<io::Result<()>>) {
+        let (client, one) = UnixStream::pair().expect("two descriptors");
+        let (server, other) = UnixStream::pair().expect("two more");
+        sockopt::set_socket_send_buffer_size(&one, SEND_BUFFER_LEN).expect("an option");
+        let (sender, pumped) = mpsc::channel();
+        thread::spawn(move || sender.send(pump(one.as_fd(), other.as_fd(), Some(timeout))));
+        (client, server, pumped)
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_cut_after_the_write_timeout() {
+        const TIMEOUT: Duration = Duration::from_millis(300);
+        for hangs_up in [false, true] {
+            let began = Instant::now();
+            let (client, mut server, pumped) = pump_for(TIMEOUT);
+            // More than can be on the way: the end of the stream waits behind it.
+            let patience = Some(Duration::from_millis(50));
+            server.set_write_timeout(patience).expect("an option");
+            assert!(server.write_all(&vec![b'x'; 1 << 20]).is_err());
+            let server = (!hangs_up).then_some(server);
+            let result = pumped.recv_timeout(Duration::from_secs(10));
+            let error = result.expect("it is cut").expect_err("it is too slow");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(began.elapsed() >= TIMEOUT);
+            drop((client, server));
+        }
+    }
+
+    #[test]
+    fn a_slow_client_is_not_cut() {
+        const TIMEOUT: Duration = Duration::from_secs(1);
+        const LEN: usize = 256 * 1024;
+        let began = Instant::now();
+        let (mut client, mut server, pumped) = pump_for(TIMEOUT);
+        // The server is done long before the client.
+        let writing = thread::spawn(move || server.write_all(&vec![b'x'; LEN]));
+        let mut piece = [0; LEN / 16];
+        for _ in 0..16 {
+            thread::sleep(Duration::from_millis(80));
+            client.read_exact(&mut piece).expect("it is not cut");
+        }
+        assert!(began.elapsed() > TIMEOUT);
+        assert_eq!(client.read(&mut piece).expect("the end"), 0);
+        drop(client);
+        assert!(writing.join().expect("no panic").is_ok());
+        let result = pumped.recv_timeout(Duration::from_secs(10));
+        assert!(result.expect("it has ended").is_ok());
+    }
+
+    #[test]
+    fn a_client_that_waits_long_is_not_cut() {
+        let (mut client, mut server, _pumped) = pump_for(Duration::from_millis(20));
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(200));
+            server.write_all(b"reply").expect("a reader");
+            let mut reply = [0; 5];
+            client.read_exact(&mut reply).expect("it is not cut");
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn converse(
     let stream = admission.stream();
     #[cfg(feature = "cluster")]
     if let Some(relays) = &rules.relays {
-        match relays.receive(stream, rules.read_timeout) {
+        match relays.receive(stream, rules.read_timeout, rules.write_timeout) {
             Reception::Serve => {}
             Reception::TimedOut => return session::turn_away(stream, rules),
             Reception::Over => return,

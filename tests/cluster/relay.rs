@@ -232,6 +232,35 @@ fn a_client_that_sends_nothing_is_turned_away_in_time() {
 }
 
 #[test]
+fn a_client_that_never_reads_goes_after_the_write_timeout() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let short = ["--write-timeout", "1"];
+    let active = Server::active(&etcd.endpoints(), &short);
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let unix = ["--unix", socket.to_str().expect("text")];
+    let patient = ["--shutdown-timeout", "0"];
+    let standby = Server::start(&etcd.endpoints(), &[&short[..], &unix, &patient].concat());
+    standby.wait_for("standby active=", 1);
+    let mut holder = active.connect();
+    const KEYS: usize = 100;
+    let requests = (0..KEYS).map(|number| format!("l\n{number:0>250}\n0 600\n"));
+    holder.send(&requests.collect::<String>());
+    for _ in 0..KEYS {
+        assert!(holder.line().starts_with("ok "));
+    }
+    // The active server has read all of this when it closes: no reset tells the standby so.
+    let mut deaf = Client::unix(&socket);
+    assert_eq!(deaf.request("ping", "_", "_"), "ok");
+    deaf.send(&"stats\nholders\n_\n".repeat(60));
+    // It ends when the last connection has.
+    standby.daemon.signal(Signal::TERM);
+    assert!(standby.daemon.wait_exit(PATIENCE).is_some());
+    drop(deaf);
+}
+
+#[test]
 fn connections_end_when_another_server_is_active() {
     needs!("etcd", "etcdctl");
     let (etcd, active, standby) = pair(&[]);
