@@ -112,8 +112,7 @@ pub fn digits<N: FromStr>(text: &str) -> Option<N> {
 
 /// A number in 16 hexadecimal digits.
 pub fn hex(text: &str) -> Option<u64> {
-    let is_number = text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let is_number = text.len() == 16 && is_number;
+    let is_number = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_number.then(|| u64::from_str_radix(text, 16).ok())?
 }
 

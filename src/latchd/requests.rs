@@ -116,8 +116,7 @@ pub(super) fn carry_out(
 /// How certain the reply to a request must be.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
     match (request, reply) {
-        (Request::Renew { .. } | Request::Holder { .. }, _)
-        | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
+        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
         (
             Request::Acquire { .. }
             | Request::Enqueue { .. }
@@ -126,12 +125,14 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
             | Request::Break { .. },
             _,
         ) => Certainty::Recorded,
+        // The session sees to the statistics itself.
         (
             Request::Ping
             | Request::Tag(_)
             | Request::Auth(_)
             | Request::Stats
             | Request::Queues(_)
+            | Request::Holder { .. }
             | Request::Counters,
             _,
         ) => Certainty::None,

@@ -203,24 +203,16 @@ impl Session<'_> {
             Err(error) => return self.refuse_malformed(error),
         };
         match request {
-            Request::Stats => {
-                self.finish_frame();
-                return self.show_stats();
-            }
+            Request::Stats => return self.show(Self::show_stats),
             Request::Queues(key) => {
                 let key = key.map(str::to_owned);
-                self.finish_frame();
-                return self.show_queues(key.as_deref());
+                return self.show(|session| session.show_queues(key.as_deref()));
             }
             Request::Holder { key, fence } => {
                 let key = key.to_owned();
-                self.finish_frame();
-                return self.show_holder(&key, Fence(fence));
+                return self.show(|session| session.show_holder(&key, Fence(fence)));
             }
-            Request::Counters => {
-                self.finish_frame();
-                return self.show_counters();
-            }
+            Request::Counters => return self.show(Self::show_counters),
             _ => {}
         }
         let mut waiter = Waiter {

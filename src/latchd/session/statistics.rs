@@ -14,13 +14,22 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 const PAGES_AT_ONCE: usize = 8;
 
 impl Session<'_> {
+    /// Answers a request for statistics: `show` makes them in pages, for one of which there must be
+    /// memory.
+    pub(super) fn show(
+        &mut self,
+        show: impl FnOnce(&mut Self) -> Result<(), Ending>,
+    ) -> Result<(), Ending> {
+        self.finish_frame();
+        match memory::reserve(STATS_PAGE_LEN, Purpose::Service) {
+            Some(_reservation) => show(self),
+            None => self.reply(&Reply::Error),
+        }
+    }
+
     /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
     /// they take no more memory than any other reply.
     pub(super) fn show_stats(&mut self) -> Result<(), Ending> {
-        // Made in pages, each of which takes this much at the most.
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
         self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         let mut page_count = 0;
@@ -44,9 +53,6 @@ impl Session<'_> {
 
     /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.
     pub(super) fn show_queues(&mut self, key: Option<&str>) -> Result<(), Ending> {
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
         self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
         self.out.extend(b"ok {\"keys\":[");
@@ -79,9 +85,6 @@ impl Session<'_> {
     /// The grant of a key that has this fence. Its client gives the lock up if there is none, so a
     /// server that has lost its office must not answer. It fits in one piece.
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
         self.out.extend(b"ok {\"keys\":[");
         if let Some(roll) = self.seat.arbiter().holder(key, fence) {
             let go_on = |_: &mut Vec<u8>| Ok::<(), Ending>(());
@@ -94,9 +97,6 @@ impl Session<'_> {
 
     /// What the server has counted: short beside the statistics, but longer than other replies.
     pub(super) fn show_counters(&mut self) -> Result<(), Ending> {
-        let Some(_reservation) = memory::reserve(STATS_PAGE_LEN, Purpose::Service) else {
-            return self.reply(&Reply::Error);
-        };
         let (connection_count, snapshot) = self.seat.arbiter().counters();
         let dropped_line_count = self.rules.log.dropped_count();
         self.out.extend(b"ok ");
