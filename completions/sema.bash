@@ -24,7 +24,7 @@ _sema() {
             option=
         else
             case $word in
-                --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --timeout | -w | --busy-status | -E | --on-lost | --kill-after) option=$word ;;
+                --timeout | -w | --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -39,12 +39,12 @@ _sema() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'try') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
+        'try') words='--timeout --stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
         'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --pid --token --mode --no-sync --settle --help --version' ;;
-        'release') words='--stale --stale-rule --tag --json --quiet --slots --pid --token --force --help --version' ;;
-        'status') words='--stale --stale-rule --tag --json --quiet --slots --help --version' ;;
+        'release') words='--timeout --stale --stale-rule --tag --json --quiet --slots --pid --token --force --help --version' ;;
+        'status') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
-        'clean') words='--stale --stale-rule --tag --json --quiet --force --help --version' ;;
+        'clean') words='--timeout --stale --stale-rule --tag --json --quiet --force --help --version' ;;
         'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --on-lost --kill-after --help --version --' ;;
         'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --help --version' ;;
     esac

@@ -19,6 +19,7 @@ complete -c sema -n __fish_use_subcommand -a hold -d 'hold the lock until standa
 complete -c sema -n __fish_use_subcommand -s h -l help -d 'print this and exit'
 complete -c sema -n __fish_use_subcommand -s V -l version -d 'print the version and exit'
 
+complete -c sema -n '__fish_seen_subcommand_from try' -s w -l timeout -x -d 'how long to wait; 0 tries once (for ever)'
 complete -c sema -n '__fish_seen_subcommand_from try' -l stale -x -d 'the age at which a lock may be stale; 0 for never (3600)'
 complete -c sema -n '__fish_seen_subcommand_from try' -l stale-rule -x -d 'age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)'
 complete -c sema -n '__fish_seen_subcommand_from try' -l tag -x -d 'what the lock is held for'
@@ -52,6 +53,7 @@ complete -c sema -n '__fish_seen_subcommand_from acquire' -s h -l help -d 'print
 complete -c sema -n '__fish_seen_subcommand_from acquire' -s V -l version -d 'print the version and exit'
 complete -c sema -n '__fish_seen_subcommand_from acquire' -F
 
+complete -c sema -n '__fish_seen_subcommand_from release' -s w -l timeout -x -d 'how long to wait; 0 tries once (for ever)'
 complete -c sema -n '__fish_seen_subcommand_from release' -l stale -x -d 'the age at which a lock may be stale; 0 for never (3600)'
 complete -c sema -n '__fish_seen_subcommand_from release' -l stale-rule -x -d 'age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)'
 complete -c sema -n '__fish_seen_subcommand_from release' -l tag -x -d 'what the lock is held for'
@@ -65,6 +67,7 @@ complete -c sema -n '__fish_seen_subcommand_from release' -s h -l help -d 'print
 complete -c sema -n '__fish_seen_subcommand_from release' -s V -l version -d 'print the version and exit'
 complete -c sema -n '__fish_seen_subcommand_from release' -F
 
+complete -c sema -n '__fish_seen_subcommand_from status' -s w -l timeout -x -d 'how long to wait; 0 tries once (for ever)'
 complete -c sema -n '__fish_seen_subcommand_from status' -l stale -x -d 'the age at which a lock may be stale; 0 for never (3600)'
 complete -c sema -n '__fish_seen_subcommand_from status' -l stale-rule -x -d 'age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)'
 complete -c sema -n '__fish_seen_subcommand_from status' -l tag -x -d 'what the lock is held for'
@@ -86,6 +89,7 @@ complete -c sema -n '__fish_seen_subcommand_from wait' -s h -l help -d 'print th
 complete -c sema -n '__fish_seen_subcommand_from wait' -s V -l version -d 'print the version and exit'
 complete -c sema -n '__fish_seen_subcommand_from wait' -F
 
+complete -c sema -n '__fish_seen_subcommand_from clean' -s w -l timeout -x -d 'how long to wait; 0 tries once (for ever)'
 complete -c sema -n '__fish_seen_subcommand_from clean' -l stale -x -d 'the age at which a lock may be stale; 0 for never (3600)'
 complete -c sema -n '__fish_seen_subcommand_from clean' -l stale-rule -x -d 'age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)'
 complete -c sema -n '__fish_seen_subcommand_from clean' -l tag -x -d 'what the lock is held for'

@@ -22,7 +22,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::cli::waiting::{Talk, WaitingLine};
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
+    acquire_any_detached, check_path, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
     ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
     WithoutFlock,
 };
@@ -427,6 +427,8 @@ fn tell_timeout(
 
 /// The lock at the path, or all of its slots.
 fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
+    // A slot's path may be one of a lock file where this is not.
+    check_path(&request.path).map_err(|error| Failure::about(&request.path, &error))?;
     let path_of = |slot: u32| {
         let mut path = request.path.clone().into_os_string();
         path.push(format!(".{slot}.lock"));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
 use crate::cli::values::{mode, number, time};
-use crate::lockfile::{check_path, SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
+use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::{invalid_value, Plain};
 
 /// The name that an older program of this name prints with its version.
@@ -114,10 +114,10 @@ const OPTIONS: [OptionRow; 20] = [
         name: "--timeout",
         short: Some("-w"),
         help: "how long to wait; 0 tries once (for ever)",
-        commands: &[Acquire, Wait, Run, Hold],
         set: Value("time", |options, value| {
             time(value).map(|time| options.timeout = Some(time))
         }),
+        ..ROW
     },
     OptionRow {
         name: "--nonblock",
@@ -419,7 +419,6 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
     }
-    check_path(&path).map_err(|error| Plain(error.to_string().as_bytes()).to_string())?;
     Ok(SemaRequest {
         command,
         path,

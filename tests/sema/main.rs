@@ -354,6 +354,7 @@ fn try_and_acquire_print_what_their_users_rely_on() {
             row(NOTHING, "try f --json", 0, ACQUIRED_JSON, "", true),
             row(NOTHING, "acquire f -q --json", 0, ACQUIRED_JSON, "", true),
             row(NOTHING, "try f -q", 0, "", "", true),
+            row(MINE, "try f -q --timeout 1h", 1, "", "", true),
             row(NOTHING, "--quiet try --tag=x f", 0, "", "", true),
             row(MINE, "try f", 1, "", HELD_BY_ME, true),
             row(MINE, "try f -q", 1, "", "", true),
@@ -459,6 +460,7 @@ fn release_refuses_a_lock_that_may_have_a_live_holder() {
         &[
             row(NOTHING, "release f", 0, RELEASED, "", false),
             row(NOTHING, "release f -q", 0, "", "", false),
+            row(MINE, "release f --timeout 10", 0, RELEASED, "", false),
             row(MINE, "release f", 0, RELEASED, "", false),
             row(DEAD, "release f", 0, RELEASED, "", false),
             row(STALE, "release f", 0, RELEASED, "", false),
@@ -926,10 +928,6 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             "--slots is no option of clean",
         ),
         (
-            &["try", "g", "--timeout", "5"],
-            "--timeout is no option of try",
-        ),
-        (
             &["wait", "g", "--nonblock"],
             "--nonblock is no option of wait",
         ),
@@ -969,13 +967,6 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             &["hold", "g", "--kill-after", "1"],
             "--kill-after is no option of hold",
         ),
-        (&["try", ""], "Invalid path: it is empty"),
-        (&["try", "  "], "Invalid path: it is empty"),
-        (
-            &["release", "f/../f"],
-            "Invalid path: it contains `..`: f/../f",
-        ),
-        (&["release", "./"], "Invalid path: it names a directory: ./"),
     ] {
         let output = place.sema(arguments);
         let stderr = text(&output.stderr);
@@ -1004,6 +995,19 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
         (
             &["try", "nowhere/f"][..],
             "Invalid path: parent directory does not exist: nowhere",
+        ),
+        (&["try", ""], "Invalid path: it is empty"),
+        (&["acquire", "  "], "Invalid path: it is empty"),
+        (&["status", ""], "Invalid path: it is empty"),
+        (&["run", "", "--", "true"], "Invalid path: it is empty"),
+        (
+            &["release", "f/../f"],
+            "Invalid path: it contains `..`: f/../f",
+        ),
+        (&["release", "./"], "Invalid path: it names a directory: ./"),
+        (
+            &["try", "directory/", "--slots", "2"],
+            "Invalid path: it names a directory: directory/",
         ),
         (
             &["release", "directory"],
