@@ -9,7 +9,7 @@
 PREFIX = /usr/local
 DESTDIR =
 CARGO = cargo
-# Where cargo puts what it builds.
+# The directory of the built programs. It is named to cargo, too: sudo drops CARGO_TARGET_DIR.
 BUILT = target/release
 
 to = $(DESTDIR)$(PREFIX)
@@ -21,32 +21,32 @@ doc = $(share)/doc/latchd
 licences = LICENSE-APACHE LICENSE-MIT
 
 all:
-	$(CARGO) build --release --locked --bins
+	$(CARGO) build --release --locked --bins --target-dir target
 
 install:
-	install -d $(to)/bin $(to)/sbin $(bash) $(zsh) $(fish) $(doc)
-	install $(BUILT)/latch $(BUILT)/sema $(to)/bin
-	install $(BUILT)/latchd $(BUILT)/lfpd $(to)/sbin
+	install -d "$(to)/bin" "$(to)/sbin" "$(bash)" "$(zsh)" "$(fish)" "$(doc)"
+	install "$(BUILT)/latch" "$(BUILT)/sema" "$(to)/bin"
+	install "$(BUILT)/latchd" "$(BUILT)/lfpd" "$(to)/sbin"
 	for section in 1 5 7 8; do \
-	    install -d $(share)/man/man$$section && \
-	    install -m 644 man/*.$$section $(share)/man/man$$section || exit; \
+	    install -d "$(share)/man/man$$section" && \
+	    install -m 644 man/*.$$section "$(share)/man/man$$section" || exit; \
 	done
 	for program in latchd latch sema lfpd; do \
-	    install -m 644 completions/$$program.bash $(bash)/$$program || exit; \
+	    install -m 644 completions/$$program.bash "$(bash)/$$program" || exit; \
 	done
-	install -m 644 completions/_* $(zsh)
-	install -m 644 completions/*.fish $(fish)
-	install -m 644 $(licences) $(doc)
+	install -m 644 completions/_* "$(zsh)"
+	install -m 644 completions/*.fish "$(fish)"
+	install -m 644 $(licences) "$(doc)"
 
 uninstall:
-	rm -f $(to)/bin/latch $(to)/bin/sema $(to)/sbin/latchd $(to)/sbin/lfpd
+	rm -f "$(to)/bin/latch" "$(to)/bin/sema" "$(to)/sbin/latchd" "$(to)/sbin/lfpd"
 	for page in man/*.[1578]; do \
-	    rm -f $(share)/man/man$${page##*.}/$${page##*/} || exit; \
+	    rm -f "$(share)/man/man$${page##*.}/$${page##*/}" || exit; \
 	done
 	for program in latchd latch sema lfpd; do \
-	    rm -f $(bash)/$$program $(zsh)/_$$program $(fish)/$$program.fish || exit; \
+	    rm -f "$(bash)/$$program" "$(zsh)/_$$program" "$(fish)/$$program.fish" || exit; \
 	done
-	rm -f $(addprefix $(doc)/,$(licences))
-	[ ! -d $(doc) ] || rmdir --ignore-fail-on-non-empty $(doc)
+	for licence in $(licences); do rm -f "$(doc)/$$licence" || exit; done
+	[ ! -d "$(doc)" ] || rmdir --ignore-fail-on-non-empty "$(doc)"
 
 .PHONY: all install uninstall

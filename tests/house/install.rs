@@ -43,11 +43,11 @@ fn make_install_honours_prefix_and_destdir() {
     needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     let destdir = format!("DESTDIR={}", root.path().display());
-    let output = make("install", &["PREFIX=/opt/a", &destdir]);
+    let output = make("install", &["PREFIX=/opt/a b", &destdir]);
     assert!(output.status.success(), "{output:?}");
     let expected: BTreeSet<PathBuf> = FILES.iter().map(PathBuf::from).collect();
     let mut installed = BTreeSet::new();
-    let prefix = root.path().join("opt/a");
+    let prefix = root.path().join("opt/a b");
     collect(&prefix, &prefix, &mut installed);
     assert_eq!(installed, expected);
     for file in FILES {
@@ -76,18 +76,23 @@ fn make_install_fails_if_nothing_was_built() {
 fn make_uninstall_removes_what_was_installed() {
     needs!("make");
     let root = tempfile::tempdir().expect("there is room");
-    let prefix = format!("PREFIX={}", root.path().display());
+    // What a shell would make of a path with a blank in it.
+    let beside = root.path().join("a");
+    fs::write(&beside, "another user's").expect("it can be written");
+    let to = root.path().join("a b");
+    let prefix = format!("PREFIX={}", to.display());
     assert!(make("install", &[&prefix]).status.success());
-    let other = root.path().join("share/man/man1/other.1");
+    let other = to.join("share/man/man1/other.1");
     fs::write(&other, "another program's").expect("it can be written");
     for _ in 0..2 {
         let output = make("uninstall", &[&prefix]);
         assert!(output.status.success(), "{output:?}");
         let mut left = BTreeSet::new();
-        collect(root.path(), root.path(), &mut left);
+        collect(&to, &to, &mut left);
         assert_eq!(left, BTreeSet::from(["share/man/man1/other.1".into()]));
     }
-    assert!(!root.path().join("share/doc/latchd").exists());
+    assert!(!to.join("share/doc/latchd").exists());
+    assert!(beside.exists());
     let nothing = root.path().join("nothing");
     let prefix = format!("PREFIX={}", nothing.display());
     assert!(make("uninstall", &[&prefix]).status.success());

@@ -571,6 +571,53 @@ fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
     host.runs(script);
 }
 
+#[test]
+fn the_sysv_script_tells_any_user_whether_a_server_runs() {
+    needs!("start-stop-daemon", "setpriv");
+    if !is_root() || !sees_programs_of_others() {
+        skipped(&["right to see what other users run"]);
+        return;
+    }
+    let host = Host::new();
+    let script = examples().join("latchd.init");
+    let call = |mut command: Command, action: &str| {
+        host.direct(&mut command);
+        // That user may not be able to open the script.
+        command.stdin(File::open(&script).expect("it is there"));
+        finished(command.args(["sh", "-s", action]))
+    };
+    let as_root = || Daemon::command_of("env");
+    let as_other = || {
+        let mut command = Daemon::command_of("setpriv");
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+        command
+    };
+    assert!(call(as_root(), "start").0.success(), "{}", host.log());
+    let (status, said) = call(as_other(), "status");
+    assert!(status.success() && said == "latchd is running\n", "{said}");
+    assert!(call(as_root(), "stop").0.success());
+    assert_eq!(call(as_other(), "status").0.code(), Some(3));
+}
+
+#[test]
+fn the_sysv_script_does_nothing_once_its_program_is_gone() {
+    needs!("start-stop-daemon");
+    let directory = tempfile::tempdir().expect("there is room");
+    let call = |action: &str| {
+        let mut script = Command::new(examples().join("latchd.init"));
+        for name in ["DAEMON", "DEFAULTS", "LOG_FILE", "PID_FILE", "STATE_DIR"] {
+            script.env(name, directory.path().join(name));
+        }
+        finished(script.arg(action)).0.code()
+    };
+    for action in ["start", "stop", "restart"] {
+        assert_eq!(call(action), Some(0), "{action}");
+    }
+    assert_eq!(call("status"), Some(3));
+    let left = fs::read_dir(directory.path()).expect("it is there").count();
+    assert_eq!(left, 0);
+}
+
 /// Whether this process sees which program a process of another user runs, as start-stop-daemon
 /// must. A container may forbid that to root, too.
 fn sees_programs_of_others() -> bool {
