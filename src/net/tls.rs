@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, IoState, ServerConfig, ServerConnection};
 
 use super::stream::write_within;
 use crate::sys::event::wait_for;
@@ -33,8 +33,18 @@ const KEPT_ROOM: usize = 512;
 const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 
-/// The memory in bytes that a handshake takes.
-const HANDSHAKE_LEN: usize = 64 * 1024;
+/// The most bytes that a client may send before its handshake is over. Usual ones have 2000.
+const MAX_HANDSHAKE_LEN: usize = 16 * 1024;
+
+/// Handshakes that are longer, in bytes, are computed one at a time.
+const USUAL_HANDSHAKE_LEN: usize = 4096;
+static LONG_HANDSHAKE: Mutex<()> = Mutex::new(());
+
+/// The memory in bytes that a server's side takes while it reads and decrypts a record, and what
+/// each byte of a handshake adds to that: for each of the names in it, which can be two bytes long,
+/// the library allocates a block.
+const RECORD_LEN: usize = 64 * 1024;
+const PER_HANDSHAKE_BYTE: usize = 40;
 
 /// One end of a connection over TLS.
 pub struct TlsStream {
@@ -52,6 +62,10 @@ struct Session {
     can_send: bool,
     /// The first byte that the peer has sent.
     first_byte: Option<u8>,
+    /// How many bytes it has sent of its handshake.
+    handshake_len: usize,
+    /// Whether the last read ended within a record: then the next one keeps more.
+    is_partial: bool,
 }
 
 enum Stage {
@@ -100,6 +114,8 @@ impl TlsStream {
             output: Vec::new(),
             can_send: true,
             first_byte: None,
+            handshake_len: 0,
+            is_partial: false,
         };
         TlsStream {
             socket,
@@ -214,9 +230,6 @@ impl Session {
     /// Sets up the server's side.
     fn open(&mut self) -> io::Result<()> {
         if let Stage::New(config) = &self.stage {
-            let Some(_reservation) = memory::reserve(HANDSHAKE_LEN, Purpose::Newcomer) else {
-                return Err(io::ErrorKind::OutOfMemory.into());
-            };
             let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
             self.stage = Stage::Open(Box::new(connection.into()));
         }
@@ -229,9 +242,27 @@ impl Session {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
         };
+        let is_server = matches!(**connection, Connection::Server(_));
+        let is_new = is_server && connection.is_handshaking();
+        let may_grow = is_new || is_server && self.is_partial;
+        let blocks = match patience {
+            // The usual read: one system call.
+            Patience::OfSocket(_) if !may_grow => true,
+            Patience::OfSocket(deadline) | Patience::Until(deadline) => {
+                wait_for_input(socket.as_fd(), deadline)?;
+                false
+            }
+            Patience::None => false,
+        };
+        let purpose = match is_new {
+            true => Purpose::Newcomer,
+            false => Purpose::Input,
+        };
+        let room = |len| memory::reserve(len, purpose).ok_or(io::ErrorKind::OutOfMemory);
+        let record = may_grow.then(|| room(RECORD_LEN)).transpose()?;
         let mut incoming = Incoming {
             socket,
-            patience,
+            blocks,
             first_byte: &mut self.first_byte,
         };
         let len = connection.read_tls(&mut incoming)?;
@@ -242,7 +273,23 @@ impl Session {
             let reason = "the peer does not speak TLS";
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
+        let (mut handshake, mut turn) = (None, None);
+        if is_new {
+            self.handshake_len += len;
+            if self.handshake_len > MAX_HANDSHAKE_LEN {
+                self.stage = Stage::Over;
+                let reason = "the handshake is too long";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+            let is_long = self.handshake_len > USUAL_HANDSHAKE_LEN;
+            turn = is_long.then(|| LONG_HANDSHAKE.lock());
+            handshake = Some(room(PER_HANDSHAKE_BYTE * self.handshake_len)?);
+        }
         let processed = connection.process_new_packets();
+        // To send the answer may take long.
+        drop((record, handshake, turn));
+        let plain_len = processed.as_ref().map(IoState::plaintext_bytes_to_read);
+        self.is_partial = plain_len == Ok(0);
         let deadline = match (&processed, patience) {
             (Ok(_), Patience::OfSocket(deadline) | Patience::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
@@ -291,24 +338,19 @@ impl Session {
     }
 }
 
-/// The encrypted stream, read for at most a certain time.
+/// The encrypted stream.
 struct Incoming<'a> {
     socket: &'a TcpStream,
-    patience: Patience,
+    blocks: bool,
     /// The first byte of the stream, once it is known.
     first_byte: &'a mut Option<u8>,
 }
 
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = match self.patience {
-            // The usual read: one system call.
-            Patience::OfSocket(_) => rustix::io::read(self.socket, &mut *buffer)?,
-            Patience::Until(deadline) => {
-                wait_for_input(self.socket.as_fd(), deadline)?;
-                recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0
-            }
-            Patience::None => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
+        let len = match self.blocks {
+            true => rustix::io::read(self.socket, &mut *buffer)?,
+            false => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
         };
         *self.first_byte = self.first_byte.or(buffer[..len].first().copied());
         Ok(len)

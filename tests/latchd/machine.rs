@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
-use crate::support::footprint::{status_kib, Footprint};
+use crate::support::footprint::{status_kib, worst_case_mb, Footprint};
 use crate::support::limited::{is_served, limit_to, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::{needs, skipped};
 use crate::support::stalls::fair_test;
@@ -257,15 +257,8 @@ fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     command.args(["--max-connections", "400"]);
     let daemon = Daemon::from_command(command);
     daemon.wait_for_log("max_connections=400 ", PATIENCE);
-    let log = daemon.log();
-    let worst = log
-        .split_once("worst_case_mb=")
-        .and_then(|(_, rest)| rest.split_whitespace().next())
-        .and_then(|count| count.parse::<u64>().ok());
-    assert!(
-        worst.is_some_and(|worst| (25..100).contains(&worst)),
-        "{log}"
-    );
+    let worst = worst_case_mb(&daemon);
+    assert!((25..100).contains(&worst), "{worst} MB");
 }
 
 // ---- clocks ----------------------------------------------------------------------------------

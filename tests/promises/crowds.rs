@@ -10,7 +10,7 @@ use rustix::process::{getrlimit, Resource};
 
 use crate::random::{self, Random};
 use crate::support::amount::amount;
-use crate::support::footprint::{status_kib, Footprint};
+use crate::support::footprint::{status_kib, worst_case_mb, Footprint};
 use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::stalls::fairly;
 use crate::support::{
@@ -369,15 +369,7 @@ fn at_all_caps_memory_is_below_the_worst_case_in_the_log() {
         most = status_kib(daemon.pid(), "VmHWM:") >> 10;
         most == before
     });
-    daemon.wait_for_log("worst_case_mb=", PATIENCE);
-    let log = daemon.log();
-    let worst = log.split("worst_case_mb=").nth(1).expect("it is printed");
-    let worst: u64 = worst
-        .split_whitespace()
-        .next()
-        .expect("a word")
-        .parse()
-        .expect("a number");
+    let worst = worst_case_mb(&daemon);
     println!("{most} MB at all caps, {worst} MB at worst");
     assert!(most <= worst, "{most} MB, and the log says {worst} MB");
     assert!(most > 5, "the caps were not reached");

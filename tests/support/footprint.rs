@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use super::{Daemon, PATIENCE};
+
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
     pub descriptors: usize,
@@ -31,4 +33,13 @@ pub fn status_kib(pid: u32, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let count = line.expect("every process has it").trim();
     count.trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// What the server says that it takes at the most, in MiB.
+pub fn worst_case_mb(daemon: &Daemon) -> u64 {
+    daemon.wait_for_log("worst_case_mb=", PATIENCE);
+    let log = daemon.log();
+    let worst = log.split("worst_case_mb=").nth(1).expect("it is there");
+    let worst = worst.split_whitespace().next();
+    worst.and_then(|it| it.parse().ok()).expect("a number")
 }

@@ -5,8 +5,12 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Resource;
+
+use crate::support::footprint::{status_kib, worst_case_mb};
+use crate::support::limited::{limit_to, raise_our_own_limit};
 use crate::support::tls::{common, trusting, TlsClient, Version};
-use crate::support::{parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
+use crate::support::{eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
 
 /// The beginning of a handshake: a record with 512 bytes, of which the first six come.
 const BEGINNING: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
@@ -170,7 +174,7 @@ fn unfinished_records_take_no_more_memory_than_is_counted() {
     let daemon = daemon(&[]);
     let config = trusting(&common().ca(), Version::Tls13);
     drop(TlsClient::with(socket(&daemon), config.clone()));
-    let before = resident(daemon.pid());
+    let before = status_kib(daemon.pid(), "VmRSS:");
     let clients: Vec<TlsClient> = (0..CLIENTS)
         .map(|_| {
             let socket = socket(&daemon);
@@ -182,17 +186,91 @@ fn unfinished_records_take_no_more_memory_than_is_counted() {
         })
         .collect();
     thread::sleep(Duration::from_millis(300));
-    let taken = resident(daemon.pid()).saturating_sub(before) / CLIENTS;
+    let taken = status_kib(daemon.pid(), "VmRSS:").saturating_sub(before) / CLIENTS;
     println!("{taken} kilobytes for each");
     // 64 for the connection and 96 for TLS, with the stack of an unoptimised build.
     assert!(taken < 160, "{taken} kilobytes for each");
     drop(clients);
 }
 
-/// The memory that the process has in use, in kilobytes.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    number.and_then(|it| it.parse().ok()).expect("a number")
+#[test]
+fn a_handshake_of_more_than_16_kilobytes_is_refused() {
+    let daemon = daemon(&["--debug"]);
+    let mut long = socket(&daemon);
+    // The server may close before it has read all.
+    let _ = long.write_all(&hello(10_000)[..17_000]);
+    assert!(sent_by(long).is_none_or(|sent| sent.is_empty()));
+    let text = "closed conn=1 reason=broken error=\"the handshake is too long\"";
+    daemon.wait_for_log(text, PATIENCE);
+}
+
+/// Each name in a hello is a block of memory for the server.
+#[test]
+fn hellos_of_many_names_stay_below_the_worst_case() {
+    let daemon = daemon(&["--max-connections", "200", "--max-locks", "1"]);
+    for name_count in [31_000, 7900, 1900] {
+        let hello = hello(name_count);
+        let (end, beginning) = hello.split_last().expect("it is long");
+        let mut crowd: Vec<TcpStream> = (0..200).map(|_| socket(&daemon)).collect();
+        for client in &mut crowd {
+            let _ = client.write_all(beginning);
+        }
+        for client in &mut crowd {
+            let _ = client.write_all(&[*end]);
+        }
+        drop(crowd);
+        eventually(PATIENCE, "they have gone", || {
+            status_kib(daemon.pid(), "Threads:") < 100
+        });
+    }
+    let worst = worst_case_mb(&daemon);
+    let most = status_kib(daemon.pid(), "VmHWM:") >> 10;
+    println!("{most} MB, {worst} MB at worst");
+    assert!(most <= worst, "{most} MB, and the log says {worst} MB");
+}
+
+#[test]
+fn unfinished_handshakes_under_a_limit_end_no_server() {
+    raise_our_own_limit();
+    let daemon = daemon(&["--max-connections", "900"]);
+    let mut crowd: Vec<TcpStream> = (0..900).map(|_| socket(&daemon)).collect();
+    eventually(PATIENCE, "each has a thread", || {
+        status_kib(daemon.pid(), "Threads:") > 900
+    });
+    let used = status_kib(daemon.pid(), "VmData:") << 10;
+    limit_to(daemon.pid(), Resource::Data, Some(used + (36 << 20)));
+    let beginning = &hello(31_000)[..60_000];
+    for client in &mut crowd {
+        let _ = client.write_all(beginning);
+    }
+    for client in crowd {
+        // Its handshake is too long, or there is no memory for it.
+        let _ = sent_by(client);
+    }
+    limit_to(daemon.pid(), Resource::Data, None);
+    assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
+}
+
+/// A hello of TLS 1.3 that offers so many protocols, in records.
+fn hello(name_count: usize) -> Vec<u8> {
+    let with_len = |bytes: &[u8]| {
+        let len = u16::try_from(bytes.len()).expect("below 64 KB");
+        [&len.to_be_bytes(), bytes].concat()
+    };
+    let extension = |number: u8, body: &[u8]| [&[0, number][..], &with_len(body)].concat();
+    let extensions = [
+        extension(10, &[0, 2, 0, 0x1d]),
+        extension(13, &[0, 2, 4, 3]),
+        extension(43, &[2, 3, 4]),
+        extension(51, &[0, 0]),
+        extension(16, &with_len(&b"\x01a".repeat(name_count))),
+    ];
+    let fixed = [&[3, 3][..], &[0; 32], &[0, 0, 2, 0x13, 1, 1, 0]].concat();
+    let body = [fixed, with_len(&extensions.concat())].concat();
+    let len = u32::try_from(body.len()).expect("below 64 KB");
+    let message = [&[1], &len.to_be_bytes()[1..], &body].concat();
+    let records = message.chunks(16_000);
+    records
+        .flat_map(|part| [&[22, 3, 1][..], &with_len(part)].concat())
+        .collect()
 }
