@@ -34,8 +34,8 @@ pub struct Certificate {
 #[derive(Debug)]
 struct Content {
     config: Arc<ServerConfig>,
-    /// The certificate of the server itself.
-    first: CertificateDer<'static>,
+    /// The certificate of the server itself, and those of the CAs that vouch for it.
+    chain: Vec<CertificateDer<'static>>,
 }
 
 impl Certificate {
@@ -63,15 +63,20 @@ impl Certificate {
         Arc::clone(&self.content.lock().config)
     }
 
-    /// When the certificate expires, if that is before `time`; both since 1970.
+    /// When the first certificate of the chain expires, if that is before `time`; both since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
-        let first = self.content.lock().first.clone();
-        match verify_at(&first, UnixTime::since_unix_epoch(time)) {
-            Err(Error::InvalidCertificate(CertificateError::ExpiredContext {
-                not_after, ..
-            })) => Some(Duration::from_secs(not_after.as_secs())),
-            _ => None,
-        }
+        let chain = self.content.lock().chain.clone();
+        let time = UnixTime::since_unix_epoch(time);
+        let expiries = chain
+            .iter()
+            .filter_map(|certificate| match verify_at(certificate, time) {
+                Err(Error::InvalidCertificate(CertificateError::ExpiredContext {
+                    not_after,
+                    ..
+                })) => Some(Duration::from_secs(not_after.as_secs())),
+                _ => None,
+            });
+        expiries.min()
     }
 }
 
@@ -90,17 +95,16 @@ fn verify_at(certificate: &CertificateDer<'static>, time: UnixTime) -> Result<()
 
 fn content(chain_file: &Path, key_file: &Path) -> Result<Content, String> {
     let (chain, key) = chain_and_key(chain_file, key_file)?;
-    let first = chain[0].clone();
     let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .expect("ring has all cipher suites")
         .with_no_client_auth()
-        .with_single_cert(chain, key)
+        .with_single_cert(chain.clone(), key)
         .map_err(|error| mismatch(chain_file, key_file, &error))?;
     // Each is a message more after the handshake.
     config.send_tls13_tickets = 1;
     let config = Arc::new(config);
-    Ok(Content { config, first })
+    Ok(Content { config, chain })
 }
 
 /// Reads a chain of certificates, of one at least, and the key of its first one, both in PEM. The
@@ -119,6 +123,11 @@ pub fn chain_and_key(
         }
         Err(_) => return Err(unusable("certificate", chain_file, "it is not PEM".into())),
     };
+    // The library looks at the first one alone.
+    if let Some(at) = chain.iter().position(is_damaged) {
+        let why = format!("block {} in it is not a certificate", at + 1);
+        return Err(unusable("certificate", chain_file, why));
+    }
     let pem = read(key_file).map_err(|why| unusable("key", key_file, reason(&why)))?;
     let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
         let why = match error {
@@ -131,12 +140,18 @@ pub fn chain_and_key(
     Ok((chain, key))
 }
 
+fn is_damaged(certificate: &CertificateDer<'static>) -> bool {
+    let bad = Error::InvalidCertificate(CertificateError::BadEncoding);
+    RootCertStore::empty().add(certificate.clone()) == Err(bad)
+}
+
 /// Says which of the two files is of no use, or that they do not go together.
 pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
     // The library's words may quote the file.
     match error {
         Error::InvalidCertificate(_) => {
-            unusable("certificate", chain_file, "it is not a certificate".into())
+            let why = "it is not a certificate of version 3 that TLS can use";
+            unusable("certificate", chain_file, why.into())
         }
         Error::InconsistentKeys(_) => {
             let why = "it is not the key of the certificate";

@@ -15,6 +15,18 @@ use crate::support::stalls::fair_test;
 use crate::support::tls::{common, Set};
 use crate::support::{Daemon, Signal, PATIENCE};
 
+/// What `openssl x509 -req` makes without a file of extensions.
+const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBFDCBuwIULDrNIkHwWw/YKbKfTo6hRESuZI8wCgYIKoZIzj0EAwIwDDEKMAgG
+A1UEAwwBazAgFw0yNjExMjMwNjUwNTRaGA8yMTI2MTAzMDA2NTA1NFowDDEKMAgG
+A1UEAwwBazBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABHibXLEOBLFgVB4fto+Y
+yBUf2lkF3dekuYTHQaxjZndvTiOpu5aCDMLzIOg8TZhStLVUjn8YJp9rsip2qeXt
+7rUwCgYIKoZIzj0EAwIDSAAwRQIgLDCODgL1DsgRFqGchN8uMC5GPxGL53i5tGNz
+6O5mTW4CIQDwyB9Vs03mYPAM3v2msHtUVkcPPrzOyqByt6X3T1oaYA==
+-----END CERTIFICATE-----
+";
+
 /// How `latch ping` ends, and what it says.
 fn ping(daemon: &Daemon, ca: &Path) -> (Option<i32>, String) {
     let mut latch = Command::new(env!("CARGO_BIN_EXE_latch"));
@@ -106,6 +118,13 @@ fn the_log_warns_before_a_certificate_expires() {
     crate::support::eventually(PATIENCE, "it is read", || read() == 2);
     assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
     assert_eq!(warnings(), 2, "{}", daemon.log());
+    // One of a CA, behind that of the server.
+    let other = Set::new();
+    other.expire_at(now - DAY);
+    let chain = [set.certificate(), other.certificate()].map(|file| fs::read(file).expect("ours"));
+    fs::write(set.certificate(), chain.concat()).expect("there is room");
+    daemon.signal(Signal::HUP);
+    crate::support::eventually(PATIENCE, "it warns again", || warnings() == 3);
 }
 
 #[test]
@@ -188,6 +207,10 @@ fn the_server_does_not_start_without_a_usable_certificate() {
     ] {
         fs::write(set.path(name), text).expect("there is room");
     }
+    fs::write(set.path("version 1"), VERSION_1).expect("there is room");
+    let first = fs::read(set.certificate()).expect("it is ours");
+    let second = fs::read(set.path("no DER")).expect("it is ours");
+    fs::write(set.path("a chain"), [first, second].concat()).expect("there is room");
     for (cert_file, key_file, why) in [
         (set.path("none"), set.key(), "no such file or directory"),
         (
@@ -202,7 +225,21 @@ fn the_server_does_not_start_without_a_usable_certificate() {
             "there is no key in it",
         ),
         (set.path("garbage"), set.key(), "it is not PEM"),
-        (set.path("no DER"), set.key(), "it is not a certificate"),
+        (
+            set.path("no DER"),
+            set.key(),
+            "block 1 in it is not a certificate",
+        ),
+        (
+            set.path("a chain"),
+            set.key(),
+            "block 2 in it is not a certificate",
+        ),
+        (
+            set.path("version 1"),
+            set.key(),
+            "it is not a certificate of version 3 that TLS can use",
+        ),
         (
             set.certificate(),
             set.path("no DER"),
