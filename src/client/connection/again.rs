@@ -25,7 +25,7 @@ impl Attempt {
         thread::Builder::new()
             .name("connecting".into())
             .stack_size(STACK_LEN)
-            .spawn(move || sender.send(connect()))?;
+            .spawn(move || drop(sender.send(connect())))?;
         Ok(Attempt(outcome))
     }
 
