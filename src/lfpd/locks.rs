@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use log::{debug, warn};
 use rustix::io::Errno;
 
-use crate::lfpd::uucp::device::{Device, NotADevice};
+use crate::lfpd::uucp::device::Device;
 use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
@@ -74,9 +74,8 @@ impl Locks {
         if is_missed || !self.admits(process, peer, target, pid) {
             return LfpReply::Denied;
         }
-        let device = match Device::look_up(&path, &self.rules.devices) {
-            Ok(device) => device,
-            Err(NotADevice) => return LfpReply::Denied,
+        let Some(device) = Device::look_up(&path, &self.rules.devices) else {
+            return LfpReply::Denied;
         };
         let user = process.and_then(|process| process.user);
         let owner = user.filter(|_| self.rules.chown);

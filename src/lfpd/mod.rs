@@ -34,7 +34,7 @@ use crate::text::{reason, Escaped};
 use holders::{Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
 use options::{Options, Source};
-use peer::{NotLocal, Peer};
+use peer::Peer;
 use places::Places;
 use reply::TURNED_AWAY;
 use session::ConversationRules;
@@ -156,15 +156,15 @@ fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
     Ok(Connected::Often(listeners))
 }
 
-fn peer_of_stdin() -> Result<Peer, NotLocal> {
+fn peer_of_stdin() -> Option<Peer> {
     match sockopt::socket_type(stdio::stdin()) {
         Ok(_) => peer_of(&stdio::stdin()),
         // What comes from a pipe or a terminal counts as the starter's own.
-        Err(_) => Ok(Peer(Some(getuid().as_raw()))),
+        Err(_) => Some(Peer(Some(getuid().as_raw()))),
     }
 }
 
-fn peer_of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
+fn peer_of(socket: &impl AsFd) -> Option<Peer> {
     // Each reply is one write, and leaves at once. Unix sockets do that anyway.
     let _ = sockopt::set_tcp_nodelay(socket, true);
     Peer::of(socket)
@@ -204,7 +204,7 @@ fn serve_one(
     options: &Options,
     input: BorrowedFd<'_>,
     output: BorrowedFd<'_>,
-    peer: Result<Peer, NotLocal>,
+    peer: Option<Peer>,
     signals: &EndSignals,
 ) {
     let locks = locks(options, None);

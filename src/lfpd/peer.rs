@@ -33,42 +33,38 @@ pub struct NamedProcess {
     pub is_peers: bool,
 }
 
-/// The peer is on another host, or its address is unknown.
-#[derive(Debug, PartialEq, Eq)]
-pub struct NotLocal;
-
 impl Peer {
-    /// Finds out the user at the other end of a connected socket. The caller asks before the peer
+    /// Finds out the user at the other end of a connected socket; `None` if that is on another
+    /// host, or its address is unknown. The caller asks before the peer
     /// has a reason to close it: afterwards the kernel does not know.
-    pub fn of(socket: &impl AsFd) -> Result<Peer, NotLocal> {
+    pub fn of(socket: &impl AsFd) -> Option<Peer> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
             // It has hung up already. The kernel has forgotten its address, but not ours.
             Err(Errno::NOTCONN | Errno::INVAL) => match getsockname(socket) {
-                Ok(own) if own.address_family() == AddressFamily::UNIX => Ok(Peer(None)),
-                Ok(own) if loopback(&own).is_some() => Ok(Peer(None)),
-                _ => Err(NotLocal),
+                Ok(own) if own.address_family() == AddressFamily::UNIX => Some(Peer(None)),
+                Ok(own) if loopback(&own).is_some() => Some(Peer(None)),
+                _ => None,
             },
-            Err(_) => Err(NotLocal),
+            Err(_) => None,
         }
     }
 
-    fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Result<Peer, NotLocal> {
+    fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Option<Peer> {
         let is_unix = |address: &SocketAddrAny| address.address_family() == AddressFamily::UNIX;
         // An unnamed peer is one on a Unix socket.
         if address.as_ref().is_none_or(is_unix) {
             let credentials = sockopt::socket_peercred(socket);
-            return credentials
-                .map(|credentials| Peer(process::known_user(credentials.uid.as_raw())))
-                .map_err(|_| NotLocal);
+            let credentials = credentials.ok()?;
+            return Some(Peer(process::known_user(credentials.uid.as_raw())));
         }
-        let theirs = address.as_ref().and_then(loopback).ok_or(NotLocal)?;
+        let theirs = address.as_ref().and_then(loopback)?;
         let ours = getsockname(socket).ok().as_ref().and_then(loopback);
         let user = ours.and_then(|ours| user_of(theirs, ours));
         // If it has hung up, another program may have its port, and the user is that program's.
         let is_still_there = getpeername(socket).is_ok();
         let user = user.filter(|_| is_still_there);
-        Ok(Peer(user.and_then(process::known_user)))
+        Some(Peer(user.and_then(process::known_user)))
     }
 
     /// The process `pid`, as far as it concerns this peer; `None` if there is none.
@@ -115,16 +111,16 @@ mod tests {
     #[test]
     fn the_peer_is_the_user_who_has_the_other_end() {
         let (theirs, ours) = connection("127.0.0.1:0").expect("a loopback interface");
-        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        assert_eq!(Peer::of(&ours), Some(Peer(Some(own_user()))));
         theirs
             .shutdown(std::net::Shutdown::Write)
             .expect("half a close");
-        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        assert_eq!(Peer::of(&ours), Some(Peer(Some(own_user()))));
         if let Some((_theirs, ours)) = connection("[::1]:0") {
-            assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+            assert_eq!(Peer::of(&ours), Some(Peer(Some(own_user()))));
         }
         let (_theirs, ours) = UnixStream::pair().expect("a socket pair");
-        assert_eq!(Peer::of(&ours), Ok(Peer(Some(own_user()))));
+        assert_eq!(Peer::of(&ours), Some(Peer(Some(own_user()))));
     }
 
     #[test]
@@ -165,7 +161,7 @@ mod tests {
                 };
                 let (ours, _) = listener.accept().expect("accept");
                 let found = Peer::of(&ours);
-                assert_eq!(found, Ok(Peer(Some(own_user()))), "{host} at {listen_on}");
+                assert_eq!(found, Some(Peer(Some(own_user()))), "{host} at {listen_on}");
             }
         }
     }
@@ -185,7 +181,7 @@ mod tests {
     fn becomes_unknown(ours: &TcpStream) -> bool {
         let over = Instant::now() + Duration::from_secs(10);
         while Instant::now() < over {
-            if Peer::of(ours) == Ok(Peer(None)) {
+            if Peer::of(ours) == Some(Peer(None)) {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -15,7 +15,7 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 
 use super::command::{is_other_protocol, parse, Command};
 use super::locks::Locks;
-use super::peer::{NotLocal, Peer};
+use super::peer::Peer;
 use super::places::OccupiedPlace;
 use super::reply::{append_greeting, LfpReply, TURNED_AWAY};
 use super::wire::{Until, Wire};
@@ -44,22 +44,20 @@ pub struct ConversationRules {
 /// Whether the conversation goes on, or why it ends.
 type Flow = ControlFlow<&'static str>;
 
-/// Serves a connection until it ends. Its locks stay. In a server for several connections, `place`
+/// Serves a connection until it ends. Its locks stay. A peer that is not on this host is turned
+/// away. In a server for several connections, `place`
 /// is this one's.
 pub fn serve(
     wire: &Wire<'_>,
-    peer: Result<Peer, NotLocal>,
+    peer: Option<Peer>,
     place: Option<&OccupiedPlace>,
     locks: &Locks,
     rules: &ConversationRules,
 ) {
-    let peer = match peer {
-        Ok(peer) => peer,
-        Err(NotLocal) => {
-            debug!("turned-away reason=not-local");
-            let _ = wire.write(TURNED_AWAY);
-            return wire.close_lingering(LINGER_TIME);
-        }
+    let Some(peer) = peer else {
+        debug!("turned-away reason=not-local");
+        let _ = wire.write(TURNED_AWAY);
+        return wire.close_lingering(LINGER_TIME);
     };
     debug!("opened {peer}");
     let mut session = Conversation {
@@ -225,7 +223,7 @@ mod tests {
         theirs.shutdown(Shutdown::Write).expect("half a close");
         let stop = Event::new().expect("an event");
         let wire = Wire::new(ours.as_fd(), ours.as_fd(), stop.as_fd());
-        serve(&wire, Err(NotLocal), None, &locks, &conversation_rules);
+        serve(&wire, None, None, &locks, &conversation_rules);
         drop(ours);
         let mut received = Vec::new();
         theirs.read_to_end(&mut received).expect("the reply");

@@ -28,30 +28,27 @@ pub struct Device {
     pub known: Vec<OsString>,
 }
 
-/// The path leads out of /dev, or to something that is not a character device.
-#[derive(Debug, PartialEq, Eq)]
-pub struct NotADevice;
-
 impl Device {
-    /// Looks up the device at `path`, with /dev at `root`. A device that is not plugged in counts,
-    /// since a lock on it does no harm.
-    pub fn look_up(path: &DevicePath, root: &Path) -> Result<Device, NotADevice> {
+    /// Looks up the device at `path`, with /dev at `root`; `None` if that leads out of /dev, or to
+    /// something that is not a character device. A device that is not plugged in counts, since a
+    /// lock on it does no harm.
+    pub fn look_up(path: &DevicePath, root: &Path) -> Option<Device> {
         let target = target_of(path, root)?;
         let numbers = match fs::metadata(path.in_root(root)) {
             Ok(node) if node.file_type().is_char_device() => {
                 numbered_names(major(node.dev()), major(node.rdev()), minor(node.rdev()))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Ok(_) | Err(_) => return Err(NotADevice),
+            Ok(_) | Err(_) => return None,
         };
-        Ok(Device::new(&[path, &target], numbers))
+        Some(Device::new(&[path, &target], numbers))
     }
 
     /// Looks up the names under which `path` may have been locked, even if it leads elsewhere now.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
         match target_of(path, root) {
-            Ok(target) => Device::new(&[path, &target], Vec::new()),
-            Err(NotADevice) => Device::new(&[path], Vec::new()),
+            Some(target) => Device::new(&[path, &target], Vec::new()),
+            None => Device::new(&[path], Vec::new()),
         }
     }
 
@@ -73,25 +70,23 @@ impl Device {
 }
 
 /// Where the path ends once all links in it are followed.
-fn target_of(path: &DevicePath, root: &Path) -> Result<DevicePath, NotADevice> {
-    let root = fs::canonicalize(root).map_err(|_| NotADevice)?;
+fn target_of(path: &DevicePath, root: &Path) -> Option<DevicePath> {
+    let root = fs::canonicalize(root).ok()?;
     let path = path.in_root(&root);
     let target = match fs::canonicalize(&path) {
         Ok(target) => target,
         Err(error) if error.kind() == io::ErrorKind::NotFound => follow_to_nothing(path)?,
-        Err(_) => return Err(NotADevice),
+        Err(_) => return None,
     };
-    let rest = target.strip_prefix(&root).map_err(|_| NotADevice)?;
-    DevicePath::below(rest.as_os_str().as_bytes()).ok_or(NotADevice)
+    let rest = target.strip_prefix(&root).ok()?;
+    DevicePath::below(rest.as_os_str().as_bytes())
 }
 
 /// Follows the links in a path that leads to nothing.
-fn follow_to_nothing(mut path: PathBuf) -> Result<PathBuf, NotADevice> {
+fn follow_to_nothing(mut path: PathBuf) -> Option<PathBuf> {
     let mut behind: Vec<OsString> = Vec::new();
     for _ in 0..MAX_STEPS {
-        let Some((parent, name)) = path.parent().zip(path.file_name()) else {
-            return Err(NotADevice);
-        };
+        let (parent, name) = path.parent().zip(path.file_name())?;
         let parent = match fs::canonicalize(parent) {
             Ok(parent) => parent,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -99,18 +94,18 @@ fn follow_to_nothing(mut path: PathBuf) -> Result<PathBuf, NotADevice> {
                 path = parent.to_owned();
                 continue;
             }
-            Err(_) => return Err(NotADevice),
+            Err(_) => return None,
         };
         match fs::read_link(parent.join(name)) {
             Ok(target) => path = without_detours(&parent.join(target)),
             Err(_) => {
                 path = parent.join(name);
                 path.extend(behind.iter().rev());
-                return Ok(path);
+                return Some(path);
             }
         }
     }
-    Err(NotADevice)
+    None
 }
 
 /// The path with `.` and `..` taken out, as text.
@@ -133,13 +128,15 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    fn look_up(root: &Path, path: &str) -> Result<Vec<String>, NotADevice> {
+    fn look_up(root: &Path, path: &str) -> Option<Vec<String>> {
         let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
         let names = Device::look_up(&path, root)?.written;
-        Ok(names
-            .into_iter()
-            .map(|name| name.into_string().expect("UTF-8"))
-            .collect())
+        Some(
+            names
+                .into_iter()
+                .map(|name| name.into_string().expect("UTF-8"))
+                .collect(),
+        )
     }
 
     #[test]
@@ -184,7 +181,7 @@ mod tests {
         symlink("/dev/null", at("elsewhere")).expect("a link");
         for name in ["out", "nowhere", "up", "circle", "elsewhere"] {
             let path = format!("/dev/{name}");
-            assert_eq!(look_up(root.path(), &path), Err(NotADevice), "{name}");
+            assert_eq!(look_up(root.path(), &path), None, "{name}");
         }
         // A path through a link that leads out of /dev is out of it, too, whether it exists or not.
         for path in [
@@ -193,11 +190,11 @@ mod tests {
             "/dev/up/x",
             "/dev/out/x",
         ] {
-            assert_eq!(look_up(root.path(), path), Err(NotADevice), "{path}");
+            assert_eq!(look_up(root.path(), path), None, "{path}");
         }
         symlink("missing/../endless/x", at("endless")).expect("a link");
         let names = look_up(root.path(), "/dev/endless");
-        assert_eq!(names, Err(NotADevice));
+        assert_eq!(names, None);
         symlink("missing", at("inside")).expect("a link");
         assert_eq!(
             look_up(root.path(), "/dev/inside/0").expect("a device"),
@@ -207,13 +204,13 @@ mod tests {
 
     #[test]
     fn only_a_character_device_is_one() {
-        assert!(look_up(Path::new("/dev"), "/dev/null").is_ok());
+        assert!(look_up(Path::new("/dev"), "/dev/null").is_some());
         for path in ["/dev/shm", "/dev/null/x"] {
-            assert_eq!(look_up(Path::new("/dev"), path), Err(NotADevice), "{path}");
+            assert_eq!(look_up(Path::new("/dev"), path), None, "{path}");
         }
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("file"), "").expect("a file");
-        assert_eq!(look_up(root.path(), "/dev/file"), Err(NotADevice));
+        assert_eq!(look_up(root.path(), "/dev/file"), None);
     }
 
     #[test]
