@@ -54,6 +54,8 @@ type Unless<T> = Option<T>;
 
 arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
+    // A build without a feature checks its options, and refuses them.
+    #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
     pub(super) struct Options {
         /// address to listen on, or localhost (127.0.0.1)
         #[argh(option, arg_name = "address", default = "LOCALHOST", from_str_fn(ip_address))]
@@ -157,48 +159,37 @@ arguments::options! {
         etcd: Option<String> = ["ETCD"],
         /// where the other servers reach this one (--host and --port)
         #[argh(option, arg_name = "host:port")]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         advertise: Option<String> = ["ADVERTISE"],
         /// what the names of keys in etcd begin with, one for each group of servers (latchd)
         #[argh(option, arg_name = "name", default = "default_prefix()", from_str_fn(etcd_prefix))]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_prefix: String = ["ETCD_PREFIX"],
         /// how long the active server may be silent before another takes over (10)
         #[argh(option, arg_name = "time", default = "seconds(10)", from_str_fn(etcd_ttl))]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_ttl: Duration = ["ETCD_TTL_S"],
         /// the user to be in etcd
         #[argh(option, arg_name = "name")]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_user: Option<String> = ["ETCD_USER"],
         /// a file with the password of that user
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
         etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"],
         /// a file with the CAs of the etcd members that speak TLS
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
         etcd_cacert: Option<PathBuf> = ["ETCD_CACERT"],
         /// a file with the certificate to show to etcd
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
         etcd_cert: Option<PathBuf> = ["ETCD_CERT"],
         /// a file with the key of that certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
         etcd_key: Option<PathBuf> = ["ETCD_KEY"],
         // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         tls_cert: Option<PathBuf> = ["TLS_CERT"],
         /// a file with the key of the first certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         tls_key: Option<PathBuf> = ["TLS_KEY"],
         /// speak TLS with certificates that are made in this directory if it has none
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        #[cfg_attr(not(feature = "tls"), allow(dead_code))]
         tls_self_signed: Option<PathBuf>,
     }
 }
@@ -358,11 +349,7 @@ impl Options {
 
     /// Whether clients on the TCP port need TLS.
     pub(super) fn speaks_tls(&self) -> bool {
-        #[cfg(feature = "tls")]
-        let speaks_tls = self.tls_cert.is_some() || self.tls_self_signed.is_some();
-        #[cfg(not(feature = "tls"))]
-        let speaks_tls = false;
-        speaks_tls
+        self.tls_cert.is_some() || self.tls_self_signed.is_some()
     }
 
     /// How the log is kept, in the face of the variable RUST_LOG.

@@ -81,14 +81,9 @@ fn is_there(directory: &Path, name: &str) -> io::Result<bool> {
     }
 }
 
-/// In PEM.
-struct Made {
-    ca: String,
-    certificate: String,
-    key: String,
-}
-
-fn make(host: IpAddr) -> Result<Made, rcgen::Error> {
+/// The names of the files, their modes, and their contents in PEM. The key comes last: if it is
+/// there, so are the others.
+fn make(host: IpAddr) -> Result<[(&'static str, u32, String); 3], rcgen::Error> {
     let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::default();
     ca.distinguished_name
@@ -109,11 +104,11 @@ fn make(host: IpAddr) -> Result<Made, rcgen::Error> {
     params.use_authority_key_identifier_extension = true;
     let issuer = Issuer::new(ca, ca_key);
     let certificate = params.signed_by(&key, &issuer)?;
-    Ok(Made {
-        ca: pem("CERTIFICATE", ca_certificate.der()),
-        certificate: pem("CERTIFICATE", certificate.der()),
-        key: pem("PRIVATE KEY", key.serialized_der()),
-    })
+    Ok([
+        (CA, 0o644, pem("CERTIFICATE", ca_certificate.der())),
+        (CERTIFICATE, 0o644, pem("CERTIFICATE", certificate.der())),
+        (KEY, 0o600, pem("PRIVATE KEY", key.serialized_der())),
+    ])
 }
 
 /// Under which names clients on this host and on others may know the server.
@@ -133,23 +128,19 @@ fn names(host: IpAddr) -> Vec<SanType> {
 
 /// Writes the files. They appear one right after the other, when all are complete. The directory is
 /// locked.
-fn write_all(directory: &Path, made: &Made) -> io::Result<()> {
-    for (name, mode, text) in [
-        (CA, 0o644, &made.ca),
-        (CERTIFICATE, 0o644, &made.certificate),
-        (KEY, 0o600, &made.key),
-    ] {
+fn write_all(directory: &Path, made: &[(&str, u32, String)]) -> io::Result<()> {
+    for (name, mode, text) in made {
         let staged = staged(directory, name);
         let _ = fs::remove_file(&staged);
         let mut file = File::options()
             .write(true)
             .create_new(true)
-            .mode(mode)
+            .mode(*mode)
             .open(&staged)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
     }
-    for name in [CA, CERTIFICATE, KEY] {
+    for (name, ..) in made {
         fs::rename(staged(directory, name), directory.join(name))?;
     }
     Ok(())
