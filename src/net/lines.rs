@@ -236,7 +236,7 @@ impl<const N: usize> LineReader<N> {
                 // Only a line with a limit above the usual ones can fill the whole buffer.
                 double => double.min(longest.max(self.buffer.len() + 2)),
             };
-            let Some(_reservation) = memory::reserve(len, Purpose::Input) else {
+            let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
                 return Err(ReadEnd::Broken(io::ErrorKind::OutOfMemory.into()));
             };
             self.buffer.resize(len, 0);

@@ -33,17 +33,18 @@ const KEPT_ROOM: usize = 512;
 const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 
-/// The most bytes that a client may send before its handshake is over. Usual ones have 2000.
-const MAX_HANDSHAKE_LEN: usize = 16 * 1024;
+/// The most bytes that a client may send without a byte of a request: for its handshake, of which
+/// usual ones have 2000, or for a record.
+const MAX_PENDING_LEN: usize = 20 * 1024;
 
-/// Handshakes that are longer, in bytes, are computed one at a time.
-const USUAL_HANDSHAKE_LEN: usize = 4096;
-static LONG_HANDSHAKE: Mutex<()> = Mutex::new(());
+/// What is longer, in bytes, is computed for one client at a time: a message of a handshake, which
+/// can come later, too, then takes a multiple of its length.
+const USUAL_PENDING_LEN: usize = 4096;
+static LONG_PENDING: Mutex<()> = Mutex::new(());
 
-/// The memory in bytes that a server's side takes while it reads and decrypts a record, and what
-/// each byte of a handshake adds to that: for each of the names in it, which can be two bytes long,
-/// the library allocates a block.
-const RECORD_LEN: usize = 64 * 1024;
+/// The memory in bytes that a handshake takes, and what each byte of it adds to that: for each name
+/// in it, which can be two bytes long, the library allocates a block.
+const HANDSHAKE_LEN: usize = 64 * 1024;
 const PER_HANDSHAKE_BYTE: usize = 40;
 
 /// One end of a connection over TLS.
@@ -62,10 +63,8 @@ struct Session {
     can_send: bool,
     /// The first byte that the peer has sent.
     first_byte: Option<u8>,
-    /// How many bytes it has sent of its handshake.
-    handshake_len: usize,
-    /// Whether the last read ended within a record: then the next one keeps more.
-    is_partial: bool,
+    /// How many bytes it has sent since one of a request came out last.
+    pending_len: usize,
 }
 
 enum Stage {
@@ -114,8 +113,7 @@ impl TlsStream {
             output: Vec::new(),
             can_send: true,
             first_byte: None,
-            handshake_len: 0,
-            is_partial: false,
+            pending_len: 0,
         };
         TlsStream {
             socket,
@@ -244,22 +242,17 @@ impl Session {
         };
         let is_server = matches!(**connection, Connection::Server(_));
         let is_new = is_server && connection.is_handshaking();
-        let may_grow = is_new || is_server && self.is_partial;
         let blocks = match patience {
             // The usual read: one system call.
-            Patience::OfSocket(_) if !may_grow => true,
+            Patience::OfSocket(_) if !is_new => true,
             Patience::OfSocket(deadline) | Patience::Until(deadline) => {
                 wait_for_input(socket.as_fd(), deadline)?;
                 false
             }
             Patience::None => false,
         };
-        let purpose = match is_new {
-            true => Purpose::Newcomer,
-            false => Purpose::Input,
-        };
-        let room = |len| memory::reserve(len, purpose).ok_or(io::ErrorKind::OutOfMemory);
-        let record = may_grow.then(|| room(RECORD_LEN)).transpose()?;
+        let room = |len| memory::reserve(len, Purpose::Newcomer).ok_or(io::ErrorKind::OutOfMemory);
+        let reserved = is_new.then(|| room(HANDSHAKE_LEN)).transpose()?;
         let mut incoming = Incoming {
             socket,
             blocks,
@@ -273,23 +266,24 @@ impl Session {
             let reason = "the peer does not speak TLS";
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
-        let (mut handshake, mut turn) = (None, None);
-        if is_new {
-            self.handshake_len += len;
-            if self.handshake_len > MAX_HANDSHAKE_LEN {
-                self.stage = Stage::Over;
-                let reason = "the handshake is too long";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-            }
-            let is_long = self.handshake_len > USUAL_HANDSHAKE_LEN;
-            turn = is_long.then(|| LONG_HANDSHAKE.lock());
-            handshake = Some(room(PER_HANDSHAKE_BYTE * self.handshake_len)?);
+        self.pending_len += len;
+        if is_server && self.pending_len > MAX_PENDING_LEN {
+            self.stage = Stage::Over;
+            let reason = "the handshake is too long";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
+        let is_long = is_server && self.pending_len > USUAL_PENDING_LEN;
+        let turn = is_long.then(|| LONG_PENDING.lock());
+        let wanted = PER_HANDSHAKE_BYTE * self.pending_len;
+        let handshake = is_new.then(|| room(wanted)).transpose()?;
         let processed = connection.process_new_packets();
         // To send the answer may take long.
-        drop((record, handshake, turn));
+        drop((reserved, handshake, turn));
+        let has_ended = is_new && !connection.is_handshaking();
         let plain_len = processed.as_ref().map(IoState::plaintext_bytes_to_read);
-        self.is_partial = plain_len == Ok(0);
+        if has_ended || plain_len != Ok(0) {
+            self.pending_len = 0;
+        }
         let deadline = match (&processed, patience) {
             (Ok(_), Patience::OfSocket(deadline) | Patience::Until(deadline)) => deadline,
             _ => Some(Instant::now()),

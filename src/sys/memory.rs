@@ -22,9 +22,8 @@ const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
 };
 const NEWCOMERS_SHARE: usize = 4;
 
-/// The bytes that a service leaves: half of them for input, half for what is too small to be
-/// reserved.
-const LEFT_BY_SERVICES: usize = 1024 * 1024;
+/// The bytes that always stay free, for what is too small to be reserved.
+const ALWAYS_LEFT: usize = 1024 * 1024;
 
 /// The bytes that are reserved now and perhaps not allocated yet.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
@@ -40,8 +39,6 @@ pub enum Purpose {
     Newcomer,
     /// What a client that is served already asks for.
     Service,
-    /// What such a client sends: claims that fill the memory end no connection.
-    Input,
 }
 
 /// Reserves `len` bytes. `None` if they cannot be had beside what must be left. Costs a few system
@@ -84,8 +81,7 @@ fn has_room_for(len: usize, purpose: Purpose) -> bool {
 fn left_within(limit: usize, purpose: Purpose) -> usize {
     match purpose {
         Purpose::Newcomer => LEFT_BY_NEWCOMERS.min(limit / NEWCOMERS_SHARE),
-        Purpose::Service => LEFT_BY_SERVICES,
-        Purpose::Input => LEFT_BY_SERVICES / 2,
+        Purpose::Service => ALWAYS_LEFT,
     }
 }
 

@@ -194,11 +194,11 @@ fn unfinished_records_take_no_more_memory_than_is_counted() {
 }
 
 #[test]
-fn a_handshake_of_more_than_16_kilobytes_is_refused() {
+fn a_handshake_of_more_than_20_kilobytes_is_refused() {
     let daemon = daemon(&["--debug"]);
     let mut long = socket(&daemon);
     // The server may close before it has read all.
-    let _ = long.write_all(&hello(10_000)[..17_000]);
+    let _ = long.write_all(&hello(12_000)[..21_000]);
     assert!(sent_by(long).is_none_or(|sent| sent.is_empty()));
     let text = "closed conn=1 reason=broken error=\"the handshake is too long\"";
     daemon.wait_for_log(text, PATIENCE);
