@@ -10,11 +10,11 @@ use serde_json::Value;
 use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, Talk, WaitingLine};
 use crate::client::{Error, Guard};
-use crate::supervise::{Event, Killed, SignalWatch};
+use crate::supervise::{Event, SignalWatch};
 use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
-use super::{is_shortage, shown, system_error, PROGRAM, UNAVAILABLE};
+use super::{is_shortage, shown, system_error, BUSY, PROGRAM, UNAVAILABLE};
 
 /// The first pause before the server is tried again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -33,26 +33,17 @@ pub(super) struct Patience {
     pub(super) talk: Talk,
 }
 
-/// How a wait ended.
-pub(super) enum WaitEnd {
-    Granted(Guard),
-    /// Another client held the key all that time.
-    Busy,
-    /// The caller's event has ended it.
-    Abandoned,
-    /// A signal has ended it.
-    Killed(Killed),
-}
-
 /// Waits on a thread of its own, so that this one can handle signals meanwhile. When `abandoned` is
-/// set, no longer waits. Unless the wait ends with a grant or a reply, the end of this process ends
-/// the connection, and so gives up its place in the queue.
+/// set, the standard input is closed, and nothing waits any longer. `None` if another client held
+/// the key all that time. Unless the wait ends with a grant or a reply, the end of this process
+/// ends the connection, and so gives up its place in the queue.
 pub(super) fn wait(
     target: Target,
     patience: Patience,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
-) -> Result<WaitEnd, Failure> {
+) -> Result<Option<Guard>, Failure> {
+    let place = target.place();
     let is_over = Event::new().map_err(|error| system_error("cannot wait", &error))?;
     let claim = Arc::new(Claim {
         target,
@@ -74,13 +65,13 @@ pub(super) fn wait(
     let killed = signals.wait_for(&events).err();
     drop(line);
     if let Some(killed) = killed {
-        return Ok(WaitEnd::Killed(killed));
+        return Err(Failure::silent(killed.follow()));
     }
     if !is_over.is_set() {
-        return Ok(WaitEnd::Abandoned);
+        let why = format!("{place}: the standard input was closed before the grant");
+        return Err(Failure::new(BUSY, why));
     }
-    let guard = waiting.join().expect("the thread does not panic")?;
-    Ok(guard.map_or(WaitEnd::Busy, WaitEnd::Granted))
+    waiting.join().expect("the thread does not panic")
 }
 
 /// What is waited for, and under which name the server knows the waiter.

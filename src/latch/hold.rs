@@ -5,11 +5,11 @@ use crate::cli::output;
 use crate::client::Guard;
 use crate::supervise::{Event, SignalWatch, StdinWatch};
 
-use super::claim::{wait, WaitEnd};
+use super::claim::wait;
 use super::run::{cannot_catch, finish_release, release};
 use super::servers::Target;
 use super::tag::tag_of;
-use super::{busy, options, system_error, unprintable, BUSY, PROGRAM};
+use super::{busy, options, system_error, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
@@ -21,19 +21,10 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let place = target.place();
     let input =
         StdinWatch::watch().map_err(|error| system_error("cannot start a thread", &error))?;
-    match wait(
-        target,
-        options.patience(),
-        Some(&input.abandoned),
-        &mut signals,
-    )? {
-        WaitEnd::Granted(guard) => keep(guard, &place, &input, &mut signals),
-        WaitEnd::Busy => Err(Failure::new(options.busy_status, busy(&place))),
-        WaitEnd::Abandoned => Err(Failure::new(
-            BUSY,
-            format_args!("{place}: the standard input was closed before the grant"),
-        )),
-        WaitEnd::Killed(killed) => Ok(killed.follow()),
+    let abandoned = Some(&input.abandoned);
+    match wait(target, options.patience(), abandoned, &mut signals)? {
+        Some(guard) => keep(guard, &place, &input, &mut signals),
+        None => Err(Failure::new(options.busy_status, busy(&place))),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::client::{Error, Guard, Loss};
 use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::text::reason;
 
-use super::claim::{wait, WaitEnd};
+use super::claim::wait;
 use super::servers::Target;
 use super::tag::tag_of;
 use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
@@ -32,11 +32,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     let mut signals = SignalWatch::new().map_err(cannot_catch)?;
     let place = target.place();
     match wait(target, options.patience(), None, &mut signals)? {
-        WaitEnd::Granted(guard) => run_under(guard, &place, options, command, &mut signals),
-        WaitEnd::Busy if options.busy_ok => Ok(0),
-        WaitEnd::Busy => Err(Failure::new(options.busy_status, busy(&place))),
-        WaitEnd::Abandoned => unreachable!("there is no such event"),
-        WaitEnd::Killed(killed) => Ok(killed.follow()),
+        Some(guard) => run_under(guard, &place, options, command, &mut signals),
+        None if options.busy_ok => Ok(0),
+        None => Err(Failure::new(options.busy_status, busy(&place))),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::lockfile::{Semaphore, SemaphoreGuard};
+use crate::lockfile::{Semaphore, SemaphoreGuard, Waited};
 use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::run::{cannot_catch, failure, tell_busy, wait, WaitEnd};
+use super::run::{cannot_catch, failure, tell_busy, wait};
 use super::{acquired_object, slots, BUSY, DONE};
 
 /// Waits for the lock, prints its path, and keeps it until the standard input is closed or a signal
@@ -19,21 +19,16 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let watched = request.options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
     let input = StdinWatch::watch().map_err(|error| failure("cannot start a thread", &error))?;
-    let end = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
-    match end {
-        WaitEnd::Granted(at, guard) => {
+    let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
+    match waited {
+        Waited::Granted(at, guard) => {
             tell_granted(&slots[at], request)?;
             keep(guard, &slots[at], &[&input.closed, &lost], &mut signals)
         }
-        WaitEnd::Busy(at, busy) => {
+        Waited::Busy(at, busy) => {
             tell_busy(&slots[at], &busy, request)?;
             Ok(request.options.busy_status.unwrap_or(BUSY))
         }
-        WaitEnd::Abandoned => Err(Failure::new(
-            request.options.busy_status.unwrap_or(BUSY),
-            "the standard input was closed before the grant",
-        )),
-        WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
 }
 

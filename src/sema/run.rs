@@ -8,13 +8,15 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
     acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, HeldLock, Job, JobEnd, Killed, Orphan, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, JobEnd, Orphan, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
 use super::options::{LossPolicy, SemaRequest};
 use super::report::{complain, shown_path};
-use super::{refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, HELD, TIMEOUT};
+use super::{
+    refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT,
+};
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
@@ -27,16 +29,14 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let lost_setter = lost.clone();
     let watched = options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
-    let end = wait(&slots, request, None, &mut signals)?;
-    match end {
-        WaitEnd::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
-        WaitEnd::Busy(at, busy) => {
+    let waited = wait(&slots, request, None, &mut signals)?;
+    match waited {
+        Waited::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
+        Waited::Busy(at, busy) => {
             tell_busy(&slots[at], &busy, request)?;
             // As flock(1) has it.
             Ok(options.busy_status.unwrap_or(HELD))
         }
-        WaitEnd::Abandoned => unreachable!("there is no such event"),
-        WaitEnd::Killed(killed) => Ok(killed.follow()),
     }
 }
 
@@ -102,26 +102,14 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// How a wait for the lock ended.
-pub(super) enum WaitEnd<'a> {
-    /// The lock, or the slot with this index, was granted.
-    Granted(usize, SemaphoreGuard<'a>),
-    /// The timeout is over. The slot with this index is an example of what prevents the grant.
-    Busy(usize, Busy),
-    /// The caller's event has ended it.
-    Abandoned,
-    /// A signal ended the wait.
-    Killed(Killed),
-}
-
 /// Waits for the lock on a thread of its own, so that this thread can handle signals meanwhile.
-/// When `abandoned` is set, no longer waits.
+/// When `abandoned` is set, the standard input is closed, and nothing waits any longer.
 pub(super) fn wait<'a>(
     slots: &'a [Semaphore],
     request: &SemaRequest,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
-) -> Result<WaitEnd<'a>, Failure> {
+) -> Result<Waited<SemaphoreGuard<'a>>, Failure> {
     let options = &request.options;
     let info = LockInfo {
         tag: options.tag.clone(),
@@ -142,21 +130,22 @@ pub(super) fn wait<'a>(
             .map_err(|error| failure("cannot start a thread", &error))?;
         let events: Vec<&Event> = [&over].into_iter().chain(abandoned).collect();
         let killed = signals.wait_for(&events).err();
-        let is_abandoned = !over.is_set();
-        if is_abandoned {
+        let was_over = over.is_set();
+        if !was_over {
             cancel.set();
         }
         let acquired = waiting.join().expect("the thread does not panic");
         drop(line);
-        // A signal wins over a grant at the same moment: the guard is dropped, and that releases
-        // it.
-        Ok(match (killed, acquired) {
-            (Some(killed), _) => WaitEnd::Killed(killed),
-            (None, _) if is_abandoned => WaitEnd::Abandoned,
-            (None, Ok(Waited::Granted(at, guard))) => WaitEnd::Granted(at, guard),
-            (None, Ok(Waited::Busy(at, busy))) => WaitEnd::Busy(at, busy),
-            (None, Err(error)) => return Err(Failure::about(&request.path, &error)),
-        })
+        // A signal wins over a grant at the same moment: to drop the guard is to release it.
+        if let Some(killed) = killed {
+            drop(acquired);
+            return Err(Failure::silent(killed.follow()));
+        }
+        if !was_over {
+            let why = "the standard input was closed before the grant";
+            return Err(Failure::new(options.busy_status.unwrap_or(BUSY), why));
+        }
+        acquired.map_err(|error| Failure::about(&request.path, &error))
     })
 }
 
