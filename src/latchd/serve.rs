@@ -34,7 +34,8 @@ pub(super) fn listen(
         Sockets::Environment => inherited,
         Sockets::Stdin => {
             let listener = inherited::from_stdin().and_then(Inherited::listening);
-            vec![listener.map_err(|why| format!("cannot listen on descriptor 0: {why}"))?]
+            let cannot = |why| format!("cannot listen on descriptor 0: {}", reason(&why));
+            vec![listener.map_err(cannot)?]
         }
         Sockets::Bound { tcp, unix } => {
             let (mode, group) = (options.unix_mode, options.unix_group);

@@ -26,7 +26,7 @@ use rustix::system::uname;
 use crate::cli::arguments::Parsed;
 use crate::log::LogRules;
 use crate::net::connections::{Admission, Connections};
-use crate::net::inherited::{self, Inherited, NotListening};
+use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::Workers;
 use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
@@ -128,7 +128,7 @@ fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connect
         Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::from_stdin() {
             Ok(inherited) => connections_of(vec![inherited]),
-            Err(NotListening::Io(error)) => {
+            Err(error) if error.raw_os_error().is_some() => {
                 Err(format!("cannot serve descriptor 0: {}", reason(&error)))
             }
             Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),

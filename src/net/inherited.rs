@@ -1,7 +1,6 @@
 //! Inherited sockets: inetd and s6 give one on descriptor 0, systemd names them in LISTEN_FDS.
 
 use std::env;
-use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,39 +12,10 @@ use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketType};
 
 use super::listener::Listener;
+use crate::text::reason;
 
 /// The first descriptor that LISTEN_FDS counts.
 const FIRST_DESCRIPTOR: usize = 3;
-
-/// Why an inherited descriptor cannot be listened on.
-#[derive(Debug)]
-pub enum NotListening {
-    NotAStreamSocket,
-    Connected,
-    Io(io::Error),
-}
-
-impl fmt::Display for NotListening {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NotListening::NotAStreamSocket => f.write_str("it is not a listening stream socket"),
-            NotListening::Connected => f.write_str(
-                "it is a connected socket, but all connections must reach one process: \
-                 use wait, not nowait",
-            ),
-            NotListening::Io(error) => f.write_str(&crate::text::reason(error)),
-        }
-    }
-}
-
-impl From<Errno> for NotListening {
-    fn from(error: Errno) -> Self {
-        match error {
-            Errno::NOTSOCK => NotListening::NotAStreamSocket,
-            error => NotListening::Io(error.into()),
-        }
-    }
-}
 
 /// A socket that this process was given.
 #[derive(Debug)]
@@ -56,24 +26,23 @@ pub enum Inherited {
 
 impl Inherited {
     /// The listener, for a server that cannot serve a single connection.
-    pub fn listening(self) -> Result<Listener, NotListening> {
+    pub fn listening(self) -> io::Result<Listener> {
         match self {
             Inherited::Listening(listener) => Ok(listener),
-            Inherited::Connected(_) => Err(NotListening::Connected),
+            Inherited::Connected(_) => Err(io::Error::other(
+                "it is a connected socket, but all connections must reach one process: \
+                 use wait, not nowait",
+            )),
         }
     }
 }
 
 /// The socket on descriptor 0, as inetd and s6 hand it over: a listening one (inetd `wait`) or a
 /// connection (inetd `nowait`).
-pub fn from_stdin() -> Result<Inherited, NotListening> {
+pub fn from_stdin() -> io::Result<Inherited> {
     let stdin = io::stdin();
     // Descriptor 0 itself stays open, so that no other file takes its number.
-    let socket = stdin
-        .as_fd()
-        .try_clone_to_owned()
-        .map_err(NotListening::Io)?;
-    classify(socket)
+    classify(stdin.as_fd().try_clone_to_owned()?)
 }
 
 /// The sockets of [`from_environment`], for a server that cannot serve a single connection.
@@ -111,14 +80,15 @@ pub fn from_environment() -> Result<Vec<Inherited>, String> {
         });
         let socket = match any {
             Ok(Some(socket)) => classify(socket),
-            Ok(None) | Err(_) => Err(NotListening::NotAStreamSocket),
+            Ok(None) | Err(_) => Err(not_listening()),
         };
         socket.map_err(|why| cannot_listen(FIRST_DESCRIPTOR + at, &why))
     };
     (0..count).map(take).collect()
 }
 
-fn cannot_listen(descriptor: usize, why: &NotListening) -> String {
+fn cannot_listen(descriptor: usize, why: &io::Error) -> String {
+    let why = reason(why);
     format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
@@ -139,9 +109,11 @@ pub fn is_from_inetd() -> bool {
     stderr_is_a_peers() || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
 }
 
-fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
-    if sockopt::socket_type(&socket)? != SocketType::STREAM {
-        return Err(NotListening::NotAStreamSocket);
+fn classify(socket: OwnedFd) -> io::Result<Inherited> {
+    match sockopt::socket_type(&socket) {
+        Ok(SocketType::STREAM) => {}
+        Ok(_) | Err(Errno::NOTSOCK) => return Err(not_listening()),
+        Err(error) => return Err(error.into()),
     }
     if !sockopt::socket_acceptconn(&socket)? {
         let is_connected = rustix::net::getpeername(&socket).is_ok();
@@ -150,7 +122,7 @@ fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
         return if is_connected || is_broken() {
             Ok(Inherited::Connected(socket))
         } else {
-            Err(NotListening::NotAStreamSocket)
+            Err(not_listening())
         };
     }
     let listener = match sockopt::socket_domain(&socket)? {
@@ -158,7 +130,11 @@ fn classify(socket: OwnedFd) -> Result<Inherited, NotListening> {
             Listener::adopt_tcp(TcpListener::from(socket))
         }
         AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket)),
-        _ => return Err(NotListening::NotAStreamSocket),
+        _ => return Err(not_listening()),
     };
-    listener.map(Inherited::Listening).map_err(NotListening::Io)
+    listener.map(Inherited::Listening)
+}
+
+fn not_listening() -> io::Error {
+    io::Error::other("it is not a listening stream socket")
 }
