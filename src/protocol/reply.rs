@@ -81,20 +81,18 @@ impl Reply {
     }
 
     fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut line = Line::default();
-        line.add(self.word().as_bytes());
+        out.write_all(self.word().as_bytes())?;
         match self {
             Reply::Granted(grant) | Reply::Acquired(grant) => {
-                line.push(b' ');
-                line.add(&grant.token.digits());
-                line.add_seconds(grant.lease);
+                out.write_all(b" ")?;
+                out.write_all(&grant.token.digits())?;
+                write_seconds(grant.lease, out)?;
             }
-            Reply::Renewed(lease) => line.add_seconds(*lease),
-            Reply::Stats(json) => return writeln!(out, "ok {json}"),
+            Reply::Renewed(lease) => write_seconds(*lease, out)?,
+            Reply::Stats(json) => write!(out, " {json}")?,
             _ => {}
         }
-        line.push(b'\n');
-        out.write_all(&line.bytes[..line.len])
+        out.write_all(b"\n")
     }
 
     /// The first word of the reply's line.
@@ -117,45 +115,19 @@ impl Reply {
     }
 }
 
-/// A line that is written at once: the machinery of `write!` would take longer than a grant.
-struct Line {
-    bytes: [u8; Reply::MAX_LEN],
-    len: usize,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Line {
-            bytes: [0; Reply::MAX_LEN],
-            len: 0,
-        }
+/// Writes a blank and a number of seconds. The machinery of `write!` would take longer than a
+/// grant.
+fn write_seconds(time: Duration, out: &mut impl Write) -> io::Result<()> {
+    let mut seconds = time.as_secs();
+    // The longest number has 20 digits.
+    let mut text = [b' '; 21];
+    let mut at = text.len();
+    while seconds > 0 || at == text.len() {
+        at -= 1;
+        text[at] = b'0' + (seconds % 10) as u8;
+        seconds /= 10;
     }
-}
-
-impl Line {
-    fn add(&mut self, text: &[u8]) {
-        self.bytes[self.len..][..text.len()].copy_from_slice(text);
-        self.len += text.len();
-    }
-
-    fn push(&mut self, byte: u8) {
-        self.bytes[self.len] = byte;
-        self.len += 1;
-    }
-
-    /// Adds a blank and a number of seconds.
-    fn add_seconds(&mut self, time: Duration) {
-        let mut seconds = time.as_secs();
-        // The longest number has 20 digits.
-        let mut text = [b' '; 21];
-        let mut at = text.len();
-        while seconds > 0 || at == text.len() {
-            at -= 1;
-            text[at] = b'0' + (seconds % 10) as u8;
-            seconds /= 10;
-        }
-        self.add(&text[at - 1..]);
-    }
+    out.write_all(&text[at - 1..])
 }
 
 #[cfg(test)]
