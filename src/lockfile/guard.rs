@@ -60,15 +60,6 @@ impl fmt::Debug for OnLost {
     }
 }
 
-/// What a guard does while it holds.
-#[derive(Clone)]
-pub(super) struct GuardOptions {
-    /// The time between two heartbeats.
-    pub(super) beat: Duration,
-    pub(super) has_heartbeat: bool,
-    pub(super) on_lost: Option<OnLost>,
-}
-
 /// A held lock. Dropping the guard releases it.
 ///
 /// In a forked child, dropping the guard closes the file and nothing else.
@@ -96,11 +87,13 @@ struct HeldFile {
 }
 
 impl<'a> SemaphoreGuard<'a> {
+    /// `heartbeat` is the time between two heartbeats, if there are any.
     pub(super) fn new(
         semaphore: &'a Semaphore,
         directory: Directory,
         file: File,
-        options: GuardOptions,
+        heartbeat: Option<Duration>,
+        on_lost: Option<OnLost>,
     ) -> io::Result<SemaphoreGuard<'a>> {
         let held = Arc::new(HeldFile {
             directory,
@@ -117,9 +110,9 @@ impl<'a> SemaphoreGuard<'a> {
             watch_stop: None,
             is_released: false,
         };
-        if options.has_heartbeat || options.on_lost.is_some() {
+        if heartbeat.is_some() || on_lost.is_some() {
             // If that fails, the guard releases the lock.
-            guard.watch_stop = Some(start_watch(&guard.held, options)?);
+            guard.watch_stop = Some(start_watch(&guard.held, heartbeat, on_lost)?);
         }
         Ok(guard)
     }
@@ -244,11 +237,15 @@ impl HeldFile {
 }
 
 /// Starts the thread that watches the lock until the event is set.
-fn start_watch(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<Event> {
+fn start_watch(
+    held: &Arc<HeldFile>,
+    heartbeat: Option<Duration>,
+    on_lost: Option<OnLost>,
+) -> io::Result<Event> {
     let stop = Event::new()?;
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
-    let stack_len = if options.on_lost.is_some() {
+    let stack_len = if on_lost.is_some() {
         CALLER_STACK_LEN
     } else {
         STACK_LEN
@@ -260,18 +257,28 @@ fn start_watch(held: &Arc<HeldFile>, options: GuardOptions) -> io::Result<Event>
             let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
             let held_now = held.upgrade().filter(|_| !is_over);
             if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
-                watch_over(&held, &options, &watch, &stopped);
+                watch_over(&held, heartbeat, on_lost, &watch, &stopped);
             }
         })?;
     Ok(stop)
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
-fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop: &Event) {
-    let mut next_beat = Instant::now() + options.beat;
-    let mut is_due = false;
+fn watch_over(
+    held: &Weak<HeldFile>,
+    heartbeat: Option<Duration>,
+    on_lost: Option<OnLost>,
+    watch: &Watch,
+    stop: &Event,
+) {
+    let after = |beat| Instant::now() + beat;
+    let mut next_beat = heartbeat.map(after);
     while let Some(held) = held.upgrade() {
-        if is_due && options.has_heartbeat && held.is_our_record().unwrap_or(false) {
+        let is_due = next_beat.is_some_and(|at| at <= Instant::now());
+        if is_due {
+            next_beat = heartbeat.map(after);
+        }
+        if is_due && held.is_our_record().unwrap_or(false) {
             // On a full or failing disk the lock just looks older. Its name tells whether it is
             // lost.
             let _ = held.beat();
@@ -289,26 +296,19 @@ fn watch_over(held: &Weak<HeldFile>, options: &GuardOptions, watch: &Watch, stop
             }
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
-            if let Some(OnLost(on_lost)) = &options.on_lost {
+            if let Some(OnLost(on_lost)) = on_lost {
                 on_lost();
             }
             return;
         }
         let name = held.name.clone();
         drop(held);
-        match watch.wait(
-            &|other| other == name.as_bytes(),
-            &[],
-            Some(stop),
-            next_beat.min(Instant::now() + LOOK_INTERVAL),
-        ) {
+        let look = Instant::now() + LOOK_INTERVAL;
+        let next = next_beat.map_or(look, |beat| beat.min(look));
+        match watch.wait(&|other| other == name.as_bytes(), &[], Some(stop), next) {
             Ok(Woken::Look) => {}
             Ok(Woken::Cancelled) => return,
             Err(_) => thread::sleep(LOOK_INTERVAL),
-        }
-        is_due = Instant::now() >= next_beat;
-        if is_due {
-            next_beat = Instant::now() + options.beat;
         }
     }
 }
@@ -380,14 +380,8 @@ mod tests {
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
-        let options = GuardOptions {
-            beat: LONGEST_BEAT,
-            has_heartbeat: false,
-            on_lost: Some(OnLost(Arc::new(move || {
-                sender.send(()).expect("a listener")
-            }))),
-        };
-        start_watch(&guard.held, options).expect("a thread");
+        let on_lost = OnLost(Arc::new(move || sender.send(()).expect("a listener")));
+        start_watch(&guard.held, None, Some(on_lost)).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
         assert!(guard.held.is_lost.load(Ordering::SeqCst));
     }
@@ -399,16 +393,11 @@ mod tests {
         let semaphore = semaphore(&path);
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
-        let options = GuardOptions {
-            beat: LONGEST_BEAT,
-            has_heartbeat: false,
-            on_lost: Some(OnLost(Arc::new(move || {
-                sender.send(()).expect("a listener")
-            }))),
-        };
+        let on_lost = OnLost(Arc::new(move || sender.send(()).expect("a listener")));
         let stop = Event::new().expect("a flag");
+        let (held, watch) = (Arc::downgrade(&guard.held), Watch(None));
         thread::scope(|scope| {
-            scope.spawn(|| watch_over(&Arc::downgrade(&guard.held), &options, &Watch(None), &stop));
+            scope.spawn(|| watch_over(&held, None, Some(on_lost), &watch, &stop));
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");
@@ -461,20 +450,6 @@ mod tests {
         assert!(receiver
             .recv_timeout(LIMIT)
             .is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected));
-    }
-
-    #[test]
-    fn a_lock_without_a_heartbeat_is_watched_as_often() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let options = SemaphoreOptions::new().on_lost(|| {});
-        let path = scratch.path().join("watched.lock");
-        let config = crate::lockfile::SemaphoreConfig {
-            stale_timeout: Some(Duration::from_secs(9)),
-            ..Default::default()
-        };
-        let semaphore = Semaphore::with_options(path, config, options).expect("a lock path");
-        assert_eq!(semaphore.guard_options().beat, Duration::from_secs(3));
-        assert!(!semaphore.guard_options().has_heartbeat);
     }
 
     #[test]

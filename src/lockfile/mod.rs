@@ -56,7 +56,7 @@ pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
-use guard::{beat_for, GuardOptions};
+use guard::beat_for;
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
@@ -254,16 +254,11 @@ impl Semaphore {
     }
 
     fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let options = self.guard_options();
-        Ok(SemaphoreGuard::new(self, directory, file, options)?)
-    }
-
-    fn guard_options(&self) -> GuardOptions {
-        GuardOptions {
-            beat: beat_for(self.config.stale_timeout),
-            has_heartbeat: self.options.has_heartbeat,
-            on_lost: self.options.on_lost.clone(),
-        }
+        let has_heartbeat = self.options.has_heartbeat;
+        let heartbeat = has_heartbeat.then(|| beat_for(self.config.stale_timeout));
+        let on_lost = self.options.on_lost.clone();
+        let guard = SemaphoreGuard::new(self, directory, file, heartbeat, on_lost)?;
+        Ok(guard)
     }
 
     /// Tries once.
