@@ -90,6 +90,16 @@ pub fn mode(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected an octal mode, 0-0777".into())
 }
 
+/// One of several words, or those that are expected.
+pub fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, String> {
+    let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
+    let chosen = all.into_iter().find(|(word, _)| *word == text);
+    chosen.map(|(_, value)| value).ok_or_else(|| {
+        let (last, others) = words.split_last().expect("there are words to choose from");
+        format!("expected {} or {last}", others.join(", "))
+    })
+}
+
 /// A path that is not empty.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {

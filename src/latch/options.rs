@@ -1,12 +1,11 @@
 //! The command line of `latch`: see latch(1).
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use argh::FromArgs;
 
-use crate::cli::values::{number, path, seconds, time, yes_or_no};
+use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::Address;
@@ -297,7 +296,7 @@ command! {
         pub(super) key: Option<String>,
         /// the holders and waiters as a table or as the json of the server, or the counters of
         /// the server for prometheus (table)
-        #[argh(option, arg_name = "form")]
+        #[argh(option, arg_name = "form", from_str_fn(stats_form))]
         pub(super) format: Option<StatsForm>,
         /// the same as --format json
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
@@ -338,17 +337,13 @@ pub(super) enum StatsForm {
     Prometheus,
 }
 
-impl FromStr for StatsForm {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<StatsForm, &'static str> {
-        match text {
-            "table" => Ok(StatsForm::Table),
-            "json" => Ok(StatsForm::Json),
-            "prometheus" => Ok(StatsForm::Prometheus),
-            _ => Err("expected table, json or prometheus"),
-        }
-    }
+fn stats_form(text: &str) -> Result<StatsForm, String> {
+    let all = [
+        ("table", StatsForm::Table),
+        ("json", StatsForm::Json),
+        ("prometheus", StatsForm::Prometheus),
+    ];
+    choice(text, all)
 }
 
 impl Stats {

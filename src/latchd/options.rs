@@ -459,12 +459,12 @@ fn group(text: &str) -> Result<u32, String> {
 }
 
 fn timestamps(text: &str) -> Result<Timestamps, String> {
-    match text {
-        "auto" => Ok(Timestamps::Auto),
-        "always" => Ok(Timestamps::Always),
-        "never" => Ok(Timestamps::Never),
-        _ => Err("expected auto, always or never".into()),
-    }
+    let all = [
+        ("auto", Timestamps::Auto),
+        ("always", Timestamps::Always),
+        ("never", Timestamps::Never),
+    ];
+    values::choice(text, all)
 }
 
 #[cfg(test)]

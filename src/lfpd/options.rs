@@ -173,12 +173,12 @@ fn loopback_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn peer_rule(text: &str) -> Result<PeerRule, String> {
-    match text {
-        "enforce" => Ok(PeerRule::Enforce),
-        "log" => Ok(PeerRule::Log),
-        "off" => Ok(PeerRule::Off),
-        _ => Err("expected enforce, log or off".into()),
-    }
+    let all = [
+        ("enforce", PeerRule::Enforce),
+        ("log", PeerRule::Log),
+        ("off", PeerRule::Off),
+    ];
+    values::choice(text, all)
 }
 
 fn idle_timeout(text: &str) -> Result<Duration, String> {

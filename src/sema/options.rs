@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::Parsed;
-use crate::cli::values::{mode, number, time};
+use crate::cli::values::{choice, mode, number, time};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::{invalid_value, Plain};
 
@@ -488,16 +488,6 @@ pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
         }
         _ => (bytes, None),
     }
-}
-
-/// Reads one of several words.
-fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, String> {
-    let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
-    let chosen = all.into_iter().find(|(word, _)| *word == text);
-    chosen.map(|(_, value)| value).ok_or_else(|| {
-        let (last, others) = words.split_last().expect("there are words to choose from");
-        format!("expected {} or {last}", others.join(", "))
-    })
 }
 
 /// The usage that follows a message about the command line.
