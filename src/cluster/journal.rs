@@ -235,29 +235,24 @@ impl Journal {
     }
 }
 
-/// The end of the journal at the arbiter.
-pub struct Notes(pub Arc<Journal>);
-
-impl Recorder for Notes {
+impl Recorder for Arc<Journal> {
     fn record(&mut self, changes: &mut Vec<Change>) {
-        let mut state = self.0.state.lock();
+        let mut state = self.state.lock();
         state.recorded += changes.len() as u64;
         if state.pending.is_empty() {
             state.pending_since = Some(Instant::now());
         }
         state.pending.extend(changes.drain(..));
         drop(state);
-        self.0.work.notify_one();
+        self.work.notify_one();
     }
 }
 
-/// Fences that etcd has reserved.
-pub struct EtcdFences(pub Arc<Journal>);
-
-impl FenceSource for EtcdFences {
-    /// `None` while none is reserved: then nothing is granted, and more are asked for.
+impl FenceSource for Arc<Journal> {
+    /// A fence that etcd has reserved. `None` while none is: then nothing is granted, and more are
+    /// asked for.
     fn next_fence(&mut self) -> Option<u64> {
-        let mut fences = self.0.fences.lock();
+        let mut fences = self.fences.lock();
         let left = fences.end - fences.next;
         // Once for each range, so that the journal is not woken with every grant.
         let is_low = left == FENCE_RANGE / 2;
@@ -266,7 +261,7 @@ impl FenceSource for EtcdFences {
         let ran_out = left == 0 && !std::mem::replace(&mut fences.ran_out, left == 0);
         drop(fences);
         if is_low || ran_out {
-            self.0.want_fences();
+            self.want_fences();
         }
         fence
     }
@@ -294,7 +289,7 @@ mod tests {
     }
 
     fn record(journal: &Arc<Journal>, changes: &[Change]) {
-        Notes(Arc::clone(journal)).record(&mut changes.to_vec());
+        Arc::clone(journal).record(&mut changes.to_vec());
     }
 
     /// Attests on a thread of its own, which sets the flag when it is done.
@@ -390,7 +385,7 @@ mod tests {
     #[test]
     fn fences_are_reserved_ahead_and_run_out_otherwise() {
         let journal = Arc::new(Journal::default());
-        let mut fences = EtcdFences(Arc::clone(&journal));
+        let mut fences = Arc::clone(&journal);
         journal.begin(100, 100 + FENCE_RANGE);
         for fence in 100..100 + FENCE_RANGE {
             assert_eq!(fences.next_fence(), Some(fence));
@@ -405,7 +400,7 @@ mod tests {
 
     #[test]
     fn without_an_office_there_is_no_fence() {
-        let mut fences = EtcdFences(Arc::default());
+        let mut fences = Arc::<Journal>::default();
         assert_eq!(fences.next_fence(), None);
     }
 }

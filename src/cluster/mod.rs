@@ -35,7 +35,7 @@ use crate::text::{reason, Escaped};
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
-use journal::{EtcdFences, Journal};
+use journal::Journal;
 use writer::Writer;
 
 /// The most time that a request to etcd takes.
@@ -162,7 +162,7 @@ impl Office {
 
     /// Where the arbiter gets its fences.
     pub fn fences(&self) -> Box<dyn FenceSource> {
-        Box::new(EtcdFences(Arc::clone(&self.journal)))
+        Box::new(Arc::clone(&self.journal))
     }
 
     /// Blocks until the answers are certain that this thread has had from the arbiter. Sessions

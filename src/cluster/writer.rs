@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
-use super::journal::{Notes, Round, FENCE_RANGE};
+use super::journal::{Round, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
 use super::{is_planted, Office, Term};
@@ -96,8 +96,8 @@ impl Writer {
         self.commit(&[], Some(end));
         self.office.journal.begin(first, end);
         // A lease may be over before the last holder is restored.
-        let notes = Notes(Arc::clone(&self.office.journal));
-        self.arbiter.record_with(Box::new(notes));
+        let journal = Arc::clone(&self.office.journal);
+        self.arbiter.record_with(Box::new(journal));
         for bad in self.arbiter.restore(&records) {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
