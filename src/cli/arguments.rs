@@ -138,12 +138,6 @@ struct Argument {
     value: Option<String>,
 }
 
-impl Argument {
-    fn word(name: String) -> Argument {
-        Argument { name, value: None }
-    }
-}
-
 /// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
 /// value and take one only after `=`.
 pub fn parse<T: FromArgs>(
@@ -267,29 +261,21 @@ fn read(
             }
             _ => {}
         }
-        read.push(if let Some((name, value)) = split_value(&argument) {
-            Argument {
-                name: name.to_owned(),
-                value: Some(value.to_owned()),
-            }
+        let (name, value) = if let Some((name, value)) = split_value(&argument) {
+            (name.to_owned(), Some(value.to_owned()))
         } else if booleans.contains(&argument.as_str()) {
-            Argument {
-                name: argument,
-                value: Some("true".to_owned()),
-            }
+            (argument, Some("true".to_owned()))
         } else if argument.starts_with("--") {
             // The next argument is the value, whatever it looks like.
             let value = arguments
                 .next()
                 .transpose()
                 .map_err(|_| Instead::Usage(format!("{argument}: the value is not UTF-8")))?;
-            Argument {
-                name: argument,
-                value,
-            }
+            (argument, value)
         } else {
-            Argument::word(argument)
-        });
+            (argument, None)
+        };
+        read.push(Argument { name, value });
     }
     Ok(read)
 }
