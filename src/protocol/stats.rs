@@ -54,31 +54,20 @@ pub fn write_json<E>(
     Ok(())
 }
 
-/// What a server that is one of several says of itself.
+/// Appends what a server that is one of several says of itself to the object that [`write_json`]
+/// has written. Orphans are slots that are held over no connection since this server has taken
+/// over, `journal` is the time that a batch of the journal takes, smoothed.
 #[cfg(feature = "cluster")]
-pub struct ClusterFigures {
-    pub epoch: u64,
-    /// Slots that are held over no connection since this server has taken over.
-    pub orphans: usize,
-    /// The time that a batch of the journal takes, smoothed.
-    pub journal: Duration,
-}
-
-/// Appends a member to the object that [`write_json`] has written.
-#[cfg(feature = "cluster")]
-pub fn append_cluster(figures: &ClusterFigures, out: &mut Vec<u8>) {
-    let microseconds = figures.journal.as_micros();
+pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut Vec<u8>) {
+    let microseconds = journal.as_micros();
+    let (whole, rest) = (microseconds / 1000, microseconds % 1000);
     let brace = out.pop();
     debug_assert_eq!(brace, Some(b'}'));
     put(
         out,
         format_args!(
-            ",\"cluster\":{{\"role\":\"active\",\"epoch\":{},\"orphans\":{},\
-             \"journal_ms\":{}.{:03}}}}}",
-            figures.epoch,
-            figures.orphans,
-            microseconds / 1000,
-            microseconds % 1000
+            ",\"cluster\":{{\"role\":\"active\",\"epoch\":{epoch},\"orphans\":{orphans},\
+             \"journal_ms\":{whole}.{rest:03}}}}}"
         ),
     );
 }
@@ -206,12 +195,7 @@ mod tests {
     #[cfg(feature = "cluster")]
     fn a_server_of_several_says_so_at_the_end() {
         let mut out = json(&[]).into_bytes();
-        let figures = ClusterFigures {
-            epoch: 42,
-            orphans: 3,
-            journal: Duration::from_micros(1234),
-        };
-        append_cluster(&figures, &mut out);
+        append_cluster(42, 3, Duration::from_micros(1234), &mut out);
         assert_eq!(
             String::from_utf8(out).expect("JSON is text"),
             concat!(

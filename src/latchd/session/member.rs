@@ -2,7 +2,7 @@
 
 use super::{Ending, Session};
 use crate::cluster::relay::{CLUSTER, RELAY};
-use crate::protocol::stats::ClusterFigures;
+use crate::protocol::stats;
 
 impl Session<'_> {
     /// Serves a frame that only one of several servers knows; `None` if it is another.
@@ -28,13 +28,14 @@ impl Session<'_> {
         }
     }
 
-    /// What `stats` says of this server.
-    pub(super) fn figures(&self) -> Option<ClusterFigures> {
-        let office = self.rules.office.as_deref()?;
-        Some(ClusterFigures {
-            epoch: office.epoch()?,
-            orphans: self.seat.arbiter().orphan_count(),
-            journal: office.journal_time(),
-        })
+    /// Appends what `stats` says of this server.
+    pub(super) fn append_figures(&mut self) {
+        let Some(office) = self.rules.office.as_deref() else {
+            return;
+        };
+        if let Some(epoch) = office.epoch() {
+            let orphans = self.seat.arbiter().orphan_count();
+            stats::append_cluster(epoch, orphans, office.journal_time(), &mut self.out);
+        }
     }
 }

@@ -44,9 +44,7 @@ impl Session<'_> {
             |out| flush_if_full(out, self.stream, self.rules),
         )?;
         #[cfg(feature = "cluster")]
-        if let Some(figures) = self.figures() {
-            stats::append_cluster(&figures, &mut self.out);
-        }
+        self.append_figures();
         self.out.push(b'\n');
         Ok(())
     }
