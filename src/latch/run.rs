@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
-use crate::supervise::{self, Event, HeldLock, Job, JobEnd, Orphan, SignalWatch};
+use crate::supervise::{self, Event, HeldLock, Job, JobEnd, SignalWatch};
 use crate::text::reason;
 
 use super::claim::wait;
@@ -91,7 +91,6 @@ fn run_under(
         ],
         kill_after,
         inherited: None,
-        orphan: Orphan::Ends,
     };
     let end = supervise::run(&job, signals, &held).map_err(|error| cannot_start(reason(&error)))?;
     match end {

@@ -8,7 +8,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
     acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, HeldLock, Job, JobEnd, Orphan, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, JobEnd, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
@@ -83,7 +83,6 @@ fn run_under(
         environment: &[("SEMA_PATH", path.into())],
         kill_after: options.kill_after,
         inherited: Some(guard.as_fd()),
-        orphan: Orphan::GoesOn,
     };
     let end = supervise::run(&job, signals, &held)
         .map_err(|error| failure("cannot start a process", &error))?;

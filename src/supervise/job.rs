@@ -16,20 +16,10 @@ pub struct Job<'a> {
     pub environment: &'a [(&'a str, OsString)],
     /// How long the command may run on after SIGTERM.
     pub kill_after: Duration,
-    /// A descriptor that the command inherits besides the standard streams: a lock that it holds
-    /// together with this program.
+    /// A lock that the command holds together with this program: a descriptor that it inherits
+    /// besides the standard streams. If this program is killed, the command goes on. Without one it
+    /// then gets SIGTERM, because the lock ends with its parent.
     pub inherited: Option<BorrowedFd<'a>>,
-    /// What happens to the command if this program is killed.
-    pub orphan: Orphan,
-}
-
-/// What happens to a command whose parent is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Orphan {
-    /// It gets SIGTERM, because the lock ends with the parent.
-    Ends,
-    /// It goes on, because it holds the lock itself.
-    GoesOn,
 }
 
 /// How a job ended.

@@ -23,7 +23,7 @@ use crate::sys::process;
 pub use crate::sys::event::Event;
 use group::Group;
 
-pub use job::{Finish, HeldLock, Job, JobEnd, Orphan};
+pub use job::{Finish, HeldLock, Job, JobEnd};
 pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;

@@ -15,7 +15,7 @@ use rustix::termios::tcsetpgrp;
 use signal_hook::consts::signal::SIGTERM;
 
 use super::terminal::Foreground;
-use super::{Job, Orphan};
+use super::Job;
 
 /// The argument that makes a program the [`exec_shim`].
 const EXEC_SHIM: &str = "--exec-shim";
@@ -52,9 +52,9 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     if let Some(name) = env::args_os().next() {
         shim.arg0(name);
     }
-    let parent = match job.orphan {
-        Orphan::Ends => getpid().as_raw_nonzero().to_string(),
-        Orphan::GoesOn => NO_PARENT.to_owned(),
+    let parent = match job.inherited {
+        Some(_) => NO_PARENT.to_owned(),
+        None => getpid().as_raw_nonzero().to_string(),
     };
     // The duplicate, unlike the original, is not closed on exec. The parent closes its copy when
     // this function returns.
