@@ -47,21 +47,16 @@ pub(crate) fn read_auth_token(file: &Path) -> Result<String, Error> {
     secret::read(file).map_err(|error| Error::AuthTokenFile(file.into(), error))
 }
 
-/// What is known of TLS before the environment is asked.
+/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What is left open is up to
+/// `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
 #[cfg(feature = "tls")]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TlsWish<'a> {
-    pub(crate) is_wanted: Option<bool>,
-    pub(crate) ca_file: Option<&'a Path>,
-    pub(crate) name: Option<&'a str>,
-}
-
-/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What the wish leaves open
-/// is up to `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
-#[cfg(feature = "tls")]
-pub(crate) fn tls(wish: TlsWish<'_>) -> Result<Option<Tls>, Error> {
-    let is_named = wish.ca_file.is_some() || wish.name.is_some();
-    let is_wanted = match (wish.is_wanted, is_named) {
+pub(crate) fn tls(
+    is_wanted: Option<bool>,
+    ca_file: Option<&Path>,
+    name: Option<&str>,
+) -> Result<Option<Tls>, Error> {
+    let is_named = ca_file.is_some() || name.is_some();
+    let is_wanted = match (is_wanted, is_named) {
         (None, true) => Some(true),
         (None, false) => wants_tls()?,
         (wanted, _) => wanted,
@@ -69,12 +64,14 @@ pub(crate) fn tls(wish: TlsWish<'_>) -> Result<Option<Tls>, Error> {
     if is_wanted == Some(false) {
         return Ok(None);
     }
-    let ca_file = match wish.ca_file {
+    let ca_file = match ca_file {
         Some(file) => Some(file.to_owned()),
         None => variable(TLS_CA)?.map(PathBuf::from),
     };
-    let name = wish.name.map(str::to_owned);
-    let name = name.map_or_else(|| variable(TLS_NAME), |name| Ok(Some(name)))?;
+    let name = match name {
+        Some(name) => Some(name.to_owned()),
+        None => variable(TLS_NAME)?,
+    };
     if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
         return Ok(None);
     }

@@ -159,7 +159,7 @@ impl Client {
         let settings = Settings {
             auth_token: environment::auth_token()?,
             #[cfg(feature = "tls")]
-            tls: environment::tls(environment::TlsWish::default())?,
+            tls: environment::tls(None, None, None)?,
             ..Settings::default()
         };
         Ok(Client::with_settings(environment::servers()?, settings))

@@ -35,20 +35,9 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
         reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),
         auth_token,
         #[cfg(feature = "tls")]
-        tls: tls(reach)?,
+        tls: environment::tls(reach.tls, reach.tls_ca, reach.tls_name).map_err(unusable)?,
     };
     Ok(Client::with_settings(servers, settings))
-}
-
-/// How to speak TLS, by the options or else by the environment.
-#[cfg(feature = "tls")]
-fn tls(reach: Reach<'_>) -> Result<Option<crate::client::Tls>, Failure> {
-    let wish = environment::TlsWish {
-        is_wanted: reach.tls,
-        ca_file: reach.tls_ca,
-        name: reach.tls_name,
-    };
-    environment::tls(wish).map_err(unusable)
 }
 
 /// Refuses options or an environment that ask for TLS, which this build does not have.
