@@ -2,6 +2,12 @@
 //! statuses: `latch` and `sema` at the top of their module, the servers in `server`.
 
 use std::fmt::Display;
+use std::io;
+
+use crate::text::reason;
+
+/// Exit status of `latch` and `sema`: the system failed.
+pub const SYSTEM_ERROR: u8 = 71;
 
 /// How a command ends: with an exit status, or with a failure.
 pub type CommandResult = Result<u8, Failure>;
@@ -21,6 +27,22 @@ impl Failure {
             status,
             message: Some(message.to_string()),
         }
+    }
+
+    fn system(what: &str, why: impl Display) -> Failure {
+        Failure::new(SYSTEM_ERROR, format_args!("cannot {what}: {why}"))
+    }
+
+    pub fn cannot_start_process(why: impl Display) -> Failure {
+        Failure::system("start a process", why)
+    }
+
+    pub fn cannot_start_thread(error: io::Error) -> Failure {
+        Failure::system("start a thread", reason(&error))
+    }
+
+    pub fn cannot_catch_signals(error: io::Error) -> Failure {
+        Failure::system("catch signals", reason(&error))
     }
 
     /// A failure that only the exit status tells of.

@@ -14,7 +14,7 @@ use crate::supervise::{Event, SignalWatch};
 use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
-use super::{is_shortage, shown, system_error, BUSY, PROGRAM, UNAVAILABLE};
+use super::{is_shortage, shown, BUSY, PROGRAM, UNAVAILABLE};
 
 /// The first pause before the server is tried again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ pub(super) fn wait(
     signals: &mut SignalWatch,
 ) -> Result<Option<Guard>, Failure> {
     let place = target.place();
-    let is_over = Event::new().map_err(|error| system_error("cannot wait", &error))?;
+    let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
     let claim = Arc::new(Claim {
         target,
         patience,
@@ -59,7 +59,7 @@ pub(super) fn wait(
             is_over.set();
             guard
         })
-        .map_err(|error| system_error("cannot start a thread", &error))?;
+        .map_err(Failure::cannot_start_thread)?;
     let line = WaitingLine::start(PROGRAM, patience.talk, move || claim.describe());
     let events: Vec<&Event> = [&is_over].into_iter().chain(abandoned).collect();
     let killed = signals.wait_for(&events).err();

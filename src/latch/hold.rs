@@ -6,10 +6,10 @@ use crate::client::Guard;
 use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::claim::wait;
-use super::run::{cannot_catch, finish_release, release};
+use super::run::{finish_release, release};
 use super::servers::Target;
 use super::tag::tag_of;
-use super::{busy, options, system_error, unprintable, PROGRAM};
+use super::{busy, options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
@@ -17,10 +17,9 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
-    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
+    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = target.place();
-    let input =
-        StdinWatch::watch().map_err(|error| system_error("cannot start a thread", &error))?;
+    let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);
     match wait(target, options.patience(), abandoned, &mut signals)? {
         Some(guard) => keep(guard, &place, &input, &mut signals),
@@ -29,7 +28,7 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
 }
 
 fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch) -> CommandResult {
-    let lost = Event::new().map_err(cannot_catch)?;
+    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost_setter = lost.clone();
     guard.on_lost(move |_| lost_setter.set());
     let token = guard.token();

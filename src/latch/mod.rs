@@ -21,11 +21,11 @@ use std::process::ExitCode;
 use rustix::io::Errno;
 
 use crate::cli::arguments::{self, Parsed};
-use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise;
-use crate::text::{reason, Escaped};
+use crate::text::Escaped;
 use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
@@ -35,7 +35,6 @@ const OUTDATED: u8 = 1;
 const USAGE: u8 = 64;
 const UNAVAILABLE: u8 = 69;
 const LOST: u8 = 70;
-const SYSTEM_ERROR: u8 = 71;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 const PROTOCOL: u8 = 76;
@@ -106,10 +105,6 @@ fn print(text: &str) -> CommandResult {
 
 fn usage(message: impl Display) -> Failure {
     Failure::new(USAGE, message)
-}
-
-fn system_error(what: &str, error: &io::Error) -> Failure {
-    Failure::new(SYSTEM_ERROR, format_args!("{what}: {}", reason(error)))
 }
 
 fn unprintable(error: &io::Error) -> Failure {

@@ -1,8 +1,6 @@
 //! `latch run`: a command under a lock of a server.
 
 use std::ffi::OsString;
-use std::fmt::Display;
-use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +12,7 @@ use crate::text::reason;
 use super::claim::wait;
 use super::servers::Target;
 use super::tag::tag_of;
-use super::{busy, complain, options, shown, system_error, usage, LOST, SYSTEM_ERROR};
+use super::{busy, complain, options, shown, usage, LOST};
 
 /// How long the release may take when the command has ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,8 +26,8 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     let (reach, timeout) = (options.reach(), options.timeout);
     let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
     let target = target.with_tag(tag_of(options.tag.as_deref(), &command[0]));
-    supervise::check_proc().map_err(cannot_start)?;
-    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
+    supervise::check_proc().map_err(Failure::cannot_start_process)?;
+    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = target.place();
     match wait(target, options.patience(), None, &mut signals)? {
         Some(guard) => run_under(guard, &place, options, command, &mut signals),
@@ -45,8 +43,8 @@ fn run_under(
     command: &[OsString],
     signals: &mut SignalWatch,
 ) -> CommandResult {
-    let lost = Event::new().map_err(cannot_catch)?;
-    let confirmed = Event::new().map_err(cannot_catch)?;
+    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost_setter = lost.clone();
     guard.on_lost(move |_| lost_setter.set());
     let kill_after = options.kill_after;
@@ -92,7 +90,8 @@ fn run_under(
         kill_after,
         inherited: None,
     };
-    let end = supervise::run(&job, signals, &held).map_err(|error| cannot_start(reason(&error)))?;
+    let end = supervise::run(&job, signals, &held)
+        .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     match end {
         JobEnd::LockLost => {
             // Without a loss, the server is silent, and the command was ended before the deadline.
@@ -159,14 +158,6 @@ pub(super) fn release(guard: Guard) -> Result<Released, String> {
         _ if was_leased => Ok(Released::Unheard),
         _ => Err(Loss::Deadline.to_string()),
     }
-}
-
-pub(super) fn cannot_catch(error: io::Error) -> Failure {
-    system_error("cannot catch signals", &error)
-}
-
-fn cannot_start(why: impl Display) -> Failure {
-    Failure::new(SYSTEM_ERROR, format_args!("cannot start a process: {why}"))
 }
 
 fn lost_lock(place: &str, why: &str) -> Failure {

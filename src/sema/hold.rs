@@ -7,18 +7,18 @@ use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::run::{cannot_catch, failure, tell_busy, wait};
+use super::run::{tell_busy, wait};
 use super::{acquired_object, slots, BUSY, DONE};
 
 /// Waits for the lock, prints its path, and keeps it until the standard input is closed or a signal
 /// comes.
 pub(super) fn hold(request: &SemaRequest) -> CommandResult {
-    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
-    let lost = Event::new().map_err(cannot_catch)?;
+    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
+    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost_setter = lost.clone();
     let watched = request.options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
-    let input = StdinWatch::watch().map_err(|error| failure("cannot start a thread", &error))?;
+    let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
         Waited::Granted(at, guard) => {

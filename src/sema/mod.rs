@@ -41,7 +41,6 @@ const OLDER_USAGE: u8 = 2;
 const OLDER_ERROR: u8 = 3;
 const USAGE: u8 = 64;
 const LOST: u8 = 70;
-const SYSTEM_ERROR: u8 = 71;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 
@@ -53,11 +52,6 @@ const TIMEOUT: &str = "Timeout waiting for lock";
 const TIMEOUT_OF_WAIT: &str = "Timeout waiting for lock to be released";
 
 impl Failure {
-    /// A failure of the system.
-    fn system(message: impl Display) -> Failure {
-        Failure::new(SYSTEM_ERROR, message)
-    }
-
     /// A failure of a file.
     fn of_file(message: impl Display) -> Failure {
         Failure::new(FILE_ERROR, message)

@@ -1,6 +1,5 @@
 //! `sema run`: a command under a lock file.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 
@@ -22,10 +21,9 @@ use super::{
 /// did.
 pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
-    supervise::check_proc()
-        .map_err(|why| Failure::system(format_args!("cannot start a process: {why}")))?;
-    let mut signals = SignalWatch::new().map_err(cannot_catch)?;
-    let lost = Event::new().map_err(cannot_catch)?;
+    supervise::check_proc().map_err(Failure::cannot_start_process)?;
+    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
+    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost_setter = lost.clone();
     let watched = options.lock.clone().heartbeat(true);
     let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
@@ -63,8 +61,8 @@ fn run_under(
     lost: &Event,
 ) -> CommandResult {
     let (options, path) = (&request.options, slot.path());
-    let never = Event::new().map_err(cannot_catch)?;
-    let confirmed = Event::new().map_err(cannot_catch)?;
+    let never = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
     let (lost, is_ignored) = match options.on_lost {
         LossPolicy::Term => (lost, false),
         LossPolicy::Ignore => (&never, true),
@@ -85,7 +83,7 @@ fn run_under(
         inherited: Some(guard.as_fd()),
     };
     let end = supervise::run(&job, signals, &held)
-        .map_err(|error| failure("cannot start a process", &error))?;
+        .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let JobEnd::Finished(finish) = end else {
         return Err(Failure::about(path, &SemaphoreError::Lost));
     };
@@ -114,8 +112,8 @@ pub(super) fn wait<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Event::new().map_err(cannot_catch)?;
-    let over = Event::new().map_err(cannot_catch)?;
+    let cancel = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let over = Event::new().map_err(Failure::cannot_catch_signals)?;
     let line = waiting_line(request)?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
@@ -126,7 +124,7 @@ pub(super) fn wait<'a>(
                 over.set();
                 acquired
             })
-            .map_err(|error| failure("cannot start a thread", &error))?;
+            .map_err(Failure::cannot_start_thread)?;
         let events: Vec<&Event> = [&over].into_iter().chain(abandoned).collect();
         let killed = signals.wait_for(&events).err();
         let was_over = over.is_set();
@@ -146,12 +144,4 @@ pub(super) fn wait<'a>(
         }
         acquired.map_err(|error| Failure::about(&request.path, &error))
     })
-}
-
-pub(super) fn cannot_catch(error: io::Error) -> Failure {
-    failure("cannot catch signals", &error)
-}
-
-pub(super) fn failure(what: &str, error: &io::Error) -> Failure {
-    Failure::system(format_args!("{what}: {}", reason(error)))
 }
