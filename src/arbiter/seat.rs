@@ -146,11 +146,8 @@ impl Seat {
         answer
     }
 
-    /// Gives back a slot, whichever connection it was granted to.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
+    /// is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
         self.arbiter.visit(Scope::Key(key), |table, now| {
             let released = table.release(self.conn, key, kind, token, now);
@@ -159,11 +156,8 @@ impl Seat {
     }
 
     /// Starts a lease anew, whichever connection it was granted to. A holder that was restored
-    /// becomes one of this connection.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] if the token is not that of a live holder.
+    /// becomes one of this connection. [`Refusal::NotHeld`] if the token is not that of a live
+    /// holder.
     pub fn renew(
         &self,
         key: &str,

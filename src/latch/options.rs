@@ -347,11 +347,7 @@ fn stats_form(text: &str) -> Result<StatsForm, String> {
 }
 
 impl Stats {
-    /// The form that the options ask for.
-    ///
-    /// # Errors
-    ///
-    /// Says which options contradict each other.
+    /// The form that the options ask for. An error says which options contradict each other.
     pub(super) fn form(&self) -> Result<StatsForm, &'static str> {
         match (self.json, self.format) {
             (true, Some(StatsForm::Table | StatsForm::Prometheus)) => {

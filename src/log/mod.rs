@@ -50,11 +50,8 @@ pub struct LogRules {
 }
 
 /// Which lines are logged, in the words of env_logger: down to debug, or as the variable RUST_LOG
-/// says, or by default.
-///
-/// # Errors
-///
-/// If RUST_LOG is malformed. env_logger would say so on stderr, and panic where it cannot.
+/// says, or by default. Fails if RUST_LOG is malformed: env_logger would say so on stderr, and
+/// panic where it cannot.
 pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, String> {
     const EXPECTED: &str = "expected error, warn, info, debug, trace, off or module=level";
     if debug {
@@ -97,11 +94,8 @@ impl Log {
         Log(None)
     }
 
-    /// Starts the log of `program` and its writer thread. Call it once in a process.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be opened, or the thread cannot be started.
+    /// Starts the log of `program` and its writer thread. Call it once in a process. Fails if the
+    /// file cannot be opened, or the thread cannot be started.
     pub fn start(program: &'static str, rules: &LogRules) -> io::Result<Log> {
         let sink = Sink::open(&rules.target)?;
         let start = LineStart {

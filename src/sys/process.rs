@@ -126,12 +126,9 @@ pub fn users(pid: u32) -> Option<(u32, u32)> {
     Some((users.next()?.ok()?, users.next()?.ok()?))
 }
 
-/// A descriptor that becomes readable when the process has ended.
-///
-/// # Errors
-///
+/// A descriptor that becomes readable when the process has ended. Fails with
 /// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::Unsupported`] if the
-/// kernel (before 5.3) has no such descriptors, or any other error of the system.
+/// kernel (before 5.3) has no such descriptors, or with any other error of the system.
 pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
     let pid = to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {

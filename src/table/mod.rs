@@ -111,11 +111,8 @@ impl LockTable {
         }
     }
 
-    /// Asks for a key: it is granted now, or the claim is queued behind those before it.
-    ///
-    /// # Errors
-    ///
-    /// In this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
+    /// Asks for a key: it is granted now, or the claim is queued behind those before it. Refusals,
+    /// in this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
     /// what the connection has, [`Refusal::NoToken`] while waiters are owed slots,
     /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
     /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
@@ -140,10 +137,7 @@ impl LockTable {
     }
 
     /// Asks for a key without ever taking a place in its queue: `None` if the claim would wait.
-    ///
-    /// # Errors
-    ///
-    /// As [`LockTable::acquire`].
+    /// Refuses as [`LockTable::acquire`] does.
     pub fn try_acquire(
         &mut self,
         claimant: Claimant,
@@ -257,11 +251,8 @@ impl LockTable {
     }
 
     /// Gives back a slot. If `conn` has enqueued for it, that ends the two phases: many clients
-    /// never send `w`.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used as `kind`.
+    /// never send `w`. [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used
+    /// as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
@@ -291,11 +282,8 @@ impl LockTable {
         true
     }
 
-    /// Starts a lease anew, with the length `lease`.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used as `kind`.
+    /// Starts a lease anew, with the length `lease`. [`Refusal::NotHeld`] unless `token` is that of
+    /// a live holder of `key`, used as `kind`.
     pub fn renew(
         &mut self,
         key: &str,

@@ -111,12 +111,8 @@ impl Directory {
     }
 
     /// Opens the regular file under `name`. A link is not followed, and a device is not opened,
-    /// since that may have effects of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::PermissionDenied`] if the directory may not be searched, or any other error
-    /// of the system.
+    /// since that may have effects of its own. Fails with [`io::ErrorKind::PermissionDenied`] if
+    /// the directory may not be searched, or with any other error of the system.
     pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<Entry> {
         match self.stat(name.as_ref())? {
             None => return Ok(Entry::Nothing),
@@ -153,10 +149,7 @@ impl Directory {
     }
 
     /// Makes a file under `name`, opened for reading and writing; the umask applies to `mode`.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::AlreadyExists`] if the name is taken.
+    /// Fails with [`io::ErrorKind::AlreadyExists`] if the name is taken.
     pub fn create(&self, name: impl AsRef<Path>, mode: u32) -> io::Result<File> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -286,11 +279,8 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
 
 /// Locks an open file or directory by flock(2), for as long as its descriptor is open. Blocks while
 /// another descriptor has it locked, for `patience` at most. Returns whether the lock is ours.
-///
-/// # Errors
-///
-/// [`io::ErrorKind::Unsupported`] if the file system has no such locks, or any other error of the
-/// system.
+/// Fails with [`io::ErrorKind::Unsupported`] if the file system has no such locks, or with any
+/// other error of the system.
 pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
     const POLL: Duration = Duration::from_millis(5);
     let deadline = Instant::now() + patience;
@@ -321,12 +311,9 @@ pub enum RangeLock {
 }
 
 /// Locks an open file by fcntl(2), for as long as its descriptor is open. It does not meet locks by
-/// flock(2). Does not block. Returns whether the lock is ours.
-///
-/// # Errors
-///
+/// flock(2). Does not block. Returns whether the lock is ours. Fails with
 /// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks, or if the
-/// descriptor does not allow the lock; or any other error of the system.
+/// descriptor does not allow the lock; or with any other error of the system.
 pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     use nix::errno::Errno;
     let whole = whole_file(lock).ok_or_else(unsupported)?;

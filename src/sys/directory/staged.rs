@@ -116,10 +116,7 @@ impl<'a> StagedFile<'a> {
         &self.file
     }
 
-    /// Gives the file a name that counts, or one more of them.
-    ///
-    /// # Errors
-    ///
+    /// Gives the file a name that counts, or one more of them. Fails with
     /// [`io::ErrorKind::AlreadyExists`] if the name is taken, [`io::ErrorKind::Unsupported`] if the
     /// file system has no hard links, or an unnamed file cannot be named since /proc is not
     /// mounted.
