@@ -2,10 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Resource;
+use rustls::crypto::cipher::{OutboundChunks, OutboundPlainMessage};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
 
 use crate::support::footprint::{status_kib, worst_case_mb};
 use crate::support::limited::{limit_to, raise_our_own_limit};
@@ -200,6 +204,44 @@ fn a_handshake_of_more_than_20_kilobytes_is_refused() {
     // The server may close before it has read all.
     let _ = long.write_all(&hello(12_000)[..21_000]);
     assert!(sent_by(long).is_none_or(|sent| sent.is_empty()));
+    let text = "closed conn=1 reason=broken error=\"the handshake is too long\"";
+    daemon.wait_for_log(text, PATIENCE);
+}
+
+/// A renegotiation, in encrypted records: what a message takes is bounded at any time.
+#[test]
+fn a_long_hello_behind_the_handshake_is_refused_too() {
+    let daemon = daemon(&["--debug"]);
+    let mut socket = socket(&daemon);
+    let mut config = Arc::unwrap_or_clone(trusting(&common().ca(), Version::Tls13));
+    config.enable_secret_extraction = true;
+    let name = ServerName::try_from("localhost").expect("it is a name");
+    let mut session = ClientConnection::new(config.into(), name).expect("the settings are valid");
+    while session.is_handshaking() {
+        session.complete_io(&mut socket).expect("it trusts it");
+    }
+    let suite = session
+        .negotiated_cipher_suite()
+        .and_then(|suite| suite.tls13());
+    let cipher = suite.expect("it is of TLS 1.3").aead_alg;
+    let secrets = session.dangerous_extract_secrets();
+    let (first, secrets) = secrets.expect("the settings allow it").tx;
+    let ConnectionTrafficSecrets::Aes256Gcm { key, iv } = secrets else {
+        panic!("both sides prefer another cipher");
+    };
+    let mut encrypter = cipher.encrypter(key, iv);
+    for (number, record) in (first..).zip(hello(12_000)[..21_000].chunks(16_005)) {
+        let plain = OutboundPlainMessage {
+            typ: ContentType::Handshake,
+            version: ProtocolVersion::TLSv1_2,
+            payload: OutboundChunks::Single(&record[5..]),
+        };
+        let sealed = encrypter
+            .encrypt(plain, number)
+            .expect("it is short enough");
+        // The server may close before it has read all.
+        let _ = socket.write_all(&sealed.encode());
+    }
     let text = "closed conn=1 reason=broken error=\"the handshake is too long\"";
     daemon.wait_for_log(text, PATIENCE);
 }
