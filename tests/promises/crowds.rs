@@ -34,17 +34,20 @@ fn five_hundred_dead_waiters_leave_at_once() {
 
 fn five_hundred_die(daemon: &Daemon) {
     fairly(|| {
+        let began = Instant::now();
         let mut waiters: Vec<Client> = (0..500).map(|_| daemon.connect()).collect();
         waiters
             .iter_mut()
             .for_each(|waiter| waiter.send("l\nk\n600\n"));
         daemon.wait_for_waiters("k", 500);
+        let came_in = began.elapsed();
         let died = Instant::now();
         drop(waiters);
         daemon.wait_for_waiters("k", 0);
         let took = died.elapsed();
-        println!("all had left after {took:?}");
-        match took < Duration::from_secs(1) {
+        println!("all came in {came_in:?}, and had left after {took:?}");
+        // Beside the crowds of other tests, both take long.
+        match took < Duration::from_secs(1).max(5 * came_in) {
             true => Ok(()),
             false => Err(took),
         }
