@@ -8,6 +8,7 @@ mod http;
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
+use std::path::PathBuf;
 #[cfg(feature = "tls")]
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,9 @@ use std::time::{Duration, Instant};
 use rustls::ClientConfig;
 use serde_json::Value;
 
-use super::{ClusterSettings, Member};
+#[cfg(feature = "tls")]
+use super::TlsFiles;
+use super::{read_password, ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
 #[cfg(feature = "tls")]
@@ -95,14 +98,19 @@ pub struct TxnAnswer {
     pub found: Vec<KeyValue>,
 }
 
-/// A way to etcd: to one of its members, and if that is silent, to the next one.
+/// A way to etcd: to one of its members, and if that is silent, to the next one. Reads the password
+/// each time that etcd asks for it, and the certificates after each failure: who replaces them need
+/// not start anything again.
 pub struct Gateway {
     members: Vec<Member>,
     at: usize,
     connection: Option<Connection>,
-    user: Option<(String, String)>,
+    user: Option<(String, PathBuf)>,
     token: Option<String>,
     timeout: Duration,
+    #[cfg(feature = "tls")]
+    tls_files: TlsFiles,
+    /// What was in the files.
     #[cfg(feature = "tls")]
     tls: Option<Arc<ClientConfig>>,
 }
@@ -118,7 +126,9 @@ impl Gateway {
             token: None,
             timeout,
             #[cfg(feature = "tls")]
-            tls: settings.tls.clone(),
+            tls_files: settings.tls.clone(),
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -245,9 +255,13 @@ impl Gateway {
     }
 
     fn authenticate(&mut self) -> Result<(), EtcdFailure> {
-        let (None, Some((name, password))) = (&self.token, &self.user) else {
+        let (None, Some((name, file))) = (&self.token, &self.user) else {
             return Ok(());
         };
+        let password = read_password(file).map_err(|reason| EtcdFailure::NoAnswer {
+            member: self.members[self.at].to_string(),
+            reason,
+        })?;
         let body = serde_json::json!({ "name": name, "password": password }).to_string();
         let timeout = self.timeout * PASSWORD_TIME;
         let answer = self.send("/v3/auth/authenticate", &body, timeout)?;
@@ -287,6 +301,10 @@ impl Gateway {
     fn connected(&mut self) -> Result<(&mut Connection, Option<&str>), String> {
         if self.connection.is_none() {
             let member = &self.members[self.at];
+            #[cfg(feature = "tls")]
+            if member.speaks_tls && self.tls.is_none() {
+                self.tls = Some(self.tls_files.read()?);
+            }
             let secure = |socket, deadline| self.secure(member, socket, deadline);
             self.connection = Some(Connection::open(member, self.timeout, secure)?);
         }
@@ -297,11 +315,9 @@ impl Gateway {
     /// Shakes hands with a member that speaks TLS, until `deadline`.
     #[cfg(feature = "tls")]
     fn secure(&self, member: &Member, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
-        if !member.speaks_tls {
+        let Some(tls) = self.tls.clone().filter(|_| member.speaks_tls) else {
             return Ok(Stream::Tcp(socket));
-        }
-        let tls = self.tls.clone();
-        let tls = tls.ok_or_else(|| io::Error::other("no CA is trusted"))?;
+        };
         let name = server_name(&member.host);
         let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
         TlsStream::client(socket, tls, name, deadline).map(Stream::Tls)
@@ -316,6 +332,10 @@ impl Gateway {
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let member = self.members[self.at].to_string();
         self.connection = None;
+        #[cfg(feature = "tls")]
+        {
+            self.tls = None;
+        }
         self.at = (self.at + 1) % self.members.len();
         EtcdFailure::NoAnswer { member, reason }
     }

@@ -10,11 +10,14 @@ mod etcd;
 mod journal;
 mod record;
 pub mod relay;
+#[cfg(feature = "tls")]
+mod tls_files;
 mod trouble;
 mod writer;
 
 use std::env;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -23,19 +26,20 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
-#[cfg(feature = "tls")]
-use rustls::ClientConfig;
 
 use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
 use crate::sys::exec::exec;
 use crate::sys::moment::Moment;
+use crate::sys::secret;
 use crate::sys::thread::spawn;
-use crate::text::{reason, Escaped};
+use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use journal::Journal;
+#[cfg(feature = "tls")]
+pub use tls_files::TlsFiles;
 use writer::Writer;
 
 /// The most time that a request to etcd takes.
@@ -84,11 +88,30 @@ pub struct ClusterSettings {
     pub prefix: String,
     /// For how long the active server may be silent.
     pub ttl: Duration,
-    /// The user and the password for etcd, if it asks for them.
-    pub user: Option<(String, String)>,
+    /// The user for etcd, if it asks for one, and the file with the password.
+    pub user: Option<(String, PathBuf)>,
     /// How to speak TLS with the members that do.
     #[cfg(feature = "tls")]
-    pub tls: Option<Arc<ClientConfig>>,
+    pub tls: TlsFiles,
+}
+
+impl ClusterSettings {
+    /// The same settings, if their files can be used, which are read again when they are needed.
+    /// The error names the one that is of no use.
+    pub fn checked(self) -> Result<ClusterSettings, String> {
+        if let Some((_, file)) = &self.user {
+            read_password(file)?;
+        }
+        #[cfg(feature = "tls")]
+        if self.members.iter().any(|member| member.speaks_tls) {
+            self.tls.read()?;
+        }
+        Ok(self)
+    }
+}
+
+fn read_password(file: &Path) -> Result<String, String> {
+    secret::read(file).map_err(|error| unusable_file("etcd password", file, reason(&error)))
 }
 
 /// Who is active, as far as this server knows.

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::{Active, Office, Role, PATIENCE};
+use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
 use crate::sys::event::wait_for;
@@ -67,6 +68,7 @@ pub enum Reception {
 pub struct Relays {
     office: Arc<Office>,
     open: Mutex<OpenRelays>,
+    throttle: Throttle,
 }
 
 #[derive(Default)]
@@ -97,6 +99,7 @@ impl Relays {
         let relays = Arc::new(Relays {
             office: Arc::clone(office),
             open: Mutex::default(),
+            throttle: Throttle::default(),
         });
         let watching = Arc::clone(&relays);
         spawn("relays", move || watching.watch())?;
@@ -218,7 +221,9 @@ impl Relays {
                     }
                     Err(error) => {
                         let (active, error) = (&active.address, reason(&error));
-                        debug!("cannot-relay active={active} error=\"{error}\"");
+                        self.throttle.warn(format_args!(
+                            "cannot-relay active={active} error=\"{error}\""
+                        ));
                         self.office.wait_for_change(&role, left.min(PAUSE));
                     }
                 },

@@ -5,69 +5,37 @@ use std::path::PathBuf;
 
 use crate::cli::arguments::Origins;
 use crate::cli::values::digits;
+#[cfg(feature = "tls")]
+use crate::cluster::TlsFiles;
 use crate::cluster::{ClusterSettings, Member};
 use crate::text::invalid_value;
 
-#[cfg(feature = "tls")]
-use super::etcd_tls::EtcdTls;
 use super::options::{both_or_none, exclusive, Options, CLUSTER};
-use super::read_secret_file;
 
-/// What the options say, before any file is read.
-#[derive(Debug)]
-pub(super) struct ClusterOptions {
-    settings: ClusterSettings,
-    /// The user, and the file with the password.
-    user: Option<(String, PathBuf)>,
-    #[cfg(feature = "tls")]
-    tls: Option<EtcdTls>,
-}
-
-impl ClusterOptions {
-    /// Checks the options; `None` without `--etcd`. `inherits` says that LISTEN_FDS names sockets
-    /// for this process.
-    pub(super) fn resolve(
-        options: &Options,
-        origins: &Origins,
-        inherits: bool,
-    ) -> Result<Option<ClusterOptions>, String> {
-        let Some(list) = &options.etcd else {
-            let stray = CLUSTER.iter().find_map(|option| origins.get(option));
-            return stray.map_or(Ok(None), |stray| Err(format!("{stray}: needs --etcd")));
-        };
-        let etcd = origins.get("--etcd").unwrap_or("--etcd");
-        refuse_rivals(options, origins, inherits, etcd)?;
-        check_tls(origins)?;
-        let members = members(list, etcd)?;
-        Ok(Some(ClusterOptions {
-            user: user(options, origins)?,
-            #[cfg(feature = "tls")]
-            tls: EtcdTls::resolve(options, origins, &members)?,
-            settings: ClusterSettings {
-                members,
-                advertise: advertise(options, origins)?,
-                prefix: options.etcd_prefix.clone(),
-                ttl: options.etcd_ttl,
-                user: None,
-                #[cfg(feature = "tls")]
-                tls: None,
-            },
-        }))
-    }
-
-    /// Reads the password and the certificates.
-    pub(super) fn settings(self) -> Result<ClusterSettings, String> {
-        let user = self.user.map(|(name, file)| {
-            let password = read_secret_file("etcd password", &file)?;
-            Ok::<_, String>((name, password))
-        });
-        Ok(ClusterSettings {
-            user: user.transpose()?,
-            #[cfg(feature = "tls")]
-            tls: self.tls.map(EtcdTls::config).transpose()?,
-            ..self.settings
-        })
-    }
+/// What the options say, before any file is read; `None` without `--etcd`. `inherits` says that
+/// LISTEN_FDS names sockets for this process.
+pub(super) fn resolve(
+    options: &Options,
+    origins: &Origins,
+    inherits: bool,
+) -> Result<Option<ClusterSettings>, String> {
+    let Some(list) = &options.etcd else {
+        let stray = CLUSTER.iter().find_map(|option| origins.get(option));
+        return stray.map_or(Ok(None), |stray| Err(format!("{stray}: needs --etcd")));
+    };
+    let etcd = origins.get("--etcd").unwrap_or("--etcd");
+    refuse_rivals(options, origins, inherits, etcd)?;
+    check_tls(origins)?;
+    let members = members(list, etcd)?;
+    Ok(Some(ClusterSettings {
+        user: user(options, origins)?,
+        #[cfg(feature = "tls")]
+        tls: tls_files(options, origins, &members)?,
+        members,
+        advertise: advertise(options, origins)?,
+        prefix: options.etcd_prefix.clone(),
+        ttl: options.etcd_ttl,
+    }))
 }
 
 /// Refuses what does not fit a server that is one of several: its fences are kept in etcd, it runs
@@ -122,6 +90,22 @@ fn need_tls(what: &str) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("{what}: needs a build with --features tls")),
     }
+}
+
+#[cfg(feature = "tls")]
+fn tls_files(options: &Options, origins: &Origins, members: &[Member]) -> Result<TlsFiles, String> {
+    if !members.iter().any(|member| member.speaks_tls) {
+        let files = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
+        let stray = files.iter().find_map(|option| origins.get(option));
+        return stray.map_or(Ok(TlsFiles::default()), |stray| {
+            let why = "no address of --etcd begins with https://";
+            Err(format!("{stray}: {why}"))
+        });
+    }
+    Ok(TlsFiles {
+        ca: options.etcd_cacert.clone(),
+        own: options.etcd_cert.clone().zip(options.etcd_key.clone()),
+    })
 }
 
 /// The members of etcd in a list with commas.

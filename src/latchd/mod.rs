@@ -3,8 +3,6 @@
 mod capacity;
 #[cfg(feature = "cluster")]
 mod cluster_options;
-#[cfg(all(feature = "cluster", feature = "tls"))]
-mod etcd_tls;
 mod options;
 mod requests;
 #[cfg(feature = "tls")]
@@ -27,7 +25,7 @@ use log::{info, warn};
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Parsed};
 #[cfg(feature = "cluster")]
-use crate::cluster::{relay::Relays, Office};
+use crate::cluster::{relay::Relays, ClusterSettings, Office};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{LogRules, SourceThrottle};
@@ -41,8 +39,6 @@ use crate::sys::secret;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
-#[cfg(feature = "cluster")]
-use cluster_options::ClusterOptions;
 use options::{Auth, Options, Resolved};
 use session::SessionRules;
 
@@ -100,7 +96,7 @@ fn run(
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
     #[cfg(feature = "cluster")]
-    let cluster = resolved.cluster.map(ClusterOptions::settings).transpose()?;
+    let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
     #[cfg(feature = "tls")]

@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
 use crate::cli::values;
+#[cfg(feature = "cluster")]
+use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 
 #[cfg(feature = "cluster")]
-use super::cluster_options::ClusterOptions;
+use super::cluster_options;
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
@@ -254,7 +256,7 @@ pub(super) struct Resolved {
     pub(super) auth: Option<Auth>,
     /// `None` for a server that is alone.
     #[cfg(feature = "cluster")]
-    pub(super) cluster: Option<ClusterOptions>,
+    pub(super) cluster: Option<ClusterSettings>,
 }
 
 impl Options {
@@ -264,7 +266,7 @@ impl Options {
         self.check(origins)?;
         Ok(Resolved {
             #[cfg(feature = "cluster")]
-            cluster: ClusterOptions::resolve(self, origins, inherits)?,
+            cluster: cluster_options::resolve(self, origins, inherits)?,
             sockets: self.sockets(origins, inherits)?,
             auth: self.auth(origins)?,
         })

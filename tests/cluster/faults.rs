@@ -297,6 +297,9 @@ fn a_user_who_may_write_the_prefix_is_enough_once() {
     let user = ["--etcd-user", "latchd", "--etcd-password-file"];
     let refused = Server::start(&etcd.endpoints(), &[&user[..], &[&wrong]].concat());
     refused.wait_for("etcd-auth-refused", 1);
+    std::fs::write(&wrong, "password").expect("there is room");
+    refused.wait_until_active(1);
+    drop(refused);
     let server = Server::active(&etcd.endpoints(), &[&user[..], &[&right]].concat());
     let mut client = server.connect();
     let grant = client.acquire_for("k", 0, 60);

@@ -387,6 +387,20 @@ fn a_server_that_restarts_need_not_wait_for_itself_once() {
 }
 
 #[test]
+fn a_standby_warns_that_it_cannot_reach_the_active_server() {
+    needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(1);
+    let elsewhere = format!("127.0.0.1:{}", free_port());
+    etcd.ctl(&["put", "latchd/leader", &elsewhere])
+        .expect("etcd answers");
+    let standby = Server::start(&etcd.endpoints(), &[]);
+    standby.wait_for("INFO standby active=", 1);
+    standby.connect().send("l\nk\n0\n");
+    let said = format!("WARN cannot-relay active={elsewhere} error=\"connection refused\"");
+    standby.wait_for(&said, 1);
+}
+
+#[test]
 fn two_servers_with_one_address_take_no_turns() {
     needs!("etcd", "etcdctl");
     let etcd = Etcd::start(1);

@@ -117,6 +117,19 @@ fn an_etcd_of_another_ca_is_not_believed() {
 }
 
 #[test]
+fn certificates_for_etcd_that_are_replaced_count_at_once() {
+    needs!("etcd", "etcdctl", "openssl");
+    let (files, replaced) = (certificates(), certificates());
+    let etcd = Etcd::start_secured(files.path());
+    let server = start(&etcd, &options(replaced.path(), &[]));
+    server.wait_for("error=\"invalid peer certificate: ", 1);
+    for name in ["ca.pem", "client.pem", "client.key"] {
+        fs::copy(files.path().join(name), replaced.path().join(name)).expect("there is room");
+    }
+    server.wait_until_active(1);
+}
+
+#[test]
 fn files_of_no_use_for_etcd_are_refused_by_name() {
     needs!("openssl");
     let files = certificates();

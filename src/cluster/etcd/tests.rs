@@ -1,5 +1,7 @@
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::thread;
 
 use super::*;
@@ -66,15 +68,15 @@ fn gateway(members: &[Member]) -> Gateway {
     Gateway::new(&settings(members, None), Duration::from_secs(5))
 }
 
-fn settings(members: &[Member], user: Option<(&str, &str)>) -> ClusterSettings {
+fn settings(members: &[Member], user: Option<(&str, &Path)>) -> ClusterSettings {
     ClusterSettings {
         members: members.to_vec(),
         advertise: String::new(),
         prefix: String::new(),
         ttl: Duration::ZERO,
-        user: user.map(|(name, password)| (name.into(), password.into())),
+        user: user.map(|(name, file)| (name.into(), file.into())),
         #[cfg(feature = "tls")]
-        tls: None,
+        tls: TlsFiles::default(),
     }
 }
 
@@ -134,7 +136,9 @@ fn the_next_request_goes_to_the_next_member() {
 }
 
 #[test]
-fn an_expired_token_is_replaced() {
+fn an_expired_token_is_replaced_with_the_password_of_that_time() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("password");
     let token = |token: &str| ok(&format!(r#"{{"token":"{token}"}}"#));
     let expired = refused(401, 16);
     // Of a token that etcd has signed, after any change of users.
@@ -142,11 +146,15 @@ fn an_expired_token_is_replaced() {
     for refusal in [expired, old] {
         let answers = vec![token("a.1"), refusal, token("b.2"), ok(r#"{"ID":"1"}"#)];
         let (member, requests) = member(answers);
-        let settings = settings(&[member], Some(("u", "\"p\\")));
+        let settings = settings(&[member], Some(("u", &file)));
         let mut gateway = Gateway::new(&settings, Duration::from_secs(5));
+        fs::write(&file, "\"p\\").expect("there is room");
+        gateway.authenticate().expect("it is accepted");
+        fs::write(&file, "new").expect("there is room");
         assert_eq!(gateway.grant_lease(10), Ok(1));
         let requests = requests.join().expect("no panic");
         assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
+        assert!(requests[2].ends_with(r#"{"name":"u","password":"new"}"#));
         assert!(requests[1].contains("\r\nAuthorization: a.1\r\n"));
         assert!(requests[3].contains("\r\nAuthorization: b.2\r\n"));
     }
@@ -167,7 +175,10 @@ fn a_slow_check_of_the_password_is_waited_for() {
         request(&mut stream);
     };
     let slow = thread::spawn(serve);
-    let mut gateway = Gateway::new(&settings(&[at(port)], Some(("u", "p"))), timeout);
+    let file = tempfile::NamedTempFile::new().expect("there is room");
+    fs::write(file.path(), "p").expect("there is room");
+    let settings = settings(&[at(port)], Some(("u", file.path())));
+    let mut gateway = Gateway::new(&settings, timeout);
     assert_eq!(gateway.grant_lease(10), Ok(1));
     slow.join().expect("no panic");
 }
