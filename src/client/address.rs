@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -233,7 +234,12 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(host) => f.write_str(host),
-            Address::Unix(path) => path.display().fmt(f),
+            Address::Unix(path) => {
+                // Without a slash it would read as the name of a host.
+                let has_slash = path.as_os_str().as_bytes().contains(&b'/');
+                let prefix = if has_slash { "" } else { "unix:" };
+                write!(f, "{prefix}{}", path.display())
+            }
             Address::Cluster(Alternatives(shared)) => {
                 let servers: Vec<String> = shared.servers.iter().map(Address::to_string).collect();
                 f.write_str(&servers.join("|"))
@@ -386,10 +392,11 @@ mod tests {
             ("tcp://host:7000", "host:7000"),
             ("tcp://host", "host:6388"),
             ("unix:/run/latchd.sock", "/run/latchd.sock"),
-            ("unix:sock", "sock"),
+            ("unix:sock", "unix:sock"),
         ] {
             let parsed: Address = text.parse().expect(text);
             assert_eq!(parsed.to_string(), address);
+            assert_eq!(address.parse::<Address>().expect(address), parsed);
         }
         for text in [
             "",
