@@ -185,6 +185,22 @@ impl Client {
         Connection::open(server, &self.settings)
     }
 
+    /// Connects to `server` and sends what may be sent twice. If a server of a cluster is of no
+    /// use, each other one is asked once.
+    pub(crate) fn ask<T>(
+        &self,
+        server: &Address,
+        mut request: impl FnMut(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut others = server.other_count();
+        loop {
+            match self.connect(server).and_then(|mut it| request(&mut it)) {
+                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 => others -= 1,
+                answered => return answered,
+            }
+        }
+    }
+
     /// A lock: one holder at a time. Does not connect; `key` is checked when the lock is asked for.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
         self.slot(key, Slot::LOCK)
@@ -312,6 +328,12 @@ impl<'a> Lock<'a> {
         })
     }
 
+    /// Whether the key and the slot can be asked for at all.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        check_key(self.key)?;
+        self.slot.check()
+    }
+
     /// Connects to the server of the key, for the client's connect timeout.
     pub(crate) fn connect(&self) -> Result<Connection, Error> {
         self.connect_by(None, 0)
@@ -320,8 +342,7 @@ impl<'a> Lock<'a> {
     /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:
     /// so many other servers get their share of the time until then.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
-        check_key(self.key)?;
-        self.slot.check()?;
+        self.check()?;
         if let Some(handle) = self.cancelled_by {
             handle.check()?;
         }

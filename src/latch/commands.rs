@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::Error;
+use crate::client::{Connection, Error};
 use crate::sys::secret;
 use crate::text::{reason, unusable_file};
 
@@ -13,7 +13,7 @@ use super::table::Statistics;
 use super::tag::tag_of;
 use super::{
     failure, options, print, report, shown, token, unprintable, FILE_ERROR, LOST, NO_PERMISSION,
-    PROGRAM, PROTOCOL,
+    PROGRAM, PROTOCOL, UNAVAILABLE,
 };
 
 /// Waits until the lock is granted, and releases it at once.
@@ -67,7 +67,7 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
     let token = token(&options.token)?;
     let reach = options.reach();
     let target = Target::new(reach, None, &options.key, options.lease, options.limit)?;
-    let renewed = target.connect()?.renew(&target.key, target.slot, token);
+    let renewed = target.ask(|connection| connection.renew(&target.key, target.slot, token));
     let lease = renewed.map_err(|error| not_held(&target, &error))?;
     print(&format!("{}\n", lease.as_secs()))
 }
@@ -75,9 +75,24 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
 pub(super) fn release(options: &options::Release) -> CommandResult {
     let token = token(&options.token)?;
     let target = Target::new(options.reach(), None, &options.key, None, options.limit)?;
-    let released = target.connect()?.release(&target.key, target.slot, token);
-    released.map_err(|error| not_held(&target, &error))?;
-    Ok(0)
+    let mut asked_count = 0;
+    let released = target.ask(|connection| {
+        asked_count += 1;
+        connection.release(&target.key, target.slot, token)
+    });
+    match released {
+        // The server before may have released it, and not said so.
+        Err(Error::Refused) if asked_count > 1 => {
+            let why = "it is not held any more, and no server says since when";
+            Err(Failure::new(
+                UNAVAILABLE,
+                format_args!("{}: {why}", target.place()),
+            ))
+        }
+        released => released
+            .map(|()| 0)
+            .map_err(|error| not_held(&target, &error)),
+    }
 }
 
 fn not_held(target: &Target, error: &Error) -> Failure {
@@ -140,10 +155,7 @@ pub(super) fn ping(options: &options::Ping) -> CommandResult {
     let client = client(options.reach())?;
     let (mut answering, mut failures) = (String::new(), Vec::new());
     for server in client.servers() {
-        let answered = client
-            .connect(server)
-            .and_then(|mut connection| connection.ping());
-        match answered {
+        match client.ask(server, Connection::ping) {
             Ok(()) => answering += &format!("{server}: ok\n"),
             Err(error) => failures.push(failure(shown(&server.to_string()), &error)),
         }

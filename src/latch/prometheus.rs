@@ -5,7 +5,7 @@ use std::fmt::Display;
 use serde_json::Value;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Address, Client, Error};
+use crate::client::{Address, Client, Connection, Error};
 
 use super::{failure, print, report, shown, PROTOCOL};
 
@@ -82,10 +82,7 @@ pub(super) fn show(client: &Client) -> CommandResult {
 
 fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
     let name = server.to_string();
-    let asked = client
-        .connect(server)
-        .and_then(|mut connection| connection.counters());
-    let json = match asked {
+    let json = match client.ask(server, Connection::counters) {
         Ok(json) => serde_json::from_str(&json).unwrap_or_default(),
         Err(Error::Refused) => Value::Null,
         Err(error) => return Err(failure(shown(&name), &error)),

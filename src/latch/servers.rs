@@ -103,6 +103,15 @@ impl Target {
         connected.map_err(|error| self.failure(&error))
     }
 
+    /// Sends what may be sent twice, see [`Client::ask`].
+    pub(super) fn ask<T>(
+        &self,
+        request: impl FnMut(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.lock().check()?;
+        self.client.ask(self.client.server_of(&self.key), request)
+    }
+
     /// Asks for the key. It is a failure if another client holds it all that time.
     pub(super) fn claim(&self, timeout: Option<u64>) -> Result<Granted, Failure> {
         match self.lock().claim(wait_of(timeout)) {

@@ -68,11 +68,10 @@ fn ask(
     key: Option<&str>,
     form: StatsForm,
 ) -> Result<Table, Error> {
-    let mut connection = client.connect(server)?;
-    let json = match connection.holders(key) {
-        Err(Error::Refused) => connection.stats()?,
-        answer => answer?,
-    };
+    let json = client.ask(server, |connection| match connection.holders(key) {
+        Err(Error::Refused) => connection.stats(),
+        answer => answer,
+    })?;
     if form == StatsForm::Json {
         return Ok(Table::line(match io::stdout().is_terminal() {
             true => escaped_json(&json),

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{mpsc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,52 @@ fn a_build_without_tls_refuses_to_go_without() {
     let mut plain = latch(&daemon, &["ping", "--tls=no"]);
     plain.env("LATCH_TLS", "yes");
     assert_eq!(plain.status().expect("it runs").code(), Some(0));
+}
+
+/// A standby that cannot reach the active server closes connections so.
+#[test]
+fn any_command_goes_on_to_the_next_server_of_the_cluster() {
+    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
+    let closing = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let first = closing.local_addr().expect("it listens");
+    let closed = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&closed);
+    thread::spawn(move || {
+        for client in closing.incoming().flatten() {
+            // A request that has been read: the server may have carried it out.
+            let _ = (&client).read(&mut [0; 256]);
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let cluster = format!("{first}|{}", daemon.addr());
+    let ask = |words: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(words).env("LATCH_SERVER", &cluster);
+        let output = command.output().expect("it was built by cargo");
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let mut client = daemon.connect();
+    let grant = client.acquire_for("k", 0, 60);
+    let token = grant.token.as_str();
+    let renewed = (Some(0), "33\n".to_owned(), String::new());
+    assert_eq!(ask(&["renew", "k", token]), renewed);
+    assert_eq!(ask(&["ping"]), (Some(0), String::new(), String::new()));
+    for words in [&["stats"][..], &["stats", "--format", "prometheus"]] {
+        let (status, shown, said) = ask(words);
+        assert_eq!((status, said), (Some(0), String::new()), "{shown}");
+    }
+    assert_eq!(ask(&["release", "k", token]).0, Some(0));
+    let (status, _, said) = ask(&["release", "k", token]);
+    assert_eq!(status, Some(69));
+    assert!(
+        said.ends_with("not held any more, and no server says since when\n"),
+        "{said}"
+    );
+    assert_eq!(closed.load(Ordering::SeqCst), 6);
 }
 
 #[test]
