@@ -5,6 +5,8 @@
 
 mod http;
 
+#[cfg(feature = "tls")]
+use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
@@ -112,7 +114,7 @@ pub struct Gateway {
     tls_files: TlsFiles,
     /// What was in the files.
     #[cfg(feature = "tls")]
-    tls: Option<Arc<ClientConfig>>,
+    tls: OnceCell<Arc<ClientConfig>>,
 }
 
 impl Gateway {
@@ -128,7 +130,7 @@ impl Gateway {
             #[cfg(feature = "tls")]
             tls_files: settings.tls.clone(),
             #[cfg(feature = "tls")]
-            tls: None,
+            tls: OnceCell::new(),
         }
     }
 
@@ -301,10 +303,6 @@ impl Gateway {
     fn connected(&mut self) -> Result<(&mut Connection, Option<&str>), String> {
         if self.connection.is_none() {
             let member = &self.members[self.at];
-            #[cfg(feature = "tls")]
-            if member.speaks_tls && self.tls.is_none() {
-                self.tls = Some(self.tls_files.read()?);
-            }
             let secure = |socket, deadline| self.secure(member, socket, deadline);
             self.connection = Some(Connection::open(member, self.timeout, secure)?);
         }
@@ -315,9 +313,17 @@ impl Gateway {
     /// Shakes hands with a member that speaks TLS, until `deadline`.
     #[cfg(feature = "tls")]
     fn secure(&self, member: &Member, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
-        let Some(tls) = self.tls.clone().filter(|_| member.speaks_tls) else {
+        if !member.speaks_tls {
             return Ok(Stream::Tcp(socket));
+        }
+        let tls = match self.tls.get() {
+            Some(tls) => tls,
+            None => {
+                let tls = self.tls_files.read().map_err(io::Error::other)?;
+                self.tls.get_or_init(|| tls)
+            }
         };
+        let tls = Arc::clone(tls);
         let name = server_name(&member.host);
         let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
         TlsStream::client(socket, tls, name, deadline).map(Stream::Tls)
@@ -333,9 +339,7 @@ impl Gateway {
         let member = self.members[self.at].to_string();
         self.connection = None;
         #[cfg(feature = "tls")]
-        {
-            self.tls = None;
-        }
+        self.tls.take();
         self.at = (self.at + 1) % self.members.len();
         EtcdFailure::NoAnswer { member, reason }
     }
