@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver};
+use nix::sys::signal::SigSet;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -95,7 +96,10 @@ pub struct EndSignals {
 /// Catches the signals that must not end a server, from now on. [`watch_signals`] does what they
 /// ask for. Rust ignores SIGPIPE in every program.
 pub fn catch_signals() -> Result<Signals, String> {
-    Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]).map_err(no_signals)
+    let signals = Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]).map_err(no_signals)?;
+    // A program that waits for its own signals may have started us with all of them blocked.
+    let _ = SigSet::empty().thread_set_mask();
+    Ok(signals)
 }
 
 fn no_signals(error: io::Error) -> String {

@@ -412,6 +412,22 @@ fn a_listen_fd_that_does_not_listen_is_refused() {
     }
 }
 
+// ---- signals ---------------------------------------------------------------------------------
+
+#[test]
+fn signals_that_a_supervisor_has_blocked_end_the_server() {
+    // With its settings there already, the server need not start itself again.
+    for settings in [None, Some(("LATCHD_MALLOC", "set"))] {
+        let mut command = Daemon::command_of("env");
+        command.args(["--block-signal", PROGRAM, "--port", "0", "--print-port"]);
+        command.envs(settings);
+        let daemon = Daemon::from_command(command);
+        daemon.signal(Signal::TERM);
+        let status = daemon.wait_exit(PATIENCE).expect("it ends");
+        assert_eq!(status.code(), Some(0), "{settings:?}");
+    }
+}
+
 // ---- readiness -------------------------------------------------------------------------------
 
 #[test]

@@ -436,6 +436,14 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 }
 
 #[test]
+fn a_stop_signal_that_was_blocked_at_the_start_ends_the_server() {
+    let server = Lfpd::start_behind(&["env", "--block-signal"]);
+    server.daemon.signal(Signal::TERM);
+    let status = server.daemon.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
 fn commands_before_the_stop_signal_are_done_even_if_slow() {
     fair_test(commands_before_the_stop_signal_are_done_even_if_slow_once);
 }
