@@ -53,24 +53,33 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
     if !directory.is_dir() {
         DirBuilder::new().mode(0o755).create(directory)?;
     }
-    let lock = File::open(directory)?;
-    if !lock_within(&lock, LOCK_PATIENCE)? {
-        return Err(io::Error::other("it is locked by another process"));
-    }
+    // Whoever may read the directory can lock it, but not keep us from what is there.
     if !is_there(directory, KEY)? {
-        for name in [CA, CERTIFICATE] {
-            if is_there(directory, name)? {
-                let why = format!("{name} is there, and {KEY} is not");
-                return Err(io::Error::other(why));
-            }
-        }
-        write_all(directory, &make(host).map_err(io::Error::other)?)?;
+        make_in(directory, host)?;
     }
     let unusable = |why: &str| io::Error::other(format!("{CA}: {why}"));
     let ca = fs::read(directory.join(CA)).map_err(|error| unusable(&reason(&error)))?;
     let ca = CertificateDer::from_pem_slice(&ca);
     let ca = ca.map_err(|_| unusable("it is not a certificate in PEM"))?;
     Ok(fingerprint(&ca))
+}
+
+/// Makes the files, or waits for another server that does.
+fn make_in(directory: &Path, host: IpAddr) -> io::Result<()> {
+    let lock = File::open(directory)?;
+    if !lock_within(&lock, LOCK_PATIENCE)? {
+        return Err(io::Error::other("it is locked by another process"));
+    }
+    if is_there(directory, KEY)? {
+        return Ok(());
+    }
+    for name in [CA, CERTIFICATE] {
+        if is_there(directory, name)? {
+            let why = format!("{name} is there, and {KEY} is not");
+            return Err(io::Error::other(why));
+        }
+    }
+    write_all(directory, &make(host).map_err(io::Error::other)?)
 }
 
 fn is_there(directory: &Path, name: &str) -> io::Result<bool> {

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use log::warn;
 use rustix::fs::{chown, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
@@ -14,8 +15,9 @@ use rustix::net::{
 };
 
 use crate::sys::directory::{lock_within, Directory};
+use crate::text::Escaped;
 
-/// How long another process may have the directory locked.
+/// How long another process may have the directory locked before we go on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The path of a socket that this process has bound.
@@ -34,20 +36,13 @@ pub(super) fn bind(
     backlog: i32,
 ) -> io::Result<(UnixListener, BoundPath)> {
     // Two servers that both find a dead server's socket must not remove each other's. The one that
-    // locks the directory looks, removes and listens before the other looks.
+    // locks the directory looks, removes and listens before the other looks. But whoever may read
+    // the directory can keep it locked, and must not keep a server from its start.
     let directory = Directory::of(path)?;
     match lock_within(&directory, LOCK_PATIENCE) {
         Ok(true) => {}
-        Ok(false) => {
-            return Err(io::Error::other(
-                "its directory is locked by another process",
-            ))
-        }
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            return Err(io::Error::other(
-                "its directory cannot be locked, perhaps since it may not be read",
-            ))
-        }
+        Ok(false) => warn!("cannot-lock-directory socket={}", Escaped::path(path)),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
         Err(error) => return Err(error),
     }
     remove_dead_socket(path)?;

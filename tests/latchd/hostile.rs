@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{flock, FlockOperation};
 use rustix::net::{send, SendFlags};
 
 use crate::support::footprint::status_kib;
@@ -747,6 +749,37 @@ fn a_live_server_with_a_full_backlog_is_not_replaced() {
         .accept()
         .expect("the path still leads to the first server");
     UnixStream::connect(&path).expect("the path still leads to the first server");
+}
+
+#[test]
+fn a_server_starts_on_a_socket_whose_directory_is_locked() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let handle = fs::File::open(directory.path()).expect("it is there");
+    flock(&handle, FlockOperation::LockExclusive).expect("nobody else has it");
+    leave_socket(&path);
+    let daemon = Daemon::start_unix(&path, &[]);
+    let line = format!("cannot-lock-directory socket={}\n", path.display());
+    daemon.wait_for_log(&line, PATIENCE);
+}
+
+#[test]
+fn a_server_starts_on_a_socket_in_an_unreadable_directory() {
+    needs!("root", "setpriv");
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("socket");
+    let unreadable = fs::Permissions::from_mode(0o333);
+    fs::set_permissions(directory.path(), unreadable).expect("it is ours");
+    leave_socket(&path);
+    let mut command = Daemon::command_of("setpriv");
+    // Without these, root reads no more than other users do.
+    command.arg("--bounding-set=-dac_override,-dac_read_search");
+    command.args([env!("CARGO_BIN_EXE_latchd"), "--port=off", "--unix"]);
+    command.arg(&path);
+    let _daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "the socket answers", || {
+        UnixStream::connect(&path).is_ok()
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{mknodat, FileType, Mode, CWD};
+use rustix::fs::{flock, mknodat, FileType, FlockOperation, Mode, CWD};
 
 use latchd::client::{Address, Client, Error, Settings, Tls};
 
@@ -323,6 +323,16 @@ fn a_self_signed_certificate_is_made_once() {
         .collect();
     names.sort();
     assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
+}
+
+#[test]
+fn a_certificate_is_used_while_its_directory_is_locked() {
+    let directory = tempfile::tempdir().expect("there is room for a directory");
+    let option = format!("--tls-self-signed={}", directory.path().display());
+    drop(Daemon::start(&[&option]));
+    let handle = fs::File::open(directory.path()).expect("it is there");
+    flock(&handle, FlockOperation::LockExclusive).expect("nobody else has it");
+    Daemon::start(&[&option]);
 }
 
 #[test]
