@@ -92,12 +92,12 @@ fn cannot_listen(descriptor: usize, why: &io::Error) -> String {
     format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
-/// Whether stderr is the socket on descriptor 0. A client would read what is written there.
-pub fn stderr_is_a_peers() -> bool {
-    match (fstat(io::stdin()), fstat(io::stderr())) {
-        (Ok(stdin), Ok(stderr)) => {
+/// Whether `output` is the socket on descriptor 0. A client would read what is written there.
+pub fn is_a_peers(output: impl AsFd) -> bool {
+    match (fstat(io::stdin()), fstat(output)) {
+        (Ok(stdin), Ok(output)) => {
             FileType::from_raw_mode(stdin.st_mode) == FileType::Socket
-                && (stdin.st_dev, stdin.st_ino) == (stderr.st_dev, stderr.st_ino)
+                && (stdin.st_dev, stdin.st_ino) == (output.st_dev, output.st_ino)
         }
         _ => false,
     }
@@ -106,7 +106,7 @@ pub fn stderr_is_a_peers() -> bool {
 /// Whether inetd or its like has started this process, and may start it again at once: descriptor 0
 /// listens, or stderr is the socket on it. Some inetds leave stderr alone.
 pub fn is_from_inetd() -> bool {
-    stderr_is_a_peers() || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
+    is_a_peers(io::stderr()) || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
 }
 
 fn classify(socket: OwnedFd) -> io::Result<Inherited> {

@@ -25,7 +25,7 @@ use crate::text::{reason, Escaped};
 #[cfg(feature = "tls")]
 use super::certificate::Certificate;
 use super::connections::{Connections, Full};
-use super::stream::{keep_alive, Stream};
+use super::stream::{keep_alive, where_known, Stream};
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
 use super::unix_path::{self, BoundPath};
@@ -91,7 +91,7 @@ impl Listener {
         keep_alive(&listener)?;
         // An urgent byte is read in its place, as telnet expects. Otherwise it would be lost, and
         // hide how much has arrived behind it.
-        sockopt::set_socket_oobinline(&listener, true)?;
+        where_known(sockopt::set_socket_oobinline(&listener, true))?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
         Ok(Listener::Tcp(
             listener,

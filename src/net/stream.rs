@@ -187,7 +187,15 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
-    Ok(sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?)
+    where_known(sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS))
+}
+
+/// The outcome of setting an option that sockets of multipath TCP lack.
+pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
+    match set {
+        Err(Errno::NOPROTOOPT | Errno::OPNOTSUPP) => Ok(()),
+        set => Ok(set?),
+    }
 }
 
 /// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: for ever), in one

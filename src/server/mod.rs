@@ -43,7 +43,7 @@ pub fn print(program: &str, text: &str) -> ExitCode {
 /// stderr, unless a client would read it. Under inetd it goes to the syslog too, and the exit is
 /// delayed: inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
-    if !inherited::stderr_is_a_peers() {
+    if !inherited::is_a_peers(io::stderr()) {
         output::complain(program, &reason);
     }
     if inherited::is_from_inetd() {
@@ -56,7 +56,7 @@ pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
 /// Starts the log. If a client would read stderr, nothing is logged there, and the messages of
 /// panics go to the syslog.
 pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String> {
-    if inherited::stderr_is_a_peers() {
+    if inherited::is_a_peers(io::stderr()) {
         std::panic::set_hook(Box::new(move |panic| {
             syslog::report(program, panic.to_string().replace('\n', " "));
         }));
@@ -167,14 +167,13 @@ fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
     format!("cannot listen on {place}: {reason}")
 }
 
-/// Prints the port of the first TCP listener on stdout.
+/// Prints the port of the first TCP listener on stdout, unless inetd has made the listening socket
+/// of that.
 pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
-    let Some(port) = listeners.iter().find_map(Listener::port) else {
-        return Ok(());
-    };
-    match output::print(&format!("{port}\n")) {
-        // Under inetd, stdout is the listening socket.
-        Err(error) if !inherited::stderr_is_a_peers() => Err(output::unprintable(&error)),
+    match listeners.iter().find_map(Listener::port) {
+        Some(port) if !inherited::is_a_peers(io::stdout()) => {
+            output::print(&format!("{port}\n")).map_err(|error| output::unprintable(&error))
+        }
         _ => Ok(()),
     }
 }

@@ -24,7 +24,7 @@ use crate::support::{
     children_of, come_to_rest, described, eventually, fence, installed, parse_grant, stat_of,
     Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
-use rustix::net::{bind, listen, socket, AddressFamily, SocketType};
+use rustix::net::{bind, ipproto, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
 
@@ -240,6 +240,39 @@ fn a_log_to_the_listening_socket_does_no_harm() {
     client.acquire("k", 0);
     client.nothing_within(Duration::from_millis(100));
     assert!(daemon.wait_exit(Duration::ZERO).is_none());
+}
+
+/// Some inetds leave standard error alone.
+#[test]
+fn a_port_is_not_printed_to_the_listening_socket() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let stdout = OwnedFd::from(listener.try_clone().expect("descriptors are left"));
+    let mut server = on_stdin(listener);
+    server
+        .stdout(stdout)
+        .args(["--print-port", "--idle-exit", "1"]);
+    let mut server = server.spawn().expect("latchd was built by cargo");
+    Client::tcp(addr).acquire("k", 0);
+    assert_eq!(wait_for(&mut server, PATIENCE).code(), Some(0));
+}
+
+#[test]
+fn an_mptcp_socket_is_served() {
+    let made = socket(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        Some(ipproto::MPTCP),
+    );
+    let Ok(socket) = made else {
+        return eprintln!("NOT TESTED: the kernel has no MPTCP");
+    };
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port is free");
+    listen(&socket, 5).expect("it is bound");
+    let listener = TcpListener::from(socket);
+    let addr = listener.local_addr().expect("it is bound");
+    let _daemon = Daemon::from_command(on_stdin(listener));
+    Client::tcp(addr).acquire("k", 0);
 }
 
 #[test]
