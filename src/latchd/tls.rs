@@ -31,14 +31,17 @@ pub(super) fn certificate(options: &Options) -> Result<Option<Arc<Certificate>>,
         _ => return Ok(None),
     };
     let certificate = Certificate::read(files.0, files.1)?;
-    warn_of_expiry(&certificate);
+    warn_of_validity(&certificate);
     Ok(Some(Arc::new(certificate)))
 }
 
-/// Warns of a certificate that has expired, or soon will have.
-fn warn_of_expiry(certificate: &Certificate) {
+/// Warns of a certificate that is not valid, or soon will not be.
+fn warn_of_validity(certificate: &Certificate) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
+    if certificate.begins_after(now) {
+        warn!("certificate-not-valid-yet");
+    }
     let Some(expiry) = certificate.expiry_before(now + EXPIRY_NOTICE) else {
         return;
     };
@@ -57,7 +60,7 @@ pub(super) fn reader_of(certificate: Option<Arc<Certificate>>) -> impl Fn() + Se
         match certificate.read_again() {
             Ok(()) => {
                 info!("certificate-read");
-                warn_of_expiry(certificate);
+                warn_of_validity(certificate);
             }
             Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
         }

@@ -65,18 +65,31 @@ impl Certificate {
 
     /// When the first certificate of the chain expires, if that is before `time`; both since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
+        let faults = self.faults_at(time).into_iter();
+        let expiries = faults.filter_map(|fault| match fault {
+            Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
+                Some(Duration::from_secs(not_after.as_secs()))
+            }
+            _ => None,
+        });
+        expiries.min()
+    }
+
+    /// Whether a certificate of the chain is valid only after `time`, since 1970.
+    pub fn begins_after(&self, time: Duration) -> bool {
+        let faults = self.faults_at(time);
+        faults.iter().any(|fault| {
+            use CertificateError::NotValidYetContext;
+            matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. }))
+        })
+    }
+
+    /// What a client would find wrong at that time with each certificate of the chain.
+    fn faults_at(&self, time: Duration) -> Vec<Error> {
         let chain = self.content.lock().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
-        let expiries = chain
-            .iter()
-            .filter_map(|certificate| match verify_at(certificate, time) {
-                Err(Error::InvalidCertificate(CertificateError::ExpiredContext {
-                    not_after,
-                    ..
-                })) => Some(Duration::from_secs(not_after.as_secs())),
-                _ => None,
-            });
-        expiries.min()
+        let verified = chain.iter().map(|certificate| verify_at(certificate, time));
+        verified.filter_map(Result::err).collect()
     }
 }
 

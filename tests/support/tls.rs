@@ -42,6 +42,11 @@ impl Set {
         self.make(|params| params.not_after = time.into());
     }
 
+    /// Replaces all certificates by others; that of the server is valid from then on.
+    pub fn begin_at(&self, time: SystemTime) {
+        self.make(|params| params.not_before = time.into());
+    }
+
     fn make(&self, change: impl FnOnce(&mut CertificateParams)) {
         let key_pair = || KeyPair::generate().expect("there is randomness");
         let (ca_key, key) = (key_pair(), key_pair());

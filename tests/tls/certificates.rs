@@ -128,6 +128,16 @@ fn the_log_warns_before_a_certificate_expires() {
 }
 
 #[test]
+fn the_log_warns_of_a_certificate_that_is_not_valid_yet() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let set = Set::new();
+    set.begin_at(SystemTime::now() + HOUR);
+    let daemon = with(&set);
+    daemon.wait_for_log("WARN certificate-not-valid-yet\n", PATIENCE);
+    assert!(!daemon.log().contains("WARN certificate-expire"));
+}
+
+#[test]
 fn a_broken_new_certificate_leaves_the_old_one() {
     let (set, other) = (Set::new(), Set::new());
     let daemon = with(&set);
