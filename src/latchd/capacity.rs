@@ -2,6 +2,7 @@
 //! that all caps together can take.
 
 use std::env;
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::path::Path;
 use log::warn;
 use rustix::process::{getrlimit, Resource};
 use rustix::system::sysinfo;
+use rustix::thread::set_name;
 
 use crate::server::raise_descriptor_limit;
 use crate::sys::exec::exec;
@@ -153,7 +155,10 @@ pub(super) fn reexec_with_malloc_settings() {
     let is_set = [THRESHOLD, DONE]
         .iter()
         .any(|name| env::var_os(name).is_some());
-    if cfg!(not(target_env = "gnu")) || is_set {
+    if is_set {
+        return take_back_name();
+    }
+    if cfg!(not(target_env = "gnu")) {
         return;
     }
     let Ok(program) = env::current_exe() else {
@@ -176,6 +181,16 @@ pub(super) fn reexec_with_malloc_settings() {
         settings.push(("MALLOC_ARENA_MAX", "1"));
     }
     let _ = exec(&program, env::args_os(), &settings);
+}
+
+/// Names the process after the name that it was called by, as it was before it started itself again
+/// by the file behind a link.
+fn take_back_name() {
+    let called = env::args_os().next().unwrap_or_default();
+    let name = Path::new(&called).file_name().unwrap_or_default();
+    if let Ok(name) = CString::new(name.as_bytes()) {
+        let _ = set_name(&name);
+    }
 }
 
 /// The least memory limit in bytes of the cgroups of a process and of those above them.

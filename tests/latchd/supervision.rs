@@ -445,7 +445,7 @@ fn a_listen_fd_that_does_not_listen_is_refused() {
     }
 }
 
-// ---- signals ---------------------------------------------------------------------------------
+// ---- signals and the process -----------------------------------------------------------------
 
 #[test]
 fn signals_that_a_supervisor_has_blocked_end_the_server() {
@@ -459,6 +459,19 @@ fn signals_that_a_supervisor_has_blocked_end_the_server() {
         let status = daemon.wait_exit(PATIENCE).expect("it ends");
         assert_eq!(status.code(), Some(0), "{settings:?}");
     }
+}
+
+/// pgrep and killall know a process by this name, and so does the SysV script.
+#[test]
+fn a_server_is_named_as_it_was_called() {
+    let directory = world_readable_directory();
+    let link = directory.path().join("called");
+    std::os::unix::fs::symlink(PROGRAM, &link).expect("there is room");
+    let mut command = Daemon::command_of(link);
+    command.args(["--port", "0", "--print-port"]);
+    let daemon = Daemon::from_command(command);
+    let name = fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).expect("it runs");
+    assert_eq!(name, "called\n");
 }
 
 // ---- readiness -------------------------------------------------------------------------------
