@@ -213,6 +213,7 @@ mod tests {
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{mpsc, Arc};
+    use std::time::Instant;
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().expect("sleep")
@@ -221,7 +222,7 @@ mod tests {
     fn lock(files: &SerialLockFiles, name: &str, pid: u32) -> DeviceLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
-        let locked = files.lock(&device, pid, LockedFor::AnyProcess, None);
+        let locked = files.lock(&device, pid, LockedFor::AnyProcess, None, Instant::now());
         locked.expect("usable").expect("a free device")
     }
 

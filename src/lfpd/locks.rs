@@ -4,13 +4,13 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use log::{debug, warn};
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::device::Device;
-use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
+use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles, PATIENCE};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
@@ -19,6 +19,7 @@ use crate::text::{reason, Escaped};
 
 use super::command::LockTarget;
 use super::holders::Holders;
+use super::lines::Lines;
 use super::peer::{NamedProcess, Peer, PeerRule};
 use super::reply::LfpReply;
 
@@ -37,6 +38,7 @@ pub struct LockRules {
 #[derive(Debug)]
 pub struct Locks {
     files: SerialLockFiles,
+    lines: Lines,
     rules: LockRules,
     /// Absent in a server for one connection, which does not outlive the holders.
     holders: Option<Holders>,
@@ -50,6 +52,7 @@ impl Locks {
     pub fn new(files: SerialLockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
         Locks {
             files,
+            lines: Lines::default(),
             rules,
             holders,
             failures: Throttle::default(),
@@ -83,7 +86,10 @@ impl Locks {
             Some(_) => LockedFor::process_of(user, seen_at),
             None => LockedFor::NoProcess,
         };
-        match self.files.lock(&device, pid, locked_for, owner) {
+        let locked = self.in_line(peer, None, |asked_at| {
+            self.files.lock(&device, pid, locked_for, owner, asked_at)
+        });
+        match locked {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
                 debug!("locked device={} pid={pid} {peer}", shown(target));
@@ -118,7 +124,11 @@ impl Locks {
                 holders.forget(removed);
             }
         };
-        match self.files.unlock(&device, pid, may_unlock, forget) {
+        let unlocked = self.in_line(peer, false, |asked_at| {
+            self.files
+                .unlock(&device, pid, may_unlock, forget, asked_at)
+        });
+        match unlocked {
             Ok(false) => LfpReply::Busy,
             Ok(true) => {
                 debug!("unlocked device={} pid={pid} {peer}", shown(target));
@@ -126,6 +136,21 @@ impl Locks {
             }
             Err(error) => self.failed("unlock", target, &error),
         }
+    }
+
+    /// Runs `steps` when those that the same user has asked for are done, and tells them since when
+    /// they wait; gives `otherwise` if it takes too long.
+    fn in_line<T>(
+        &self,
+        peer: Peer,
+        otherwise: T,
+        steps: impl FnOnce(Instant) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let asked_at = Instant::now();
+        let done = self
+            .lines
+            .at_the_head(peer, asked_at + PATIENCE, || steps(asked_at));
+        done.unwrap_or(Ok(otherwise))
     }
 
     /// Removes the locks of processes that end. Returns only if this server does not watch holders.
@@ -218,7 +243,7 @@ mod tests {
     use std::process::Command;
     use std::sync::Arc;
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     #[test]
     fn an_unlocked_device_leaves_its_watch_to_another_holder() {

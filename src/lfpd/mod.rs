@@ -2,6 +2,7 @@
 
 pub(crate) mod command;
 mod holders;
+mod lines;
 mod locks;
 mod options;
 mod peer;

@@ -22,7 +22,7 @@ pub enum PeerRule {
 }
 
 /// The user at the other end, by number; `None` if the kernel cannot tell any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer(pub Option<u32>);
 
 /// A process that exists, and that a peer asks for.

@@ -468,6 +468,33 @@ fn commands_before_the_stop_signal_are_done_even_if_slow_once() {
     assert_eq!(server.files().len(), COUNT);
 }
 
+#[test]
+fn a_user_who_asks_for_much_delays_the_others_by_one_request() {
+    needs!("root", "nc", "setpriv", "strace");
+    // All together, they take twice as long as a request waits, and then they ask again.
+    const COUNT: usize = 20;
+    let server = Traced::start("inject=linkat:delay_enter=200000", None);
+    let mut many: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
+    for (at, client) in many.iter_mut().enumerate() {
+        let own = own_pid();
+        let lines = (0..5).map(|again| format!("lock /dev/lfpd-{at}-{again} {own}\n"));
+        client.send(&lines.collect::<String>());
+    }
+    eventually(PATIENCE, "the first has its lock", || {
+        !server.files().is_empty()
+    });
+    let nc = format!(
+        "printf 'lock /dev/lfpd-other %s\nquit\n' $$ | nc {} {}; :",
+        server.addr.ip(),
+        server.addr.port()
+    );
+    let mut command = Command::new(installed("setpriv", "util-linux"));
+    command.args(["--reuid=65533", "--clear-groups", "sh", "-c"]);
+    let output = command.arg(nc).output().expect("it is installed");
+    let replies = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(replies.contains(OKAY), "{replies:?}");
+}
+
 // ---------------------------------------------------------------------------------------------
 // Ways to start
 

@@ -22,8 +22,8 @@ use super::mark::LockedFor;
 
 pub use super::lock_file::DeviceLock;
 
-/// How long other threads may have the turn before we give up.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request may wait for its turn before we give up.
+pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a thread waits, for the turn and then for the directory, before it goes on without the
 /// lock on the directory. Every user who may read the directory can lock it, and keep it.
@@ -52,15 +52,16 @@ impl SerialLockFiles {
 
     /// Locks `device` for the process `pid`, under all of its names or none; `None` if another
     /// process holds it, or may hold it. The files are marked by `locked_for`, and given to
-    /// `owner`, if any. Blocks for two seconds at most.
+    /// `owner`, if any. Blocks until [`PATIENCE`] after `asked_at` at most.
     pub fn lock(
         &self,
         device: &Device,
         pid: u32,
         locked_for: LockedFor,
         owner: Option<u32>,
+        asked_at: Instant,
     ) -> io::Result<Option<DeviceLock>> {
-        self.in_turn(None, |directory| {
+        self.in_turn(asked_at, None, |directory| {
             if self.is_locked_elsewhere(directory, device)? {
                 return Ok(None);
             }
@@ -89,27 +90,30 @@ impl SerialLockFiles {
     /// `may_unlock` says whether the caller may speak for the process that has the number in that
     /// instant: while this call waits for its turn, the number may pass to another process, which
     /// then counts as another holder. `forget` is told the files before the turn ends: in the next
-    /// turn, a new lock may get the id of one of them. Blocks for two seconds at most.
+    /// turn, a new lock may get the id of one of them. Blocks until [`PATIENCE`] after `asked_at` at
+    /// most.
     pub fn unlock(
         &self,
         device: &Device,
         pid: u32,
         may_unlock: impl Fn() -> bool,
         forget: impl FnOnce(&[FileId]),
+        asked_at: Instant,
     ) -> io::Result<bool> {
-        self.in_turn(false, |directory| {
+        self.in_turn(asked_at, false, |directory| {
             let own = lock_of_path(directory, device, pid);
             let mut removable = Vec::new();
             let mut is_held = false;
             for file in locks_in(directory, &device.written) {
+                let is_stale = file.is_stale();
+                if !is_stale && file.pid != pid {
+                    is_held = true;
+                    continue;
+                }
                 let names = names_of(directory, device, file)?;
-                let is_ours = || {
-                    file.pid == pid
-                        && own.is_none_or(|own| own == file)
-                        && is_of(device, &names)
-                        && may_unlock()
-                };
-                if file.is_stale() || is_ours() {
+                let is_ours =
+                    || own.is_none_or(|own| own == file) && is_of(device, &names) && may_unlock();
+                if is_stale || is_ours() {
                     removable.push((file, names));
                 } else {
                     is_held = true;
@@ -136,10 +140,10 @@ impl SerialLockFiles {
     }
 
     /// Removes a lock of ours, whose holder has ended, unless another file has its name by now.
-    /// Returns whether it was there. Blocks for two seconds at most, and fails with
+    /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
-        let was_there = self.in_turn(None, |directory| {
+        let was_there = self.in_turn(Instant::now(), None, |directory| {
             let ours = lock.file();
             let mut was_there = false;
             for name in &lock.names {
@@ -163,10 +167,10 @@ impl SerialLockFiles {
     /// come.
     fn in_turn<T>(
         &self,
+        asked_at: Instant,
         otherwise: T,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
-        let asked_at = Instant::now();
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
             return Ok(otherwise);
         };
@@ -276,14 +280,18 @@ mod tests {
 
         fn lock(&self, path: &str, pid: u32) -> Option<DeviceLock> {
             let device = self.device(path);
-            let locked = self.files.lock(&device, pid, LockedFor::AnyProcess, None);
+            let locked = self
+                .files
+                .lock(&device, pid, LockedFor::AnyProcess, None, Instant::now());
             locked.expect("usable")
         }
 
         fn unlock(&self, path: &str, pid: u32) -> bool {
             let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
             let device = Device::look_up_to_unlock(&path, &self.at("dev"));
-            let unlocked = self.files.unlock(&device, pid, || true, |_| {});
+            let unlocked = self
+                .files
+                .unlock(&device, pid, || true, |_| {}, Instant::now());
             unlocked.expect("usable")
         }
 
@@ -330,7 +338,9 @@ mod tests {
         let host = Host::new();
         let lock = |locked_for| {
             let device = host.device("/dev/ttyS1");
-            let locked = host.files.lock(&device, own_pid(), locked_for, None);
+            let locked = host
+                .files
+                .lock(&device, own_pid(), locked_for, None, Instant::now());
             locked.expect("usable").is_some()
         };
         assert!(lock(LockedFor::NoProcess));
@@ -526,7 +536,9 @@ mod tests {
             assert!(host.files.turn.try_lock().is_none(), "another may lock");
         };
         let device = host.device("/dev/ttyS1");
-        let unlocked = host.files.unlock(&device, own_pid(), || true, forget);
+        let unlocked = host
+            .files
+            .unlock(&device, own_pid(), || true, forget, Instant::now());
         assert!(unlocked.expect("usable"));
     }
 
@@ -535,9 +547,14 @@ mod tests {
         let host = Host::new();
         fs::remove_dir(host.at("own")).expect("removed");
         let device = host.device("/dev/ttyS1");
-        let locked = host.files.lock(&device, 1, LockedFor::AnyProcess, None);
+        let locked = host
+            .files
+            .lock(&device, 1, LockedFor::AnyProcess, None, Instant::now());
         assert!(locked.is_err());
-        assert!(host.files.unlock(&device, 1, || true, |_| {}).is_err());
+        assert!(host
+            .files
+            .unlock(&device, 1, || true, |_| {}, Instant::now())
+            .is_err());
     }
 
     #[test]
