@@ -60,18 +60,7 @@ pub fn serve(
         return wire.close_lingering(LINGER_TIME);
     };
     debug!("opened {peer}");
-    let mut session = Conversation {
-        wire,
-        peer,
-        place,
-        locks,
-        rules,
-        reader: LineReader::new(|_, _| MAX_LINE_LEN),
-        out: Vec::new(),
-        is_deaf: false,
-        bad_count: 0,
-    };
-    let reason = session.converse();
+    let reason = Conversation::new(wire, peer, place, locks, rules).converse();
     if reason != "peer-closed" {
         wire.close_lingering(LINGER_TIME);
     }
@@ -91,7 +80,27 @@ struct Conversation<'a> {
     bad_count: u32,
 }
 
-impl Conversation<'_> {
+impl<'a> Conversation<'a> {
+    fn new(
+        wire: &'a Wire<'a>,
+        peer: Peer,
+        place: Option<&'a OccupiedPlace>,
+        locks: &'a Locks,
+        rules: &'a ConversationRules,
+    ) -> Conversation<'a> {
+        Conversation {
+            wire,
+            peer,
+            place,
+            locks,
+            rules,
+            reader: LineReader::new(|_, _| MAX_LINE_LEN),
+            out: Vec::new(),
+            is_deaf: false,
+            bad_count: 0,
+        }
+    }
+
     /// Returns why the conversation is over.
     fn converse(&mut self) -> &'static str {
         append_greeting(&mut self.out, &self.rules.hostname);
@@ -122,12 +131,16 @@ impl Conversation<'_> {
 
     /// Blocks until a line is complete, or too long.
     fn receive(&mut self, deadline: Instant) -> Result<Buffered, ReadEnd> {
+        let mut is_late = false;
         loop {
             match self.reader.look() {
+                // Input without an end of line has no deadline of its own while it keeps coming.
+                Buffered::Incomplete if is_late => return Err(ReadEnd::Timeout),
                 Buffered::Incomplete => {}
                 found => return Ok(found),
             }
             self.reader.read(Until(self.wire, deadline))?;
+            is_late = Instant::now() >= deadline;
             let is_greeted = self.out.is_empty();
             if is_greeted {
                 self.reader.take_answers(&mut self.out);
@@ -200,22 +213,30 @@ mod tests {
     use std::net::Shutdown;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::path::Path;
 
-    #[test]
-    fn a_peer_on_another_host_is_refused_and_locks_nothing() {
-        let directory = tempfile::tempdir().expect("a directory");
+    fn locks_in(directory: &Path) -> Locks {
         let rules = LockRules {
             peer_rule: PeerRule::Off,
             require_live_pid: false,
             chown: false,
             devices: "/dev".into(),
         };
-        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
-        let locks = Locks::new(files, rules, None);
-        let conversation_rules = ConversationRules {
+        let files = SerialLockFiles::new(directory.to_owned(), Vec::new());
+        Locks::new(files, rules, None)
+    }
+
+    fn rules(idle_timeout: Duration) -> ConversationRules {
+        ConversationRules {
             hostname: "host".into(),
-            idle_timeout: Duration::from_secs(30),
-        };
+            idle_timeout,
+        }
+    }
+
+    #[test]
+    fn a_peer_on_another_host_is_refused_and_locks_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let locks = locks_in(directory.path());
         let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
         theirs
             .write_all(b"lock /dev/lfpd-a 1\r\n")
@@ -223,12 +244,27 @@ mod tests {
         theirs.shutdown(Shutdown::Write).expect("half a close");
         let stop = Event::new().expect("an event");
         let wire = Wire::new(ours.as_fd(), ours.as_fd(), stop.as_fd());
-        serve(&wire, None, None, &locks, &conversation_rules);
+        serve(&wire, None, None, &locks, &rules(Duration::from_secs(30)));
         drop(ours);
         let mut received = Vec::new();
         theirs.read_to_end(&mut received).expect("the reply");
         assert_eq!(received, TURNED_AWAY);
         let mut files = directory.path().read_dir().expect("it is there");
         assert!(files.next().is_none());
+    }
+
+    #[test]
+    fn input_without_a_line_does_not_put_off_the_idle_timeout() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let locks = locks_in(directory.path());
+        let rules = rules(Duration::from_millis(1));
+        let input = tempfile::tempfile().expect("a file");
+        // Without blocks on the disk, but it takes longer to read.
+        input.set_len(1 << 26).expect("a long file");
+        let (ours, _theirs) = UnixStream::pair().expect("a socket pair");
+        let stop = Event::new().expect("an event");
+        let wire = Wire::new(input.as_fd(), ours.as_fd(), stop.as_fd());
+        let mut conversation = Conversation::new(&wire, Peer(None), None, &locks, &rules);
+        assert_eq!(conversation.converse(), "idle");
     }
 }
