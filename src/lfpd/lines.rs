@@ -1,5 +1,5 @@
-//! A line for each user, in which its requests wait before they wait with those of others. So a user
-//! who asks a lot, for what takes long, delays the others by one request.
+//! A line for each user, in which its requests wait before they wait with those of others. So a
+//! user who asks a lot, for what takes long, delays the others by one request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -90,8 +90,8 @@ impl SerialLockFiles {
     /// `may_unlock` says whether the caller may speak for the process that has the number in that
     /// instant: while this call waits for its turn, the number may pass to another process, which
     /// then counts as another holder. `forget` is told the files before the turn ends: in the next
-    /// turn, a new lock may get the id of one of them. Blocks until [`PATIENCE`] after `asked_at` at
-    /// most.
+    /// turn, a new lock may get the id of one of them. Blocks until [`PATIENCE`] after `asked_at`
+    /// at most.
     pub fn unlock(
         &self,
         device: &Device,
