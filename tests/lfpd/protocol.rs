@@ -470,6 +470,10 @@ fn commands_before_the_stop_signal_are_done_even_if_slow_once() {
 
 #[test]
 fn a_user_who_asks_for_much_delays_the_others_by_one_request() {
+    fair_test(a_user_who_asks_for_much_delays_the_others_by_one_request_once);
+}
+
+fn a_user_who_asks_for_much_delays_the_others_by_one_request_once() {
     needs!("root", "nc", "setpriv", "strace");
     // All together, they take twice as long as a request waits, and then they ask again.
     const COUNT: usize = 20;
