@@ -10,7 +10,7 @@ use std::path::Path;
 use log::warn;
 use rustix::process::{getrlimit, Resource};
 use rustix::system::sysinfo;
-use rustix::thread::set_name;
+use rustix::thread::{self, set_name};
 
 use crate::server::raise_descriptor_limit;
 use crate::sys::exec::exec;
@@ -152,13 +152,16 @@ pub(super) fn reexec_with_malloc_settings() {
     const TUNABLES: &str = "GLIBC_TUNABLES";
     // The C library removes its own variables from a program with privileges of its file.
     const DONE: &str = "LATCHD_MALLOC";
-    let is_set = [THRESHOLD, DONE]
-        .iter()
-        .any(|name| env::var_os(name).is_some());
-    if is_set {
-        return take_back_name();
+    // The kernel has named the process after the file of the program. Behind a link, that is not
+    // the name by which it was started.
+    const NAMED: &str = "named ";
+    if let Ok(done) = env::var(DONE) {
+        if let Some(Ok(name)) = done.strip_prefix(NAMED).map(CString::new) {
+            let _ = set_name(&name);
+        }
+        return;
     }
-    if cfg!(not(target_env = "gnu")) {
+    if cfg!(not(target_env = "gnu")) || env::var_os(THRESHOLD).is_some() {
         return;
     }
     let Ok(program) = env::current_exe() else {
@@ -169,7 +172,9 @@ pub(super) fn reexec_with_malloc_settings() {
     if name.starts_with(b"ld-") || name.starts_with(b"ld.") {
         return;
     }
-    let mut settings = vec![(THRESHOLD, "65536"), (DONE, "set")];
+    let started_as = thread::name().unwrap_or_default();
+    let done = format!("{NAMED}{}", started_as.to_string_lossy());
+    let mut settings = vec![(THRESHOLD, "65536"), (DONE, done.as_str())];
     if env::var_os(TUNABLES).is_none() {
         // Small blocks are joined with their neighbours at once, so that whole pages get free. The
         // stack of a thread goes back at its end: 300 kept stacks would be 2.5 MB, and as much
@@ -181,16 +186,6 @@ pub(super) fn reexec_with_malloc_settings() {
         settings.push(("MALLOC_ARENA_MAX", "1"));
     }
     let _ = exec(&program, env::args_os(), &settings);
-}
-
-/// Names the process after the name that it was called by, as it was before it started itself again
-/// by the file behind a link.
-fn take_back_name() {
-    let called = env::args_os().next().unwrap_or_default();
-    let name = Path::new(&called).file_name().unwrap_or_default();
-    if let Ok(name) = CString::new(name.as_bytes()) {
-        let _ = set_name(&name);
-    }
 }
 
 /// The least memory limit in bytes of the cgroups of a process and of those above them.

@@ -167,13 +167,14 @@ fn cannot_listen(place: &dyn Display, error: &io::Error) -> String {
     format!("cannot listen on {place}: {reason}")
 }
 
-/// Prints the port of the first TCP listener on stdout, unless inetd has made the listening socket
-/// of that.
+/// Prints the port of the first TCP listener on stdout.
 pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
-    match listeners.iter().find_map(Listener::port) {
-        Some(port) if !inherited::is_a_peers(io::stdout()) => {
-            output::print(&format!("{port}\n")).map_err(|error| output::unprintable(&error))
-        }
+    let Some(port) = listeners.iter().find_map(Listener::port) else {
+        return Ok(());
+    };
+    match output::print(&format!("{port}\n")) {
+        // Under inetd, stdout is the listening socket.
+        Err(error) if !inherited::is_a_peers(io::stdout()) => Err(output::unprintable(&error)),
         _ => Ok(()),
     }
 }

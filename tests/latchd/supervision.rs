@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{self as unix, UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -258,6 +259,21 @@ fn a_port_is_not_printed_to_the_listening_socket() {
 }
 
 #[test]
+fn a_port_is_printed_to_a_socket_that_is_stdin_as_well() {
+    let (socket, mut peer) = UnixStream::pair().expect("descriptors are left");
+    let again = || OwnedFd::from(socket.try_clone().expect("descriptors are left"));
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    command.stdin(again()).stdout(again());
+    let mut server = command.spawn().expect("latchd was built by cargo");
+    peer.set_read_timeout(Some(PATIENCE)).expect("not zero");
+    let first = peer.read(&mut [0]);
+    server.kill().expect("it is our child");
+    server.wait().expect("its end");
+    assert_eq!(first.ok(), Some(1), "a digit of the port");
+}
+
+#[test]
 fn an_mptcp_socket_is_served() {
     let made = socket(
         AddressFamily::INET,
@@ -463,15 +479,17 @@ fn signals_that_a_supervisor_has_blocked_end_the_server() {
 
 /// pgrep and killall know a process by this name, and so does the SysV script.
 #[test]
-fn a_server_is_named_as_it_was_called() {
+fn a_server_keeps_the_name_of_its_file() {
     let directory = world_readable_directory();
     let link = directory.path().join("called");
     std::os::unix::fs::symlink(PROGRAM, &link).expect("there is room");
-    let mut command = Daemon::command_of(link);
-    command.args(["--port", "0", "--print-port"]);
-    let daemon = Daemon::from_command(command);
-    let name = fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).expect("it runs");
-    assert_eq!(name, "called\n");
+    for argument in ["called", "-odd", ""] {
+        let mut command = Daemon::command_of(&link);
+        command.arg0(argument).args(["--port", "0", "--print-port"]);
+        let daemon = Daemon::from_command(command);
+        let name = fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).expect("it runs");
+        assert_eq!(name, "called\n", "{argument:?}");
+    }
 }
 
 // ---- readiness -------------------------------------------------------------------------------
