@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{symlink, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -436,6 +436,25 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 }
 
 #[test]
+fn a_directory_that_may_not_be_searched_is_an_error_and_not_busy() {
+    needs!("root", "setpriv");
+    // Without these, root may do no more than other users.
+    let server = Lfpd::start_behind(&["setpriv", "--bounding-set=-dac_override,-dac_read_search"]);
+    let mut client = server.connect();
+    let directory = server.lock_file("");
+    let mode = |mode| fs::set_permissions(&directory, fs::Permissions::from_mode(mode));
+    mode(0o444).expect("it is ours");
+    let lock = format!("lock /dev/lfpd-a {}", own_pid());
+    let refused = ask(&mut client, &lock);
+    mode(0o755).expect("it is ours");
+    assert!(refused.starts_with("550 "), "{refused:?}");
+    server
+        .daemon
+        .wait_for_log("cannot-use-lock-files", PATIENCE);
+    assert_eq!(ask(&mut client, &lock), OKAY);
+}
+
+#[test]
 fn a_stop_signal_that_was_blocked_at_the_start_ends_the_server() {
     let server = Lfpd::start_behind(&["env", "--block-signal"]);
     server.daemon.signal(Signal::TERM);
@@ -839,7 +858,6 @@ fn users_unknown_to_the_namespace_lock_for_no_process() {
 #[test]
 fn a_unix_socket_too_refuses_the_process_of_another_user() {
     needs!("root", "nc");
-    use std::os::unix::fs::PermissionsExt;
     let dirs = lock_dirs();
     let permissions = fs::Permissions::from_mode(0o755);
     fs::set_permissions(dirs.path(), permissions).expect("it is ours");
@@ -1033,7 +1051,6 @@ fn what_is_no_file_stays_in_its_place() {
 /// A server of another user, on a directory with the sticky bit, and a connection to it. The other
 /// directory is root's and has this mode.
 fn server_of_another_user(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
-    use std::os::unix::fs::PermissionsExt;
     for (name, mode) in [("", 0o755), ("own", 0o1777), ("other", mode_of_other)] {
         let permissions = fs::Permissions::from_mode(mode);
         fs::set_permissions(dirs.join(name), permissions).expect("it is ours");

@@ -175,6 +175,8 @@ impl SerialLockFiles {
             return Ok(otherwise);
         };
         let directory = Directory::open(&self.own)?;
+        // Where we may not look names up, every lock would seem to be held.
+        directory.identity(".")?;
         // The wait for the turn counts. Otherwise a user who locks the directory again and again
         // delays one thread after the other, and those behind them run out of patience.
         match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
