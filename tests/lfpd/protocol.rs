@@ -436,7 +436,7 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 }
 
 #[test]
-fn a_directory_that_may_not_be_searched_is_an_error_and_not_busy() {
+fn a_lock_directory_that_may_not_be_searched_is_an_error() {
     needs!("root", "setpriv");
     // Without these, root may do no more than other users.
     let server = Lfpd::start_behind(&["setpriv", "--bounding-set=-dac_override,-dac_read_search"]);
