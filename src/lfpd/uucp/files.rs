@@ -174,9 +174,7 @@ impl SerialLockFiles {
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
             return Ok(otherwise);
         };
-        let directory = Directory::open(&self.own)?;
-        // Where we may not look names up, every lock would seem to be held.
-        directory.identity(".")?;
+        let directory = open_to_search(&self.own)?;
         // The wait for the turn counts. Otherwise a user who locks the directory again and again
         // delays one thread after the other, and those behind them run out of patience.
         match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
@@ -222,15 +220,18 @@ impl SerialLockFiles {
     }
 }
 
+/// Opens a directory in which we may look names up. Without that right it could be opened, too, and
+/// every lock in it would seem to be held.
+fn open_to_search(path: &Path) -> io::Result<Directory> {
+    let directory = Directory::open(path)?;
+    directory.identity(".")?;
+    Ok(directory)
+}
+
 /// Opens a directory in which other programs may have locked; `None` if it is missing, or we may
 /// not read it. Fails if the system cannot tell what is in it: a lock may be.
 fn open_other(path: &Path) -> io::Result<Option<Directory>> {
-    let opened = Directory::open(path).and_then(|directory| {
-        // We may have it open and yet may not look up names in it.
-        directory.identity(".")?;
-        Ok(directory)
-    });
-    match opened {
+    match open_to_search(path) {
         Ok(directory) => Ok(Some(directory)),
         Err(error) => match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(None),
