@@ -6,7 +6,6 @@
 //! process that may read the file can keep it locked by flock(2). Then a write lock by fcntl(2)
 //! counts as well, since it is not granted while a holder or a taker has the file locked.
 //!
-//!
 //! 1. A link, which replaces nothing, creates the name.
 //! 2. A taker rewrites a stale file in place. It has the file locked, has judged it again since,
 //!    and has seen it under the name after that. If the name still belongs to the file after the
@@ -36,6 +35,10 @@ use super::staleness::{Content, Flock};
 
 /// How long this process waits for a file that another process has locked.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often one attempt starts again because the name went to another file. Who may write to the
+/// directory can do that without end, and a caller has a time limit.
+const MAX_ROUNDS: u32 = 8;
 
 /// The steps. Those of other processes can come between two steps, but not into one.
 pub(super) trait Files {
@@ -128,7 +131,7 @@ pub enum Obstacle {
 /// Tries to take the lock once.
 pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acquisition<F::File>> {
     let mut after = After::Nothing;
-    loop {
+    for _ in 0..MAX_ROUNDS {
         match files.open()? {
             Entry::Nothing => {}
             Entry::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
@@ -147,6 +150,7 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acqu
             return settled(files, after, ours);
         }
     }
+    Ok(Acquisition::Obstructed(Obstacle::Contended, None))
 }
 
 /// Takes over the lock whose file is `found`. `None` if that was stale, and has lost the lock's
@@ -282,7 +286,7 @@ pub(super) fn remove<F: Files>(
     files: &F,
     allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
 ) -> io::Result<Removal> {
-    loop {
+    for _ in 0..MAX_ROUNDS {
         let found = match files.open()? {
             Entry::Nothing => return Ok(Removal::Nothing),
             Entry::Unreadable => return Ok(Removal::Kept(Obstacle::Unreadable, None)),
@@ -307,6 +311,7 @@ pub(super) fn remove<F: Files>(
             Err(error) => Err(error),
         };
     }
+    Ok(Removal::Kept(Obstacle::Contended, None))
 }
 
 /// Whether this user, or every user, lacks the right to change names here.

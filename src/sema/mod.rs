@@ -353,6 +353,7 @@ fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
             Some("stale, but the file system does not support locks on files; see --force")
         }
         Obstacle::Locked => Some("stale, but another process keeps the file locked"),
+        Obstacle::Contended => Some("another process changed it at the same time"),
         other => impediment(other),
     }
 }

@@ -189,7 +189,7 @@ fn note(busy: &Busy) -> Option<&'static str> {
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
         Obstacle::NoLocks => Some("stale, but the file system does not support locks on files"),
-        Obstacle::Contended => Some("another process tried to take it at the same time"),
+        Obstacle::Contended => Some("another process changed it at the same time"),
     }
 }
 

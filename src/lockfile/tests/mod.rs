@@ -1,6 +1,7 @@
 //! Tests from the inside: file systems that lack features, steps that are late, and processes that
 //! die between two steps.
 
+mod contention;
 mod crash;
 mod fallbacks;
 mod fault_injection;

@@ -1,0 +1,97 @@
+//! Another process that replaces the lock file between every two steps.
+
+use std::cell::Cell;
+
+use super::*;
+use crate::lockfile::takeover::{acquire, remove, After, Files};
+use crate::sys::directory::{Entry, FileId};
+
+/// More looks than one attempt may need.
+const TOO_MANY: u64 = 1_000;
+
+/// Whenever the lock's name is looked up, it belongs to another file, which is stale.
+#[derive(Default)]
+struct ReplacedFiles {
+    looks: Cell<u64>,
+}
+
+impl ReplacedFiles {
+    fn next(&self) -> u64 {
+        self.looks.set(self.looks.get() + 1);
+        assert!(self.looks.get() < TOO_MANY, "an attempt without an end");
+        self.looks.get()
+    }
+}
+
+impl Files for ReplacedFiles {
+    type File = u64;
+
+    fn create(&self, _: &[u8]) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn open(&self) -> io::Result<Entry<u64>> {
+        Ok(Entry::File(self.next()))
+    }
+
+    fn open_to_write(&self, _: &u64) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn may_rewrite(&self, _: &u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn lock(&self, _: &u64, _: Duration) -> io::Result<Flock> {
+        Ok(Flock::Ours)
+    }
+
+    fn read(&self, _: &u64) -> io::Result<Content> {
+        let bytes = format!("pid={DEAD}\n").into_bytes();
+        Ok(Content { bytes, modified: 0 })
+    }
+
+    fn id(&self, file: &u64) -> io::Result<FileId> {
+        Ok(FileId::of_model(0, *file))
+    }
+
+    fn identity(&self) -> io::Result<Option<FileId>> {
+        Ok(Some(FileId::of_model(0, self.next())))
+    }
+
+    fn prepare(&self, _: &[u8]) -> io::Result<u32> {
+        unreachable!("the file has lost its name")
+    }
+
+    fn rewrite(&self, _: &u64, _: &[u8], _: u32) -> io::Result<()> {
+        unreachable!("the file has lost its name")
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        unreachable!("the file has lost its name")
+    }
+
+    fn settle(&self, _: After) -> bool {
+        false
+    }
+}
+
+#[test]
+fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
+    let taker = Taker {
+        record: &Vec::new,
+        is_live: true,
+        may_take: &|_| Ok(Ok(())),
+    };
+    let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");
+    assert!(matches!(
+        attempt,
+        Acquisition::Obstructed(Obstacle::Contended, None)
+    ));
+}
+
+#[test]
+fn a_removal_ends_although_the_file_is_replaced_for_ever() {
+    let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(Ok(()))).expect("a removal");
+    assert!(matches!(removal, Removal::Kept(Obstacle::Contended, None)));
+}
