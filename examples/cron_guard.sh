@@ -9,7 +9,11 @@
 # set it in the table, or write whole paths.
 set -eu
 
-job=${1:?usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]}
+if [ $# -lt 2 ]; then
+    echo 'usage: cron_guard.sh JOB COMMAND [ARGUMENT ...]' >&2
+    exit 64
+fi
+job=$1
 shift
 
 # On one host a lock file does, and no server is needed: CRON_GUARD_DIR names its directory.

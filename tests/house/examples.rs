@@ -140,6 +140,16 @@ fn of_several_hosts_one_runs_the_job_of_cron_once() {
 }
 
 #[test]
+fn a_job_of_cron_without_a_command_is_refused() {
+    for arguments in [&[][..], &["nightly"]] {
+        let mut command = shell_script("cron_guard.sh");
+        command.args(arguments).env("CRON_GUARD_DIR", "/nowhere");
+        let (status, printed) = Running::start(&mut command).end();
+        assert_eq!(status, 64, "{printed}");
+    }
+}
+
+#[test]
 fn a_job_of_cron_runs_once_on_one_host_without_a_server() {
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
