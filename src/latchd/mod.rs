@@ -275,7 +275,7 @@ fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
              use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
-    // dflockd had no variable whose name is not UTF-8.
+    // A name that is not UTF-8 is like that of no option.
     let names = env::vars_os().filter(|(_, value)| !value.is_empty());
     let names = names.filter_map(|(name, _)| name.into_string().ok());
     for name in options::unknown_variables(names) {

@@ -25,6 +25,9 @@ const MAX_COUNT: usize = u32::MAX as usize;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+/// What the variables of the options begin with, and an underscore.
+const PREFIXES: &[&str] = &["LATCHD", "DFLOCKD"];
+
 /// Options of which one, where it is given, overrules also the other.
 const RIVALS: &[[&str; 2]] = &[
     [
@@ -202,24 +205,25 @@ pub(super) fn read(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> (Parsed<Options>, Origins) {
     let variables = Variables {
-        prefixes: &["LATCHD", "DFLOCKD"],
+        prefixes: PREFIXES,
         rivals: RIVALS,
         lookup,
     };
     arguments::parse_rows(super::PROGRAM, Dashes::OneOrTwo, arguments, &variables)
 }
 
-/// Those of `names` that begin with `DFLOCKD_` and are no variable of any option.
+/// Those of `names` that begin as the variables of the options do, and are none of them.
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    /// Variables that the server sets for itself when it starts once more.
+    const ITS_OWN: [&str; 2] = ["MALLOC", "STARTED_OVER"];
     let is_known = |name: &str| {
-        Options::ROWS
-            .iter()
-            .any(|row| row.variables.contains(&name))
+        let mut rows = Options::ROWS.iter();
+        ITS_OWN.contains(&name) || rows.any(|row| row.variables.contains(&name))
     };
     let mut unknown: Vec<String> = names
         .filter(|name| {
-            let ours = name.strip_prefix("DFLOCKD_");
-            ours.is_some_and(|ours| !is_known(ours))
+            let (prefix, rest) = name.split_once('_').unwrap_or_default();
+            PREFIXES.contains(&prefix) && !is_known(rest)
         })
         .collect();
     unknown.sort_unstable();

@@ -674,7 +674,7 @@ fn a_new_name_beats_the_old_one() {
 }
 
 #[test]
-fn each_unknown_dflockd_variable_is_warned_about_once() {
+fn each_unknown_variable_is_warned_about_once() {
     let mut known: Vec<String> = NUMBERS.iter().map(|(_, name, _)| (*name).into()).collect();
     known.extend(["GC_LOOP_SLEEP", "GC_MAX_UNUSED_TIME"].map(String::from));
     let mut command = Daemon::command();
@@ -692,6 +692,8 @@ fn each_unknown_dflockd_variable_is_warned_about_once() {
     command.env("DFLOCKD_EMPTY", "");
     command.env("DFLOCKD_MAX_KEYS", "s3cret");
     command.env("DFLOCKD_RATE LIMIT", "s3cret");
+    command.env("LATCHD_MAX_LOCK", "s3cret");
+    command.env("LATCHD_MAX_LOCKS", "9");
     let daemon = Daemon::from_command(command);
     daemon.wait_for_log("listening", PATIENCE);
     let log = daemon.log();
@@ -700,7 +702,12 @@ fn each_unknown_dflockd_variable_is_warned_about_once() {
         .filter_map(|line| line.split_once("unknown-variable name="))
         .map(|(_, name)| name)
         .collect();
-    assert_eq!(warnings, ["DFLOCKD_MAX_KEYS", "\"DFLOCKD_RATE LIMIT\""]);
+    let unknown = [
+        "DFLOCKD_MAX_KEYS",
+        "\"DFLOCKD_RATE LIMIT\"",
+        "LATCHD_MAX_LOCK",
+    ];
+    assert_eq!(warnings, unknown);
     assert!(
         log.contains("WARN unknown-variable") && !log.contains("s3cret"),
         "{log}"
