@@ -2,7 +2,7 @@
 
 complete -c lfpd -f
 
-complete -c lfpd -l inetd -d 'serve the socket on descriptor 0, connected or listening (without other options)'
+complete -c lfpd -l inetd -d 'serve the socket on descriptor 0, connected or listening (the default)'
 complete -c lfpd -l stdio -d 'serve standard input and output, whatever they are'
 complete -c lfpd -l listen -x -d 'listen on an address of the loopback interface (127.0.0.1:50001); repeat for several'
 complete -c lfpd -l unix -r -F -d 'listen on a Unix socket'

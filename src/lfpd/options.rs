@@ -25,7 +25,7 @@ const FIVE_MINUTES: Duration = Duration::from_secs(300);
 arguments::options! {
     /// Lock files of serial devices for programs that cannot make them: the Lock File Protocol.
     pub(super) struct Options {
-        /// serve the socket on descriptor 0, connected or listening (without other options)
+        /// serve the socket on descriptor 0, connected or listening (the default)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
         /// serve standard input and output, whatever they are
