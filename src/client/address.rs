@@ -202,6 +202,7 @@ fn one(text: &str) -> Option<Address> {
     match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
         (Some(path), _) => Some(path).filter(|path| !path.is_empty()).map(unix),
         (None, Some(host)) => tcp(host),
+        (None, None) if text.contains("://") => None,
         (None, None) if text.contains('/') => Some(unix(text)),
         (None, None) => tcp(text),
     }
@@ -409,6 +410,7 @@ mod tests {
             "tcp://",
             "tcp://localhost/",
             "tcp:localhost",
+            "http://localhost:6388",
             "a host",
         ] {
             assert!(text.parse::<Address>().is_err(), "{text:?}");

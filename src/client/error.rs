@@ -148,7 +148,7 @@ impl Error {
             Error::Closed { .. } => "the server closed the connection",
             Error::NoReply { .. } => "the server does not answer",
             Error::AuthFailed { auth, .. } => match auth {
-                Auth::Token => "the server refused the auth token",
+                Auth::Token => "the server refused the auth token: it has another, or none",
                 Auth::NoToken => "the server wants an auth token",
             },
             Error::MaxLocks => "the server allows no more keys or slots",

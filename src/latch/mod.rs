@@ -68,8 +68,15 @@ pub fn main() -> ExitCode {
 }
 
 /// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
-/// it belongs there; or that there is no such sub-command.
+/// it belongs there; or that an option is in front of the sub-command, or that there is none such.
 fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
+    if let Some(option) = reason.strip_prefix("unknown option: ") {
+        let first = ours.first().and_then(|word| word.to_str());
+        return match first.is_some_and(|first| first.split('=').next() == Some(option)) {
+            true => format!("options come after the command: {option}"),
+            false => reason,
+        };
+    }
     let Some(word) = reason.strip_prefix("unexpected argument: ") else {
         return reason;
     };

@@ -8,7 +8,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{Address, Client, Error};
+use crate::client::{Address, Client, Error, Slot};
 use crate::text::escaped_json;
 
 use super::options::StatsForm;
@@ -29,7 +29,11 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
     let form = options.form().map_err(usage)?;
     let (client, key) = (client(options.reach())?, options.key.as_deref());
     let servers = match key {
-        Some(key) => vec![client.server_of(key)],
+        Some(key) => {
+            let checked = client.slot(key, Slot::LOCK).check();
+            checked.map_err(|error| failure(shown(key), &error))?;
+            vec![client.server_of(key)]
+        }
         None => client.servers().iter().collect(),
     };
     let on_terminal = io::stdout().is_terminal();

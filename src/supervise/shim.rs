@@ -99,9 +99,13 @@ pub fn exec_shim(program: &str) {
     if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(&command) {
         error = Errno::NOENT.into();
     }
+    let name = match command.is_empty() {
+        true => b"\"\"",
+        false => command.as_bytes(),
+    };
     let line = format!(
         "{program}: {}: {}\n",
-        crate::text::Plain(command.as_bytes()),
+        crate::text::Plain(name),
         crate::text::reason(&error)
     );
     // If stderr is closed, the exit status still says it.

@@ -218,6 +218,22 @@ fn a_usage_error_says_what_to_write_instead() {
             "latch: invalid value '256' for -E: expected 0-255",
         ),
         (&["runs", "k"], "latch: unknown command: runs"),
+        (
+            &["--server", "localhost", "run", "k", "--", "true"],
+            "latch: options come after the command: --server",
+        ),
+        (
+            &["--server=localhost", "ping"],
+            "latch: options come after the command: --server",
+        ),
+        (
+            &["-q", "run", "k", "--", "true"],
+            "latch: options come after the command: -q",
+        ),
+        (
+            &["stats", "a b"],
+            "latch: \"a b\": a key is 1 to 256 bytes without blanks and line ends",
+        ),
         (&["ping", "k"], "latch: unexpected argument: k"),
         (&["renew", "--lease"], "latch: --lease requires a value"),
         (

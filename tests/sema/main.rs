@@ -2053,6 +2053,9 @@ fn the_commands_exit_status_and_streams_pass_through() {
     let output = place.sema(&["run", "f", "--", "no\n\u{1b}[31mne"]);
     let reason = "sema: no\\x0a\\x1b[31mne: no such file or directory\n";
     assert_eq!(text(&output.stderr), reason);
+    let output = place.sema(&["run", "f", "--", ""]);
+    let reason = "sema: \"\": no such file or directory\n";
+    assert_eq!(text(&output.stderr), reason);
     for (arguments, expected) in [
         (&["run", "f", "--", "true"][..], 0),
         (&["run", "--", "true"], 64),
