@@ -116,6 +116,15 @@ macro_rules! keeping_command {
                 /// take one of this many slots of a semaphore
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 pub(super) limit: Option<u32>,
+                /// exit status if the lock is not granted in time (75)
+                #[argh(
+                    option,
+                    short = 'E',
+                    arg_name = "status",
+                    default = "75",
+                    from_str_fn(exit_status)
+                )]
+                pub(super) busy_status: u8,
                 $($fields)*
                 /// while it waits, try again if the server restarts or is not there yet, for at
                 /// most this long (as long as --timeout allows)
@@ -180,15 +189,6 @@ keeping_command! {
             from_str_fn(time)
         )]
         pub(super) kill_after: Duration,
-        /// exit status if the lock is not granted in time (75)
-        #[argh(
-            option,
-            short = 'E',
-            arg_name = "status",
-            default = "75",
-            from_str_fn(exit_status)
-        )]
-        pub(super) busy_status: u8,
         /// exit with 0 if the lock is not granted in time
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         pub(super) busy_ok: bool,
@@ -202,15 +202,6 @@ keeping_command! {
         /// what the server shows operators of this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         pub(super) tag: Option<String>,
-        /// exit status if the lock is not granted in time (75)
-        #[argh(
-            option,
-            short = 'E',
-            arg_name = "status",
-            default = "75",
-            from_str_fn(exit_status)
-        )]
-        pub(super) busy_status: u8,
     }
 }
 
