@@ -281,7 +281,8 @@ impl Read for &Stream {
         if let Stream::Tls(stream) = self {
             return stream.read(buffer);
         }
-        Ok(rustix::io::read(self, buffer)?)
+        let (len, _) = recv(self, buffer, RecvFlags::empty())?;
+        Ok(len)
     }
 }
 
