@@ -14,11 +14,12 @@ use crate::token::Fence;
 
 /// The client's end of the connection, as far as a request that may block concerns it.
 pub(super) trait Peer {
-    /// Whether replies to earlier requests have not been sent.
-    fn has_unsent_replies(&self) -> bool;
+    /// Whether a request may block: all replies to earlier ones have been sent, and the client is
+    /// watched for its hang-up.
+    fn is_ready_to_wait(&self) -> bool;
 
-    /// Sends them.
-    fn flush(&mut self) -> Result<(), Ending>;
+    /// Makes it so.
+    fn prepare_to_wait(&mut self) -> Result<(), Ending>;
 
     /// Whether the client may act as an operator, with this admin token or without one.
     fn is_operator(&self, admin_token: Option<&str>) -> bool;
@@ -49,7 +50,7 @@ pub(super) fn carry_out(
         } => {
             let ask = asked(key, kind, limit, lease);
             let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
-            let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+            let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
                 seat.acquire(&ask, wait_timeout, tell)
             });
             reply_to(answer?)?
@@ -69,7 +70,7 @@ pub(super) fn carry_out(
             wait_timeout,
         } => {
             let attempt = || seat.try_wait(key, kind);
-            let answer = flush_and_block(wait_timeout, peer, attempt, |tell| {
+            let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
                 seat.wait(key, kind, wait_timeout, tell)
             });
             reply_to(answer?)?
@@ -173,17 +174,18 @@ fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) ->
 
 /// Lets a request block, but only after the replies to earlier requests have been sent: a peer that
 /// does not read them must not hold a place in a queue meanwhile, and one that does needs them now.
-fn flush_and_block(
+/// A client that never waits is spared the watch.
+fn prepare_and_block(
     wait_timeout: Duration,
     peer: &mut impl Peer,
     attempt: impl FnOnce() -> Option<Answer>,
     block: impl FnOnce(&mut dyn FnMut(WaitStage)) -> Answer,
 ) -> Result<Answer, Ending> {
-    if !wait_timeout.is_zero() && peer.has_unsent_replies() {
+    if !wait_timeout.is_zero() && !peer.is_ready_to_wait() {
         if let Some(answer) = attempt() {
             return Ok(answer);
         }
-        peer.flush()?;
+        peer.prepare_to_wait()?;
     }
     Ok(block(&mut |stage| peer.note(stage)))
 }
@@ -307,11 +309,11 @@ mod tests {
     }
 
     impl<F: FnMut() -> Result<(), Ending>> Peer for Script<F> {
-        fn has_unsent_replies(&self) -> bool {
-            self.has_unsent
+        fn is_ready_to_wait(&self) -> bool {
+            !self.has_unsent
         }
 
-        fn flush(&mut self) -> Result<(), Ending> {
+        fn prepare_to_wait(&mut self) -> Result<(), Ending> {
             self.flush_count += 1;
             self.has_unsent = false;
             (self.on_flush)()

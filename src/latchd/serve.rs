@@ -7,7 +7,6 @@ use log::debug;
 use crate::arbiter::{Arbiter, Outlet};
 #[cfg(feature = "cluster")]
 use crate::cluster::relay::Reception;
-use crate::log::Throttle;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::{HangupWatch, Sign};
 use crate::net::inherited::{self, Inherited};
@@ -57,8 +56,7 @@ pub(super) fn start(
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let rules = Arc::clone(session_rules);
-        let unwatched = Throttle::default();
-        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules, &unwatched))
+        Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules))
     };
     let reaper = Arc::clone(arbiter);
     spawn("reaper", move || reaper.reap())?;
@@ -86,7 +84,6 @@ fn converse(
     arbiter: &Arc<Arbiter>,
     watch: &HangupWatch,
     rules: &SessionRules,
-    unwatched: &Throttle,
 ) {
     let stream = admission.stream();
     #[cfg(feature = "cluster")]
@@ -99,11 +96,5 @@ fn converse(
     }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
     let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
-    match watch.watch(stream, admission.id()) {
-        Ok(()) => session::serve(stream, seat, rules, watch),
-        Err(error) => {
-            let why = reason(&error);
-            unwatched.warn(format_args!("turned-away reason=no-watch error=\"{why}\""));
-        }
-    }
+    session::serve(stream, seat, rules, watch);
 }

@@ -93,6 +93,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         is_first: true,
         socket_timeout: Duration::ZERO,
         awaited: None,
+        is_watched: false,
     };
     let ending = session.converse();
     let Session {
@@ -144,6 +145,8 @@ struct Session<'a> {
     /// The line that is being received, by its number, and its deadline; no number at the beginning
     /// of a frame. Telnet commands are no part of a line, and so move no deadline.
     awaited: Option<(Option<u32>, Instant)>,
+    /// Whether the watch knows the socket: from the first wait on.
+    is_watched: bool,
 }
 
 impl Session<'_> {
@@ -222,6 +225,7 @@ impl Session<'_> {
             id: self.seat.id().0,
             out: &mut self.out,
             unattested: &mut self.unattested,
+            is_watched: &mut self.is_watched,
             reached: None,
             sent_len: 0,
         };

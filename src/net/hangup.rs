@@ -1,9 +1,9 @@
 //! Which peers have gone away: one thread watches every connection for the peer's hang-up.
 //!
 //! A session that waits for a lock does not read, so it cannot see the end of the stream; nor can
-//! it see an end that follows pipelined requests. Each socket is registered once, edge triggered:
-//! the watch costs a connection one system call and delays no reply. A closed socket leaves the
-//! watch by itself.
+//! it see an end that follows pipelined requests. A socket is registered once, before the first
+//! wait, edge triggered: the watch costs a connection one system call and delays no reply. One that
+//! never waits is spared even the look at its input. A closed socket leaves the watch by itself.
 //!
 //! The end of a peer that has filled its window cannot arrive: the kernel has no room for it. So a
 //! session that waits for long has the watch report input, too.
@@ -16,6 +16,8 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::stream::Stream;
+use crate::log::Throttle;
+use crate::text::reason;
 
 /// Hang-ups fetched at a time.
 const BATCH_LEN: usize = 64;
@@ -46,23 +48,28 @@ pub enum Input {
 #[derive(Debug)]
 pub struct HangupWatch {
     epoll: OwnedFd,
+    refusals: Throttle,
 }
 
 impl HangupWatch {
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        Ok(HangupWatch { epoll })
+        Ok(HangupWatch {
+            epoll,
+            refusals: Throttle::default(),
+        })
     }
 
-    /// Watches one more socket under the number `id`. A hang-up that came before counts.
+    /// Watches one more socket under the number `id`. A hang-up that came before counts. A failure
+    /// is logged.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
-        epoll::add(
-            &self.epoll,
-            stream,
-            EventData::new_u64(id),
-            events(Input::Ignored),
-        )?;
-        Ok(())
+        let data = EventData::new_u64(id);
+        let watched = epoll::add(&self.epoll, stream, data, events(Input::Ignored));
+        watched.map_err(io::Error::from).inspect_err(|error| {
+            let why = reason(error);
+            let refusals = &self.refusals;
+            refusals.warn(format_args!("turned-away reason=no-watch error=\"{why}\""));
+        })
     }
 
     /// Changes whether the watch reports a socket's input. Bytes that came before count.

@@ -5,6 +5,7 @@
 mod support;
 
 mod auth;
+mod calls;
 mod faults;
 mod fences;
 mod handover;

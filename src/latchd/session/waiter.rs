@@ -16,6 +16,7 @@ pub(super) struct Waiter<'a> {
     pub(super) id: u64,
     pub(super) out: &'a mut Vec<u8>,
     pub(super) unattested: &'a mut Certainty,
+    pub(super) is_watched: &'a mut bool,
     /// How far the wait has come.
     pub(super) reached: Option<WaitStage>,
     /// How many bytes of the reply have been sent.
@@ -23,13 +24,19 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Peer for Waiter<'_> {
-    fn has_unsent_replies(&self) -> bool {
-        !self.out.is_empty()
+    fn is_ready_to_wait(&self) -> bool {
+        *self.is_watched && self.out.is_empty()
     }
 
-    fn flush(&mut self) -> Result<(), Ending> {
+    fn prepare_to_wait(&mut self) -> Result<(), Ending> {
         self.rules.attest(self.unattested);
-        flush(self.out, self.stream, self.rules)
+        flush(self.out, self.stream, self.rules)?;
+        if !*self.is_watched {
+            let watched = self.watch.watch(self.stream, self.id);
+            watched.map_err(Ending::Broken)?;
+            *self.is_watched = true;
+        }
+        Ok(())
     }
 
     fn is_operator(&self, admin_token: Option<&str>) -> bool {
