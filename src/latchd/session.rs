@@ -7,46 +7,33 @@
 
 #[cfg(feature = "cluster")]
 mod member;
+mod outbox;
 mod rules;
 mod statistics;
-mod waiter;
 
 use std::io;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use log::{debug, trace};
+use log::debug;
 
 use super::requests::{carry_out, certainty_of};
-use crate::arbiter::{Certainty, Outlet, Seat};
+use crate::arbiter::{Outlet, Seat};
 use crate::net::hangup::HangupWatch;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
-use crate::sys::memory::{self, Purpose};
 use crate::text::{reason, Escaped};
 use crate::token::Fence;
+use outbox::Outbox;
 pub use rules::SessionRules;
-use waiter::Waiter;
 
 /// How long the close waits for a peer that has not given the right token.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
 /// How long a lingering close reads what the peer still sends.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
-
-/// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
-/// time the whole write timeout applies.
-const FULL_OUT_LEN: usize = 16 * 1024;
-
-/// The room for replies in bytes: for a client that reads each reply before it sends its next
-/// request, and for one that sends many requests at a time.
-const SMALL_OUT_CAPACITY: usize = 512;
-const OUT_CAPACITY: usize = FULL_OUT_LEN + 1024;
-
-/// The longest reply that is not sent in pieces, in bytes.
-const MAX_REPLY_LEN: usize = 256;
 
 /// The first byte of a TLS client's first message.
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -80,12 +67,10 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     let auth_due = Instant::now() + 3 * rules.read_timeout;
     let mut session = Session {
         stream,
-        watch,
         rules,
         seat,
         reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
-        out: Vec::with_capacity(SMALL_OUT_CAPACITY),
-        unattested: Certainty::None,
+        outbox: Outbox::new(stream, rules, watch, conn),
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
         placeholders_left: Some(0),
@@ -93,20 +78,18 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         is_first: true,
         socket_timeout: Duration::ZERO,
         awaited: None,
-        is_watched: false,
     };
     let ending = session.converse();
     let Session {
         seat,
-        out,
-        mut unattested,
+        mut outbox,
         malformed_count,
         ..
     } = session;
     // The slots pass on before the close, which may take a while.
     drop(seat);
-    rules.attest(&mut unattested);
-    lingering_close(stream, &ending, out, rules);
+    rules.attest(&mut outbox.unattested);
+    lingering_close(stream, &ending, outbox.out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
         ending.reason()
@@ -125,13 +108,10 @@ pub fn turn_away(stream: &Stream, rules: &SessionRules) {
 
 struct Session<'a> {
     stream: &'a Stream,
-    watch: &'a HangupWatch,
     rules: &'a SessionRules,
     seat: Seat,
     reader: LineReader<3>,
-    out: Vec<u8>,
-    /// What the replies in `out` wait for.
-    unattested: Certainty,
+    outbox: Outbox<'a>,
     /// The deadline of `auth`; `None` once the client has authenticated, or need not.
     auth_due: Option<Instant>,
     malformed_count: u32,
@@ -145,8 +125,6 @@ struct Session<'a> {
     /// The line that is being received, by its number, and its deadline; no number at the beginning
     /// of a frame. Telnet commands are no part of a line, and so move no deadline.
     awaited: Option<(Option<u32>, Instant)>,
-    /// Whether the watch knows the socket: from the first wait on.
-    is_watched: bool,
 }
 
 impl Session<'_> {
@@ -157,7 +135,7 @@ impl Session<'_> {
                 (Buffered::TooLong, _) => Err(Ending::LineTooLong),
                 (_, Some(served)) => served,
                 (Buffered::Frame, None) => self.serve_frame(),
-                (Buffered::Incomplete, None) => self.flush().and_then(|()| self.read()),
+                (Buffered::Incomplete, None) => self.outbox.flush().and_then(|()| self.read()),
             };
             if let Err(ending) = went_on {
                 return self.mask_reason(ending);
@@ -170,7 +148,7 @@ impl Session<'_> {
         let placeholders_left = self.placeholders_left?;
         match FirstWord::parse(self.reader.first_line()?)? {
             FirstWord::Help => {
-                self.out.extend(HELP.bytes().chain([b'\n']));
+                self.outbox.out.extend(HELP.bytes().chain([b'\n']));
                 self.placeholders_left = Some(2);
             }
             FirstWord::Quit => return Some(Err(Ending::Quit)),
@@ -184,7 +162,7 @@ impl Session<'_> {
         {
             self.is_first = false;
         }
-        Some(self.flush_if_full())
+        Some(self.outbox.flush_if_full())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
@@ -199,7 +177,7 @@ impl Session<'_> {
             }
             self.auth_due = None;
             self.finish_frame();
-            return self.reply(&Reply::Ok);
+            return self.outbox.add(&Reply::Ok, 0);
         }
         let request = match parse(self.reader.frame()) {
             Ok(request) => request,
@@ -218,35 +196,21 @@ impl Session<'_> {
             Request::Counters => return self.show(Self::show_counters),
             _ => {}
         }
-        let mut waiter = Waiter {
-            stream: self.stream,
-            watch: self.watch,
-            rules: self.rules,
-            id: self.seat.id().0,
-            out: &mut self.out,
-            unattested: &mut self.unattested,
-            is_watched: &mut self.is_watched,
-            reached: None,
-            sent_len: 0,
-        };
-        let carried_out = carry_out(&request, &self.seat, self.rules.default_lease, &mut waiter);
-        let sent_len = waiter.sent_len;
-        let has_waited = waiter.end_wait();
+        let lease = self.rules.default_lease;
+        let carried_out = carry_out(&request, &self.seat, lease, &mut self.outbox);
         if let Ok(reply) = &carried_out {
-            self.unattested = self.unattested.max(certainty_of(&request, reply));
+            let certainty = certainty_of(&request, reply);
+            self.outbox.unattested = self.outbox.unattested.max(certainty);
         }
         self.finish_frame();
-        if !has_waited {
-            return self.reply(&carried_out?);
+        let sent_len = self.outbox.end_wait();
+        if sent_len == Some(0) {
+            // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
+            // first.
+            self.reader.read_ready(self.stream);
+            self.reader.take_answers(&mut self.outbox.out);
         }
-        if sent_len > 0 {
-            return self.reply_from(&carried_out?, sent_len);
-        }
-        // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
-        // first.
-        self.reader.read_ready(self.stream);
-        self.reader.take_answers(&mut self.out);
-        self.reply(&carried_out?)
+        self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
     }
 
     fn finish_frame(&mut self) {
@@ -270,35 +234,7 @@ impl Session<'_> {
         }
         self.malformed_count = self.malformed_count.saturating_add(1);
         self.finish_frame();
-        self.reply(&Reply::Error)
-    }
-
-    fn reply(&mut self, reply: &Reply) -> Result<(), Ending> {
-        self.reply_from(reply, 0)
-    }
-
-    /// Sends a reply, of which so many bytes have been sent.
-    fn reply_from(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
-        if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            let conn = self.seat.id();
-            trace!("granted conn={conn} fence={}", grant.token.fence);
-        }
-        let start = self.out.len();
-        reply.write(&mut self.out);
-        self.out.drain(start..start + sent_len);
-        self.flush_if_full()
-    }
-
-    fn flush_if_full(&mut self) -> Result<(), Ending> {
-        match makes_room(&mut self.out) {
-            true => Ok(()),
-            false => self.flush(),
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), Ending> {
-        self.rules.attest(&mut self.unattested);
-        flush(&mut self.out, self.stream, self.rules)
+        self.outbox.add(&Reply::Error, 0)
     }
 
     /// Blocks until more has been read, or until it is time to look at the clock again.
@@ -351,7 +287,7 @@ impl Session<'_> {
 
     fn receive(&mut self) -> Result<(), Ending> {
         let read = self.reader.read(self.stream).map_err(Ending::from);
-        self.reader.take_answers(&mut self.out);
+        self.reader.take_answers(&mut self.outbox.out);
         read
     }
 
@@ -412,34 +348,6 @@ impl Outlet for Stream {
 fn is_http(command: &[u8]) -> bool {
     let version = command.rsplit(|byte| *byte == b' ').next();
     version.is_some_and(|version| version.starts_with(b"HTTP/"))
-}
-
-/// Sends what need not be attested, if there is no room for more.
-fn flush_if_full(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
-    match makes_room(out) {
-        true => Ok(()),
-        false => flush(out, stream, rules),
-    }
-}
-
-/// Makes room for the next reply, as far as it may; tells whether there is some.
-fn makes_room(out: &mut Vec<u8>) -> bool {
-    if out.capacity() < OUT_CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
-        if let Some(_reservation) = memory::reserve(OUT_CAPACITY, Purpose::Service) {
-            out.reserve_exact(OUT_CAPACITY - out.len());
-        }
-    }
-    out.len() < FULL_OUT_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
-}
-
-fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
-    if out.is_empty() {
-        return Ok(());
-    }
-    let written = stream.write_within(out, rules.write_timeout);
-    out.clear();
-    out.shrink_to(OUT_CAPACITY);
-    written.map_err(Ending::Broken)
 }
 
 /// Sends the last reply, and closes so that the peer can read it: a close with unread input would

@@ -21,8 +21,8 @@ impl Session<'_> {
             CLUSTER => {
                 let line = office.role_line();
                 self.finish_frame();
-                self.out.extend(line.bytes().chain([b'\n']));
-                Some(self.flush_if_full())
+                self.outbox.out.extend(line.bytes().chain([b'\n']));
+                Some(self.outbox.flush_if_full())
             }
             _ => None,
         }
@@ -35,7 +35,7 @@ impl Session<'_> {
         };
         if let Some(epoch) = office.epoch() {
             let orphans = self.seat.arbiter().orphan_count();
-            stats::append_cluster(epoch, orphans, office.journal_time(), &mut self.out);
+            stats::append_cluster(epoch, orphans, office.journal_time(), &mut self.outbox.out);
         }
     }
 }

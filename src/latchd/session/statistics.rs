@@ -1,10 +1,11 @@
 //! The replies to `stats` (latch-protocol(7), STATISTICS).
 
-use super::{flush_if_full, Ending, Session};
+use super::{Ending, Session};
 use crate::arbiter::Certainty;
 use crate::protocol::reply::Reply;
 use crate::protocol::{counters, queues, stats};
 use crate::sys::memory::{self, Purpose};
+use crate::table::Key;
 use crate::token::Fence;
 
 /// What a page of statistics takes at the most, in bytes.
@@ -23,37 +24,33 @@ impl Session<'_> {
         self.finish_frame();
         match memory::reserve(STATS_PAGE_LEN, Purpose::Service) {
             Some(_reservation) => show(self),
-            None => self.reply(&Reply::Error),
+            None => self.outbox.add(&Reply::Error, 0),
         }
     }
 
     /// Statistics can be large, and a peer may not read them: they are sent piece by piece, so that
     /// they take no more memory than any other reply.
     pub(super) fn show_stats(&mut self) -> Result<(), Ending> {
-        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
+        let (out, send) = self.outbox.in_pieces();
         let mut page_count = 0;
-        self.out.extend(b"ok ");
-        stats::write_json(
-            arbiter.seat_count(),
-            |after| {
-                give_way_after(&mut page_count);
-                arbiter.snapshot(after, stats::PAGE_LEN)
-            },
-            &mut self.out,
-            |out| flush_if_full(out, self.stream, self.rules),
-        )?;
+        let page_after = |after: Option<&Key>| {
+            give_way_after(&mut page_count);
+            arbiter.snapshot(after, stats::PAGE_LEN)
+        };
+        out.extend(b"ok ");
+        stats::write_json(arbiter.seat_count(), page_after, out, send)?;
         #[cfg(feature = "cluster")]
         self.append_figures();
-        self.out.push(b'\n');
+        self.outbox.out.push(b'\n');
         Ok(())
     }
 
     /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.
     pub(super) fn show_queues(&mut self, key: Option<&str>) -> Result<(), Ending> {
-        self.rules.attest(&mut self.unattested);
         let arbiter = self.seat.arbiter();
-        self.out.extend(b"ok {\"keys\":[");
+        let (out, send) = self.outbox.in_pieces();
+        out.extend(b"ok {\"keys\":[");
         let (mut page, mut last) = match key {
             Some(key) => {
                 let roll = arbiter.queue(key, queues::PLACES_OF_ONE);
@@ -65,10 +62,8 @@ impl Session<'_> {
         loop {
             give_way_after(&mut page_count);
             for roll in std::mem::take(&mut page) {
-                self.out.extend(separator.bytes());
-                queues::write_key(&roll.queue, roll.clients(), &mut self.out, |out| {
-                    flush_if_full(out, self.stream, self.rules)
-                })?;
+                out.extend(separator.bytes());
+                queues::write_key(&roll.queue, roll.clients(), out, &send)?;
                 separator = ",";
             }
             if last.is_none() {
@@ -76,36 +71,33 @@ impl Session<'_> {
             }
             (page, last) = arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
         }
-        self.out.extend(b"]}\n");
+        out.extend(b"]}\n");
         Ok(())
     }
 
     /// The grant of a key that has this fence. Its client gives the lock up if there is none, so a
     /// server that has lost its office must not answer. It fits in one piece.
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
-        self.out.extend(b"ok {\"keys\":[");
+        let out = &mut self.outbox.out;
+        out.extend(b"ok {\"keys\":[");
         if let Some(roll) = self.seat.arbiter().holder(key, fence) {
             let go_on = |_: &mut Vec<u8>| Ok::<(), Ending>(());
-            queues::write_key(&roll.queue, roll.clients(), &mut self.out, go_on)?;
+            queues::write_key(&roll.queue, roll.clients(), out, go_on)?;
         }
-        self.out.extend(b"]}\n");
-        self.unattested = Certainty::Anew;
-        self.flush_if_full()
+        out.extend(b"]}\n");
+        self.outbox.unattested = Certainty::Anew;
+        self.outbox.flush_if_full()
     }
 
     /// What the server has counted: short beside the statistics, but longer than other replies.
     pub(super) fn show_counters(&mut self) -> Result<(), Ending> {
         let (connection_count, snapshot) = self.seat.arbiter().counters();
         let dropped_line_count = self.rules.log.dropped_count();
-        self.out.extend(b"ok ");
-        counters::write_json(
-            connection_count,
-            dropped_line_count,
-            &snapshot,
-            &mut self.out,
-        );
-        self.out.push(b'\n');
-        self.flush_if_full()
+        let out = &mut self.outbox.out;
+        out.extend(b"ok ");
+        counters::write_json(connection_count, dropped_line_count, &snapshot, out);
+        out.push(b'\n');
+        self.outbox.flush_if_full()
     }
 }
 

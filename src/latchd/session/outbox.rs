@@ -1,0 +1,177 @@
+//! The client's end of a connection: replies that have not been sent, and the watch over a client
+//! that waits.
+
+use log::trace;
+use rustix::process::geteuid;
+
+use super::{Ending, SessionRules};
+use crate::arbiter::{Certainty, WaitStage};
+use crate::latchd::requests::Peer;
+use crate::net::hangup::{HangupWatch, Input};
+use crate::net::stream::Stream;
+use crate::protocol::reply::Reply;
+use crate::sys::memory::{self, Purpose};
+use crate::table::ConnId;
+
+/// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
+/// time the whole write timeout applies.
+const FULL_LEN: usize = 16 * 1024;
+
+/// The room for replies in bytes: for a client that reads each reply before it sends its next
+/// request, and for one that sends many requests at a time.
+const SMALL_CAPACITY: usize = 512;
+const CAPACITY: usize = FULL_LEN + 1024;
+
+/// The longest reply that is not sent in pieces, in bytes.
+const MAX_REPLY_LEN: usize = 256;
+
+/// The replies on their way to a client.
+pub(super) struct Outbox<'a> {
+    stream: &'a Stream,
+    rules: &'a SessionRules,
+    /// What has not been sent.
+    pub(super) out: Vec<u8>,
+    /// What that waits for.
+    pub(super) unattested: Certainty,
+    watch: &'a HangupWatch,
+    conn: ConnId,
+    /// Whether the watch knows the socket: from the first wait on.
+    is_watched: bool,
+    /// How far the wait of the request in hand has come, and how many bytes of its reply another
+    /// thread has sent.
+    wait: Option<(WaitStage, usize)>,
+}
+
+impl<'a> Outbox<'a> {
+    pub(super) fn new(
+        stream: &'a Stream,
+        rules: &'a SessionRules,
+        watch: &'a HangupWatch,
+        conn: ConnId,
+    ) -> Self {
+        Outbox {
+            stream,
+            rules,
+            out: Vec::with_capacity(SMALL_CAPACITY),
+            unattested: Certainty::None,
+            watch,
+            conn,
+            is_watched: false,
+            wait: None,
+        }
+    }
+
+    /// Adds a reply, of which so many bytes have been sent.
+    pub(super) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
+        if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
+            trace!("granted conn={} fence={}", self.conn, grant.token.fence);
+        }
+        let start = self.out.len();
+        reply.write(&mut self.out);
+        self.out.drain(start..start + sent_len);
+        self.flush_if_full()
+    }
+
+    pub(super) fn flush_if_full(&mut self) -> Result<(), Ending> {
+        match makes_room(&mut self.out) {
+            true => Ok(()),
+            false => self.flush(),
+        }
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Ending> {
+        self.rules.attest(&mut self.unattested);
+        flush(&mut self.out, self.stream, self.rules)
+    }
+
+    /// Where a long reply goes, and what sends it piece by piece: called when there may be no room
+    /// for the next piece. The pieces need no certainty.
+    pub(super) fn in_pieces(
+        &mut self,
+    ) -> (
+        &mut Vec<u8>,
+        impl Fn(&mut Vec<u8>) -> Result<(), Ending> + 'a,
+    ) {
+        self.rules.attest(&mut self.unattested);
+        let (stream, rules) = (self.stream, self.rules);
+        let send = move |out: &mut Vec<u8>| match makes_room(out) {
+            true => Ok(()),
+            false => flush(out, stream, rules),
+        };
+        (&mut self.out, send)
+    }
+
+    /// Ends the wait of a request, if it has waited; gives how many bytes of its reply have been
+    /// sent.
+    pub(super) fn end_wait(&mut self) -> Option<usize> {
+        let (stage, sent_len) = self.wait.take()?;
+        if stage == WaitStage::IsLong {
+            self.heed(Input::Ignored);
+        }
+        Some(sent_len)
+    }
+
+    /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
+    /// peer sends only while the wait is long.
+    fn heed(&self, input: Input) {
+        // If this fails, a peer that floods the connection is seen to leave only later.
+        let _ = self.watch.set_input(self.stream, self.conn.0, input);
+    }
+}
+
+impl Peer for Outbox<'_> {
+    fn is_ready_to_wait(&self) -> bool {
+        self.is_watched && self.out.is_empty()
+    }
+
+    fn prepare_to_wait(&mut self) -> Result<(), Ending> {
+        self.flush()?;
+        if !self.is_watched {
+            let watched = self.watch.watch(self.stream, self.conn.0);
+            watched.map_err(Ending::Broken)?;
+            self.is_watched = true;
+        }
+        Ok(())
+    }
+
+    fn is_operator(&self, admin_token: Option<&str>) -> bool {
+        let uid = self.stream.peer_uid();
+        uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
+            || self.rules.is_admin_token(admin_token)
+    }
+
+    fn identity(&self) -> String {
+        self.stream.identity()
+    }
+
+    fn note(&mut self, stage: WaitStage) {
+        match stage {
+            WaitStage::Begins => self.wait = Some((stage, 0)),
+            WaitStage::IsLong => {
+                self.wait = Some((stage, 0));
+                self.heed(Input::Heeded);
+            }
+            WaitStage::Sent(len) => self.wait = self.wait.map(|(stage, _)| (stage, len)),
+        }
+    }
+}
+
+/// Makes room for the next reply, as far as it may; tells whether there is some.
+fn makes_room(out: &mut Vec<u8>) -> bool {
+    if out.capacity() < CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
+        if let Some(_reservation) = memory::reserve(CAPACITY, Purpose::Service) {
+            out.reserve_exact(CAPACITY - out.len());
+        }
+    }
+    out.len() < FULL_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
+}
+
+fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    let written = stream.write_within(out, rules.write_timeout);
+    out.clear();
+    out.shrink_to(CAPACITY);
+    written.map_err(Ending::Broken)
+}
