@@ -338,7 +338,9 @@ impl Arbiter {
     fn give_way(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
-            self.pass(wake_ups);
+            if let Some(wake_ups) = wake_ups {
+                self.pass(wake_ups);
+            }
             std::thread::yield_now();
         });
     }
@@ -353,7 +355,7 @@ impl Arbiter {
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        if !wake_ups.is_empty() {
+        if let Some(wake_ups) = wake_ups {
             self.pass(wake_ups);
         }
     }
@@ -361,18 +363,34 @@ impl Arbiter {
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
     /// that, so that the caller must look at the table once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let wake_ups = self.wake_ups(state);
-        if wake_ups.is_empty() {
+        let Some(wake_ups) = self.wake_ups(state) else {
             return false;
-        }
+        };
         MutexGuard::unlocked(state, || self.pass(wake_ups));
         true
     }
 
-    fn wake_ups(&self, state: &mut State) -> WakeUps {
-        let mut wake_ups = WakeUps::default();
+    /// What a visit has caused for other threads: mostly nothing.
+    fn wake_ups(&self, state: &mut State) -> Option<WakeUps> {
         state.record_changes();
-        while let Some(conn) = state.table.pop_resolved() {
+        if state.drained.is_some() && !state.table.has_holders() {
+            state.drained = None;
+        }
+        let next_look = self.next_look(state);
+        let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
+        let wake_reaper = next_look.is_some_and(is_sooner);
+        if wake_reaper {
+            state.reaper_looks_at = next_look;
+        }
+        let mut resolved = state.table.pop_resolved();
+        if resolved.is_none() && !wake_reaper {
+            return None;
+        }
+        let mut wake_ups = WakeUps {
+            wake_reaper,
+            ..WakeUps::default()
+        };
+        while let Some(conn) = resolved.take().or_else(|| state.table.pop_resolved()) {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
@@ -395,16 +413,7 @@ impl Arbiter {
             }
             wake_ups.add(Arc::clone(&seat.wake), sending);
         }
-        if state.drained.is_some() && !state.table.has_holders() {
-            state.drained = None;
-        }
-        let next_look = self.next_look(state);
-        let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
-        if next_look.is_some_and(is_sooner) {
-            state.reaper_looks_at = next_look;
-            wake_ups.wake_reaper = true;
-        }
-        wake_ups
+        Some(wake_ups)
     }
 
     /// Sends grants and wakes threads, outside the mutex. A thread whose grant has been sent is
@@ -429,12 +438,13 @@ impl Arbiter {
 
     /// When the reaper should look: at the end of the next lease, or when an idle key is due.
     fn next_look(&self, state: &State) -> Option<Instant> {
-        let gc = state
-            .table
-            .idle_since()
-            .and_then(|since| since.checked_add(self.gc_max_idle))
-            .map(|due| due.max(state.next_gc));
-        state.table.next_deadline().into_iter().chain(gc).min()
+        let idle_since = state.table.idle_since();
+        let gc = idle_since.and_then(|since| since.checked_add(self.gc_max_idle));
+        let gc = gc.map(|due| due.max(state.next_gc));
+        match (state.table.next_deadline(), gc) {
+            (Some(deadline), Some(gc)) => Some(deadline.min(gc)),
+            (deadline, gc) => deadline.or(gc),
+        }
     }
 }
 
@@ -448,7 +458,7 @@ impl State {
     }
 }
 
-/// The threads to wake: mostly none or one, and then without an allocation.
+/// The threads to wake: mostly one, and then without an allocation.
 #[derive(Default)]
 struct WakeUps {
     first: Option<WakeUp>,
@@ -468,9 +478,5 @@ impl WakeUps {
             None => self.first = Some(wake_up),
             Some(_) => self.rest.push(wake_up),
         }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.first.is_none() && !self.wake_reaper
     }
 }

@@ -93,6 +93,9 @@ impl<const N: usize> LineReader<N> {
     /// Looks for a frame in what has been read so far.
     pub fn look(&mut self) -> Buffered {
         while self.line_count < N {
+            if self.scanned == self.end {
+                return Buffered::Incomplete;
+            }
             let line_start = self.line_start();
             let unseen = &self.buffer[self.scanned..self.end];
             let Some(offset) = memchr2(b'\n', INTERRUPT, unseen) else {

@@ -86,13 +86,12 @@ impl Reply {
             Reply::Granted(grant) | Reply::Acquired(grant) => {
                 out.write_all(b" ")?;
                 out.write_all(&grant.token.digits())?;
-                write_seconds(grant.lease, out)?;
+                end_with_seconds(grant.lease, out)
             }
-            Reply::Renewed(lease) => write_seconds(*lease, out)?,
-            Reply::Stats(json) => write!(out, " {json}")?,
-            _ => {}
+            Reply::Renewed(lease) => end_with_seconds(*lease, out),
+            Reply::Stats(json) => writeln!(out, " {json}"),
+            _ => out.write_all(b"\n"),
         }
-        out.write_all(b"\n")
     }
 
     /// The first word of the reply's line.
@@ -115,14 +114,16 @@ impl Reply {
     }
 }
 
-/// Writes a blank and a number of seconds. The machinery of `write!` would take longer than a
-/// grant.
-fn write_seconds(time: Duration, out: &mut impl Write) -> io::Result<()> {
+/// Writes a blank, a number of seconds, and the end of the line. The machinery of `write!` would
+/// take longer than a grant.
+fn end_with_seconds(time: Duration, out: &mut impl Write) -> io::Result<()> {
     let mut seconds = time.as_secs();
     // The longest number has 20 digits.
-    let mut text = [b' '; 21];
-    let mut at = text.len();
-    while seconds > 0 || at == text.len() {
+    let mut text = [b' '; 22];
+    let end = text.len() - 1;
+    text[end] = b'\n';
+    let mut at = end;
+    while seconds > 0 || at == end {
         at -= 1;
         text[at] = b'0' + (seconds % 10) as u8;
         seconds /= 10;

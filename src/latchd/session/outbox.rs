@@ -68,7 +68,9 @@ impl<'a> Outbox<'a> {
         }
         let start = self.out.len();
         reply.write(&mut self.out);
-        self.out.drain(start..start + sent_len);
+        if sent_len > 0 {
+            self.out.drain(start..start + sent_len);
+        }
         self.flush_if_full()
     }
 
