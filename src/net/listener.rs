@@ -149,6 +149,8 @@ impl Listener {
         let (failures, refusals) = (Throttle::default(), Throttle::default());
         let no_thread = Throttle::default();
         loop {
+            // An accept that finds no peer costs the kernel more than this look.
+            self.wait_for_a_peer();
             match connections.admit(|| self.accept()) {
                 Ok(Ok(admission)) => {
                     pause = FIRST_PAUSE;
@@ -167,7 +169,7 @@ impl Listener {
                         "turned-away reason=max-connections-per-ip source={source}"
                     ));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_a_peer(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{}\"", reason(&error))
                 }

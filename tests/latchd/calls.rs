@@ -9,7 +9,7 @@ use crate::support::{eventually, installed, Client, Daemon, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
 
-/// The calls of the thread that received most, in order.
+/// The calls of the thread that was the last to receive, in order.
 fn calls_of_session(trace: &str) -> Vec<String> {
     let calls = trace.lines().filter_map(|line| line.split_once(' '));
     let calls = calls.map(|(thread, call)| (thread, call.trim_start()));
