@@ -20,7 +20,6 @@ pub(super) struct Candidate {
     office: Arc<Office>,
     gateway: Gateway,
     leader: Vec<u8>,
-    lease: Option<u64>,
     /// A leader with this server's own address at the first look is its former self.
     is_first_look: bool,
     trouble: Trouble,
@@ -39,7 +38,6 @@ impl Candidate {
             gateway: office.gateway(),
             leader: Names::new(&office.settings.prefix).leader(),
             office,
-            lease: None,
             is_first_look: true,
             trouble: Trouble::default(),
         }
@@ -110,38 +108,38 @@ impl Candidate {
 
     /// The number of a lease that was begun or kept alive just now.
     fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
-        if let Some(lease) = self.lease {
+        let known = self.office.state.lock().lease;
+        if let Some(lease) = known {
             if self.gateway.keep_alive(lease)? {
                 return Ok(lease);
             }
-            self.lease = None;
         }
         let seconds = self.office.settings.ttl.as_secs();
         let lease = self.gateway.grant_lease(seconds)?;
-        self.lease = Some(lease);
-        self.office.has_lease(lease);
+        self.office.state.lock().lease = Some(lease);
         Ok(lease)
     }
 
     /// Takes note of who is active.
     fn note(&self, leader: &KeyValue) {
-        let active = Active {
-            epoch: leader.create_revision,
-            address: String::from_utf8_lossy(&leader.value).into_owned(),
+        let address = String::from_utf8_lossy(&leader.value).into_owned();
+        let (shown, epoch) = (
+            Escaped(address.as_bytes()).to_string(),
+            leader.create_revision,
+        );
+        let is_this_servers = address == self.office.settings.advertise;
+        let role = Role {
+            active: Some(Active { epoch, address }),
+            is_own: false,
         };
-        let (address, epoch) = (active.address.clone(), active.epoch);
-        let active = Some(active);
-        if self.office.become_a(Role::Standby { active }) {
-            info!(
-                "standby active={} epoch={epoch}",
-                Escaped(address.as_bytes())
-            );
-            if address == self.office.settings.advertise {
-                error!(
-                    "same-advertise address={} epoch={epoch}",
-                    Escaped(address.as_bytes())
-                );
-            }
+        let old = std::mem::replace(&mut self.office.state.lock().role, role.clone());
+        if old == role {
+            return;
+        }
+        self.office.changed.notify_all();
+        info!("standby active={shown} epoch={epoch}");
+        if is_this_servers {
+            error!("same-advertise address={shown} epoch={epoch}");
         }
     }
 

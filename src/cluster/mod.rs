@@ -115,21 +115,21 @@ fn read_password(file: &Path) -> Result<String, String> {
 }
 
 /// Who is active, as far as this server knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Another server is active, or none is known to be.
-    Standby { active: Option<Active> },
-    /// This server is active.
-    Active { epoch: u64 },
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Role {
+    /// `None` if no server is known to be active.
+    active: Option<Active>,
+    /// That is this server.
+    is_own: bool,
 }
 
 /// The server that is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Active {
+struct Active {
     /// One term of one active server. Epochs rise.
-    pub epoch: u64,
+    epoch: u64,
     /// Where to reach it: `HOST:PORT`.
-    pub address: String,
+    address: String,
 }
 
 /// This server's part in the service.
@@ -144,6 +144,7 @@ pub struct Office {
     log: Log,
 }
 
+#[derive(Default)]
 struct State {
     role: Role,
     /// The office is this server's, though it may not serve yet.
@@ -171,12 +172,7 @@ impl Office {
         Arc::new(Office {
             settings,
             journal: Arc::default(),
-            state: Mutex::new(State {
-                role: Role::Standby { active: None },
-                is_elected: false,
-                is_resigning: false,
-                lease: None,
-            }),
+            state: Mutex::default(),
             changed: Condvar::new(),
             is_leaving: AtomicBool::new(false),
             log,
@@ -214,17 +210,17 @@ impl Office {
         })
     }
 
-    pub fn settings(&self) -> &ClusterSettings {
-        &self.settings
-    }
-
-    /// What this server is now.
-    pub fn role(&self) -> Role {
+    fn role(&self) -> Role {
         self.state.lock().role.clone()
     }
 
+    /// Whether this server is active.
+    pub fn is_active(&self) -> bool {
+        self.state.lock().role.is_own
+    }
+
     /// What this server is now. Blocks while that is what was `seen`, but no longer than `at_most`.
-    pub fn wait_for_change(&self, seen: &Role, at_most: Duration) -> Role {
+    fn wait_for_change(&self, seen: &Role, at_most: Duration) -> Role {
         let mut state = self.state.lock();
         self.changed
             .wait_while_for(&mut state, |state| state.role == *seen, at_most);
@@ -233,13 +229,12 @@ impl Office {
 
     /// Blocks while this server takes the office over, for three times the TTL at most. Tells
     /// whether it is active then; false at once if it has not been elected.
-    pub fn wait_until_active(&self) -> bool {
+    fn wait_until_active(&self) -> bool {
         let mut state = self.state.lock();
-        let takes_over =
-            |state: &mut State| state.is_elected && matches!(state.role, Role::Standby { .. });
+        let takes_over = |state: &mut State| state.is_elected && !state.role.is_own;
         self.changed
             .wait_while_for(&mut state, takes_over, self.settings.ttl * PATIENCE);
-        matches!(state.role, Role::Active { .. })
+        state.role.is_own
     }
 
     /// Does not run for the office from now on. Call it when the server is told to stop.
@@ -255,7 +250,7 @@ impl Office {
     /// the most.
     pub fn resign(&self) {
         self.leave();
-        if matches!(self.role(), Role::Active { .. }) {
+        if self.is_active() {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
@@ -297,7 +292,11 @@ impl Office {
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
         if !self.is_leaving() {
-            state.role = Role::Active { epoch };
+            let address = self.settings.advertise.clone();
+            state.role = Role {
+                active: Some(Active { epoch, address }),
+                is_own: true,
+            };
             drop(state);
             self.changed.notify_all();
             return;
@@ -305,20 +304,6 @@ impl Office {
         drop(state);
         self.resign();
         self.wait_while_leaving();
-    }
-
-    /// Takes on a role; `false` if it is the old one.
-    fn become_a(&self, role: Role) -> bool {
-        let mut state = self.state.lock();
-        let is_new = state.role != role;
-        state.role = role;
-        drop(state);
-        self.changed.notify_all();
-        is_new
-    }
-
-    fn has_lease(&self, lease: u64) {
-        self.state.lock().lease = Some(lease);
     }
 
     /// Blocks for ever once the server is about to stop.
@@ -339,7 +324,7 @@ impl Office {
         // The office was given up, not lost: this thread waits for the end of the process.
         self.changed
             .wait_while(&mut state, |state| state.is_resigning);
-        if matches!(state.role, Role::Standby { active: Some(_) }) {
+        if !state.role.is_own && state.role.active.is_some() {
             warn!("starting-over reason=\"{reason}\"");
         } else {
             error!("deposed reason=\"{reason}\"");

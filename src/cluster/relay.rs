@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,15 +67,9 @@ pub enum Reception {
 /// The connections that this server passes on.
 pub struct Relays {
     office: Arc<Office>,
-    open: Mutex<OpenRelays>,
+    /// By the descriptor of the server's end: the epoch of that server, and both ends.
+    open: Mutex<HashMap<RawFd, (u64, Arc<Stream>, Arc<TcpStream>)>>,
     throttle: Throttle,
-}
-
-#[derive(Default)]
-struct OpenRelays {
-    last_id: u64,
-    /// The two ends of each, and the epoch of the server at one of them.
-    relays: HashMap<u64, (u64, Arc<Stream>, Arc<TcpStream>)>,
 }
 
 /// What is known of the first bytes of a connection.
@@ -123,10 +117,10 @@ impl Relays {
     /// be so still.
     fn cut_old(&self) {
         let open = self.open.lock();
-        let Some(epoch) = epoch_of(&self.office.role()) else {
+        let Some(active) = self.office.role().active else {
             return;
         };
-        for (_, client, server) in open.relays.values().filter(|relay| relay.0 != epoch) {
+        for (_, client, server) in open.values().filter(|relay| relay.0 != active.epoch) {
             client.shutdown(Shutdown::Both);
             let _ = server.shutdown(Shutdown::Both);
         }
@@ -144,7 +138,7 @@ impl Relays {
     ) -> Reception {
         loop {
             let deadline = Instant::now() + read_timeout;
-            if matches!(self.office.role(), Role::Active { .. }) {
+            if self.office.is_active() {
                 return self.take_in(client, deadline);
             }
             match first_bytes_within(client, deadline) {
@@ -160,7 +154,7 @@ impl Relays {
                     return Reception::Over;
                 }
                 Some(FirstBytes::None | FirstBytes::Unclear) => return Reception::Over,
-                None if matches!(self.office.role(), Role::Active { .. }) => {}
+                None if self.office.is_active() => {}
                 None => return Reception::TimedOut,
             }
         }
@@ -199,35 +193,37 @@ impl Relays {
 
     /// Passes a connection on to the active server, whichever that is at last.
     fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> Reception {
-        let deadline = Instant::now() + self.office.settings().ttl * PATIENCE;
+        let deadline = Instant::now() + self.office.settings.ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
             let role = self.office.role();
-            let left = deadline.saturating_duration_since(Instant::now());
-            match &role {
-                Role::Active { .. } => return Reception::Serve,
-                _ if left.is_zero() => return Reception::Over,
-                // A client that has left would hold its connection for all that time.
-                _ if is_waiting && client.has_hung_up() => return Reception::Over,
-                Role::Standby { active: None } => {
-                    self.office.wait_for_change(&role, left.min(LONG_PAUSE));
-                }
-                Role::Standby {
-                    active: Some(active),
-                } => match introduce(active) {
-                    Ok(server) => {
-                        self.relay(client, server, active.epoch, write_timeout);
-                        return Reception::Over;
-                    }
-                    Err(error) => {
-                        let (active, error) = (&active.address, reason(&error));
-                        self.throttle.warn(format_args!(
-                            "cannot-relay active={active} error=\"{error}\""
-                        ));
-                        self.office.wait_for_change(&role, left.min(PAUSE));
-                    }
-                },
+            if role.is_own {
+                return Reception::Serve;
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            // A client that has left would hold its connection for all that time.
+            if left.is_zero() || is_waiting && client.has_hung_up() {
+                return Reception::Over;
+            }
+            let pause = match role
+                .active
+                .as_ref()
+                .map(|active| (active, introduce(active)))
+            {
+                None => LONG_PAUSE,
+                Some((active, Ok(server))) => {
+                    self.relay(client, server, active.epoch, write_timeout);
+                    return Reception::Over;
+                }
+                Some((active, Err(error))) => {
+                    let (active, error) = (&active.address, reason(&error));
+                    self.throttle.warn(format_args!(
+                        "cannot-relay active={active} error=\"{error}\""
+                    ));
+                    PAUSE
+                }
+            };
+            self.office.wait_for_change(&role, left.min(pause));
             is_waiting = true;
         }
     }
@@ -241,18 +237,12 @@ impl Relays {
         write_timeout: Option<Duration>,
     ) {
         let server = Arc::new(server);
-        let id = {
-            let mut open = self.open.lock();
-            open.last_id += 1;
-            let relay = (epoch, Arc::clone(client), Arc::clone(&server));
-            let id = open.last_id;
-            open.relays.insert(id, relay);
-            id
-        };
+        let ends = (epoch, Arc::clone(client), Arc::clone(&server));
+        self.open.lock().insert(server.as_raw_fd(), ends);
         // The role may have changed before the relay was noted down.
         self.cut_old();
         let pumped = pump(client.as_fd(), server.as_fd(), write_timeout);
-        self.open.lock().relays.remove(&id);
+        self.open.lock().remove(&server.as_raw_fd());
         if let Err(error) = pumped {
             let error = reason(&error);
             debug!("relay-broken peer={client} error=\"{error}\"");
@@ -267,21 +257,18 @@ impl Relays {
 impl Office {
     /// The answer to a request for the role.
     pub fn role_line(&self) -> String {
-        match self.role() {
-            Role::Active { epoch } => format!("ok active {epoch} {}", self.settings.advertise),
-            Role::Standby {
-                active: Some(Active { epoch, address }),
-            } => format!("ok standby {epoch} {address}"),
-            Role::Standby { active: None } => "ok standby 0 -".to_owned(),
+        let Role { active, is_own } = self.role();
+        match active {
+            Some(Active { epoch, address }) if is_own => format!("ok active {epoch} {address}"),
+            Some(Active { epoch, address }) => format!("ok standby {epoch} {address}"),
+            None => "ok standby 0 -".to_owned(),
         }
     }
 
     /// The epoch of this server's own term, if it is active.
     pub fn epoch(&self) -> Option<u64> {
-        match self.role() {
-            Role::Active { epoch } => Some(epoch),
-            Role::Standby { .. } => None,
-        }
+        let Role { active, is_own } = self.role();
+        active.filter(|_| is_own).map(|active| active.epoch)
     }
 
     /// The time that a batch of the journal takes, smoothed.
@@ -296,22 +283,12 @@ impl Office {
     }
 }
 
-/// The epoch of the active server, if one is known.
-fn epoch_of(role: &Role) -> Option<u64> {
-    match role {
-        Role::Active { epoch } => Some(*epoch),
-        Role::Standby { active } => active.as_ref().map(|active| active.epoch),
-    }
-}
-
 /// The role in words, for the supervisor.
 fn status(role: &Role) -> String {
-    match role {
-        Role::Active { epoch } => format!("Active, epoch {epoch}"),
-        Role::Standby {
-            active: Some(Active { epoch, address }),
-        } => format!("Standby of {address}, epoch {epoch}"),
-        Role::Standby { active: None } => "Standby, no server is known to be active".to_owned(),
+    match &role.active {
+        Some(Active { epoch, .. }) if role.is_own => format!("Active, epoch {epoch}"),
+        Some(Active { epoch, address }) => format!("Standby of {address}, epoch {epoch}"),
+        None => "Standby, no server is known to be active".to_owned(),
     }
 }
 

@@ -10,7 +10,7 @@ use log::{info, warn};
 
 use crate::arbiter::Arbiter;
 #[cfg(feature = "cluster")]
-use crate::cluster::{Office, Role};
+use crate::cluster::Office;
 use crate::net::connections::Connections;
 #[cfg(feature = "cluster")]
 use crate::net::listener::Listener;
@@ -92,7 +92,7 @@ impl End<'_> {
         #[cfg(feature = "cluster")]
         if let Some(office) = self.office {
             office.leave();
-            if matches!(office.role(), Role::Standby { .. }) {
+            if !office.is_active() {
                 return self.finish_relaying();
             }
         }
@@ -104,7 +104,7 @@ impl End<'_> {
     fn leaves_holders(&self) -> bool {
         #[cfg(feature = "cluster")]
         if let Some(office) = self.office {
-            return matches!(office.role(), Role::Active { .. });
+            return office.is_active();
         }
         false
     }
