@@ -13,7 +13,7 @@ use super::address::Address;
 use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
 use crate::net::tls::TlsStream;
-use crate::net::trust::{server_name, system_file, trusting};
+use crate::net::trust::{server_name, server_of, system_file, trusting};
 
 /// How to speak TLS with servers, by TLS 1.2 or 1.3: whose certificates the client trusts, and for
 /// which name they must be. Connections to Unix sockets stay as they are.
@@ -89,7 +89,7 @@ impl Tls {
             return Ok(stream);
         };
         let host = match server {
-            Address::Tcp(address) => server_name(host_of(address)),
+            Address::Tcp(address) => server_of(address),
             Address::Unix(_) | Address::Cluster(_) => None,
         };
         let name = self.name.clone().or(host);
@@ -117,13 +117,4 @@ impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls").field("name", &self.name).finish()
     }
-}
-
-/// The host of an address with a port, without brackets.
-fn host_of(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'));
-    bare.unwrap_or(host)
 }

@@ -10,7 +10,6 @@ use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
-use std::path::PathBuf;
 #[cfg(feature = "tls")]
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,13 +18,12 @@ use std::time::{Duration, Instant};
 use rustls::ClientConfig;
 use serde_json::Value;
 
-#[cfg(feature = "tls")]
-use super::TlsFiles;
 use super::{read_password, ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
 #[cfg(feature = "tls")]
-use crate::net::{tls::TlsStream, trust::server_name};
+use crate::net::{tls::TlsStream, trust::server_of};
+use crate::text::reason;
 use http::Connection;
 
 /// How many times as long as another request the check of a password may take: it is made to be
@@ -104,15 +102,13 @@ pub struct TxnAnswer {
 /// each time that etcd asks for it, and the certificates after each failure: who replaces them need
 /// not start anything again.
 pub struct Gateway {
-    members: Vec<Member>,
+    settings: ClusterSettings,
+    /// The number of the member.
     at: usize,
     connection: Option<Connection>,
-    user: Option<(String, PathBuf)>,
     token: Option<String>,
     timeout: Duration,
-    #[cfg(feature = "tls")]
-    tls_files: TlsFiles,
-    /// What was in the files.
+    /// What was in the files with certificates.
     #[cfg(feature = "tls")]
     tls: OnceCell<Arc<ClientConfig>>,
 }
@@ -121,14 +117,11 @@ impl Gateway {
     /// Connects when it is first used. Each request may take `timeout`.
     pub fn new(settings: &ClusterSettings, timeout: Duration) -> Gateway {
         Gateway {
-            members: settings.members.clone(),
+            settings: settings.clone(),
             at: 0,
             connection: None,
-            user: settings.user.clone(),
             token: None,
             timeout,
-            #[cfg(feature = "tls")]
-            tls_files: settings.tls.clone(),
             #[cfg(feature = "tls")]
             tls: OnceCell::new(),
         }
@@ -141,21 +134,16 @@ impl Gateway {
         then: &str,
         otherwise: &str,
     ) -> Result<TxnAnswer, EtcdFailure> {
-        let body = txn_body(compare, then, otherwise);
-        self.send_txn(&body)
-    }
-
-    /// Carries out a transaction with this body, as [`txn_body`] makes it.
-    pub fn send_txn(&mut self, body: &str) -> Result<TxnAnswer, EtcdFailure> {
-        let answer = self.call_for_keys("/v3/kv/txn", body)?;
-        let responses = answer["responses"].as_array();
-        let ranges = responses.into_iter().flatten();
-        let range = ranges.map(|response| &response["response_range"]);
-        let found = range.filter(|range| range.is_object()).map(key_values);
+        let body =
+            format!(r#"{{"compare":[{compare}],"success":[{then}],"failure":[{otherwise}]}}"#);
+        let answer = self.call_for_keys("/v3/kv/txn", &body)?;
+        let responses = answer["responses"].as_array().into_iter().flatten();
+        let mut ranges = responses.map(|response| &response["response_range"]);
+        let range = ranges.find(|range| range.is_object());
         Ok(TxnAnswer {
             revision: number(&answer["header"]["revision"]),
-            succeeded: answer["succeeded"].as_bool().unwrap_or(false),
-            found: found.into_iter().next().unwrap_or_default(),
+            succeeded: answer["succeeded"] == true,
+            found: range.map(key_values).unwrap_or_default(),
         })
     }
 
@@ -170,13 +158,6 @@ impl Gateway {
         let body = format!(r#"{{"key":"{key}","range_end":"{end}","limit":"{limit}"}}"#);
         self.call_for_keys("/v3/kv/range", &body)
             .map(|answer| key_values(&answer))
-    }
-
-    /// The value of a key.
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<KeyValue>, EtcdFailure> {
-        let body = format!(r#"{{"key":"{}"}}"#, base64::encode(key));
-        self.call_for_keys("/v3/kv/range", &body)
-            .map(|answer| key_values(&answer).pop())
     }
 
     /// Makes a lease of so many seconds, and returns its number.
@@ -228,7 +209,7 @@ impl Gateway {
             Ok(()) if has_changed => Ok(()),
             _ if Instant::now() >= deadline => Ok(()),
             Ok(()) => Err(self.pass_over("the watch has ended".to_owned())),
-            Err(reason) => Err(self.pass_over(reason)),
+            Err(error) => Err(self.pass_over(reason(&error))),
         }
     }
 
@@ -237,7 +218,7 @@ impl Gateway {
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         match self.send(path, body, self.timeout) {
-            Err(failure) if failure.is_of_an_old_token() && self.user.is_some() => {
+            Err(failure) if failure.is_of_an_old_token() && self.settings.user.is_some() => {
                 self.token = None;
                 self.authenticate()?;
                 self.send(path, body, self.timeout)
@@ -257,13 +238,10 @@ impl Gateway {
     }
 
     fn authenticate(&mut self) -> Result<(), EtcdFailure> {
-        let (None, Some((name, file))) = (&self.token, &self.user) else {
+        let (None, Some((name, file))) = (&self.token, &self.settings.user) else {
             return Ok(());
         };
-        let password = read_password(file).map_err(|reason| EtcdFailure::NoAnswer {
-            member: self.members[self.at].to_string(),
-            reason,
-        })?;
+        let password = read_password(file).map_err(|reason| self.no_answer(reason))?;
         let body = serde_json::json!({ "name": name, "password": password }).to_string();
         let timeout = self.timeout * PASSWORD_TIME;
         let answer = self.send("/v3/auth/authenticate", &body, timeout)?;
@@ -276,7 +254,7 @@ impl Gateway {
         let answered = self
             .connected()
             .and_then(|(connection, token)| connection.ask(path, body, token, deadline));
-        let (status, text) = answered.map_err(|reason| self.pass_over(reason))?;
+        let (status, text) = answered.map_err(|error| self.pass_over(reason(&error)))?;
         let answer: Option<Value> = serde_json::from_slice(&text).ok();
         match answer {
             Some(answer) if status == 200 && answer["error"].is_null() => Ok(answer),
@@ -299,12 +277,16 @@ impl Gateway {
         }
     }
 
-    /// The connection, and the token for it. An error is a reason.
-    fn connected(&mut self) -> Result<(&mut Connection, Option<&str>), String> {
+    fn member(&self) -> &Member {
+        &self.settings.members[self.at]
+    }
+
+    /// The connection, and the token for it.
+    fn connected(&mut self) -> io::Result<(&mut Connection, Option<&str>)> {
         if self.connection.is_none() {
-            let member = &self.members[self.at];
-            let secure = |socket, deadline| self.secure(member, socket, deadline);
-            self.connection = Some(Connection::open(member, self.timeout, secure)?);
+            let secure = |socket, deadline| self.secure(socket, deadline);
+            let connection = Connection::open(&self.member().address, self.timeout, secure)?;
+            self.connection = Some(connection);
         }
         let connection = self.connection.as_mut().expect("it was opened");
         Ok((connection, self.token.as_deref()))
@@ -312,42 +294,41 @@ impl Gateway {
 
     /// Shakes hands with a member that speaks TLS, until `deadline`.
     #[cfg(feature = "tls")]
-    fn secure(&self, member: &Member, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
-        if !member.speaks_tls {
+    fn secure(&self, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
+        if !self.member().speaks_tls {
             return Ok(Stream::Tcp(socket));
         }
         let tls = match self.tls.get() {
             Some(tls) => tls,
             None => {
-                let tls = self.tls_files.read().map_err(io::Error::other)?;
+                let tls = self.settings.tls.read().map_err(io::Error::other)?;
                 self.tls.get_or_init(|| tls)
             }
         };
-        let tls = Arc::clone(tls);
-        let name = server_name(&member.host);
+        let name = server_of(&self.member().address);
         let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
-        TlsStream::client(socket, tls, name, deadline).map(Stream::Tls)
+        TlsStream::client(socket, Arc::clone(tls), name, deadline).map(Stream::Tls)
     }
 
     #[cfg(not(feature = "tls"))]
-    fn secure(&self, _: &Member, socket: TcpStream, _: Instant) -> io::Result<Stream> {
+    fn secure(&self, socket: TcpStream, _: Instant) -> io::Result<Stream> {
         Ok(Stream::Tcp(socket))
+    }
+
+    fn no_answer(&self, reason: String) -> EtcdFailure {
+        let member = self.member().address.clone();
+        EtcdFailure::NoAnswer { member, reason }
     }
 
     /// Goes over to the next member. Its tokens are its own.
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
-        let member = self.members[self.at].to_string();
+        let failure = self.no_answer(reason);
         self.connection = None;
         #[cfg(feature = "tls")]
         self.tls.take();
-        self.at = (self.at + 1) % self.members.len();
-        EtcdFailure::NoAnswer { member, reason }
+        self.at = (self.at + 1) % self.settings.members.len();
+        failure
     }
-}
-
-/// The body of a transaction. Each part is the inside of a JSON list.
-pub fn txn_body(compare: &str, then: &str, otherwise: &str) -> String {
-    format!(r#"{{"compare":[{compare}],"success":[{then}],"failure":[{otherwise}]}}"#)
 }
 
 /// A comparison: the key was created in this revision, or is not there for 0.

@@ -16,7 +16,6 @@ mod trouble;
 mod writer;
 
 use std::env;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,20 +60,10 @@ const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 /// The client address of an etcd member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// A name or an address, without brackets.
-    pub host: String,
-    pub port: u16,
-    /// Its address begins with `https://`.
+    /// `HOST:PORT`.
+    pub address: String,
+    /// `https://` was in front.
     pub speaks_tls: bool,
-}
-
-impl fmt::Display for Member {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
 }
 
 /// The settings of a server that is one of several.

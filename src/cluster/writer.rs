@@ -80,8 +80,9 @@ impl Writer {
     /// Reads what the server before has left behind, and gives the holders their leases anew.
     fn take_over(&mut self) {
         let began = Instant::now();
-        let ceiling = self.insist(|gateway, names| gateway.get(&names.fence()));
-        let used = ceiling.and_then(|found| {
+        let fence = etcd::look_up(&self.names.fence());
+        let ceiling = self.insist(|gateway| gateway.txn("", &fence, ""));
+        let used = ceiling.found.first().and_then(|found| {
             let used = record::decode_ceiling(&found.value);
             if used.is_none() {
                 error!("bad-record key={}", Escaped(&found.key));
@@ -117,7 +118,7 @@ impl Writer {
         let (mut next, end) = self.names.holders();
         let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
         loop {
-            let page = self.insist(|gateway, _| {
+            let page = self.insist(|gateway| {
                 let page = gateway.range(&next, &end, page_len);
                 if matches!(page, Err(EtcdFailure::NoAnswer { .. })) {
                     page_len = (page_len / PAGE_DIVISOR).max(1);
@@ -144,13 +145,10 @@ impl Writer {
     }
 
     /// Has a request carried out, however often it takes.
-    fn insist<T>(
-        &mut self,
-        mut request: impl FnMut(&mut Gateway, &Names) -> Result<T, EtcdFailure>,
-    ) -> T {
+    fn insist<T>(&mut self, mut request: impl FnMut(&mut Gateway) -> Result<T, EtcdFailure>) -> T {
         let began = Moment::now();
         loop {
-            match request(&mut self.gateway, &self.names) {
+            match request(&mut self.gateway) {
                 Ok(done) => return done,
                 Err(failure) => self.bear(&failure, began),
             }
@@ -161,10 +159,10 @@ impl Writer {
     /// If this server is deposed, it starts over.
     fn commit(&mut self, changes: &[Change], reserve: Option<u64>) {
         let is_question = changes.is_empty() && reserve.is_none();
-        let body = self.body(changes, reserve, is_question);
+        let [compare, then, otherwise] = self.parts(changes, reserve, is_question);
         let began = Moment::now();
         loop {
-            match self.gateway.send_txn(&body) {
+            match self.gateway.txn(&compare, &then, &otherwise) {
                 Ok(answer) if answer.succeeded => break,
                 // The comparisons failed because another copy of this batch was carried out.
                 Ok(answer) if !is_question && self.has_done(&answer) => break,
@@ -178,7 +176,8 @@ impl Writer {
         self.version += u64::from(!is_question);
     }
 
-    fn body(&self, changes: &[Change], reserve: Option<u64>, is_question: bool) -> String {
+    /// The parts of the transaction.
+    fn parts(&self, changes: &[Change], reserve: Option<u64>, is_question: bool) -> [String; 3] {
         let leader = self.names.leader();
         let mut compare = Vec::new();
         if !is_planted("no-epoch") {
@@ -187,10 +186,8 @@ impl Writer {
         if !is_planted("no-batch-number") {
             compare.push(etcd::is_version(&leader, self.version));
         }
-        let mut then: Vec<String> = changes
-            .iter()
-            .map(|change| self.operation(change))
-            .collect();
+        let operations = changes.iter().map(|change| self.operation(change));
+        let mut then: Vec<String> = operations.collect();
         if let Some(end) = reserve {
             let ceiling = end.saturating_sub(1).to_string();
             then.push(etcd::put(&self.names.fence(), ceiling.as_bytes(), 0));
@@ -207,7 +204,7 @@ impl Writer {
                 etcd::put(&leader, address, self.term.lease)
             }
         });
-        etcd::txn_body(&compare.join(","), &then.join(","), &look_up)
+        [compare.join(","), then.join(","), look_up]
     }
 
     fn operation(&self, change: &Change) -> String {

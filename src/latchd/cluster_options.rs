@@ -118,10 +118,8 @@ fn members(list: &str, origin: &str) -> Result<Vec<Member>, String> {
         let wrong = || invalid_value(text, origin, "expected HOST:PORT or https://HOST:PORT");
         let place = host_and_port(secured.unwrap_or(text));
         let (host, port) = place.ok_or_else(wrong)?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
         Ok(Member {
-            host: host.to_owned(),
-            port,
+            address: format!("{host}:{port}"),
             speaks_tls: secured.is_some(),
         })
     };

@@ -68,6 +68,15 @@ pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     }
 }
 
+/// As [`server_name`], for the host of an address with a port. IPv6 addresses are in brackets.
+pub fn server_of(address: &str) -> Option<ServerName<'static>> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    server_name(bare.unwrap_or(host))
+}
+
 /// The name that a server's certificate must be for; `None` if it cannot be in a certificate.
 pub fn server_name(host: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(host.to_owned()).ok()

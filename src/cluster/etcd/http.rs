@@ -4,9 +4,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use crate::cluster::Member;
 use crate::net::stream::{is_timeout, Stream};
-use crate::text::reason;
 
 /// The longest line of a head, in bytes.
 const MAX_LINE_LEN: u64 = 8 * 1024;
@@ -23,30 +21,27 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects, and has `secure` make of the socket what the member speaks over. An error is a
-    /// reason.
+    /// Connects, and has `secure` make of the socket what the member speaks over.
     pub(super) fn open(
-        member: &Member,
+        host: &str,
         timeout: Duration,
         secure: impl Fn(TcpStream, Instant) -> io::Result<Stream>,
-    ) -> Result<Connection, String> {
+    ) -> io::Result<Connection> {
         let deadline = Instant::now() + timeout;
-        let place = (member.host.as_str(), member.port);
-        let addresses = place.to_socket_addrs().map_err(|error| reason(&error))?;
-        let mut why = "the name has no address".to_owned();
-        for address in addresses {
+        let mut last = io::Error::other("the name has no address");
+        for address in host.to_socket_addrs()? {
             let socket = connect(&address, deadline);
             match socket.and_then(|socket| secure(socket, deadline)) {
                 Ok(stream) => {
                     return Ok(Connection {
                         reader: Reader(BufReader::new(Timed { stream, deadline })),
-                        host: member.to_string(),
+                        host: host.to_owned(),
                     })
                 }
-                Err(error) => why = reason(&error),
+                Err(error) => last = error,
             }
         }
-        Err(why)
+        Err(last)
     }
 
     /// Sends a request and reads the answer: its status and its body.
@@ -56,11 +51,9 @@ impl Connection {
         body: &str,
         token: Option<&str>,
         deadline: Instant,
-    ) -> Result<(u16, Vec<u8>), String> {
-        let told = |error: io::Error| reason(&error);
-        self.post(path, body, token, deadline).map_err(told)?;
-        self.reader.0.get_mut().deadline = deadline;
-        self.reader.answer().map_err(told)
+    ) -> io::Result<(u16, Vec<u8>)> {
+        self.post(path, body, token, deadline)?;
+        self.reader.answer()
     }
 
     /// Begins a watch, and hands each line to `is_enough` until that is so, or the watch ends.
@@ -70,24 +63,22 @@ impl Connection {
         token: Option<&str>,
         deadline: Instant,
         mut is_enough: impl FnMut(&[u8]) -> bool,
-    ) -> Result<(), String> {
-        let told = |error: io::Error| reason(&error);
-        self.post("/v3/watch", body, token, deadline)
-            .map_err(told)?;
-        self.reader.0.get_mut().deadline = deadline;
-        let head = self.reader.head().map_err(told)?;
+    ) -> io::Result<()> {
+        self.post("/v3/watch", body, token, deadline)?;
+        let head = self.reader.head()?;
         if head.status != 200 || head.body != Body::Chunked {
-            return Err(format!("status {} for a watch", head.status));
+            let why = format!("status {} for a watch", head.status);
+            return Err(io::Error::other(why));
         }
         let mut lines = Vec::new();
-        while self.reader.chunk(&mut lines).map_err(told)? {
+        while self.reader.chunk(&mut lines)? {
             let mut whole = lines.split_inclusive(|byte| *byte == b'\n');
             let mut taken = 0;
             while let Some(line) = whole.next().filter(|line| line.ends_with(b"\n")) {
                 if is_enough(line) {
                     return Ok(());
                 }
-                left(deadline).map_err(told)?;
+                left(deadline)?;
                 taken += line.len();
             }
             lines.drain(..taken);
@@ -111,8 +102,9 @@ impl Connection {
         request += "\r\n";
         request += body;
         let left = left(deadline)?;
-        let stream = &self.reader.0.get_ref().stream;
-        stream.write_within(request.as_bytes(), Some(left))
+        let timed = self.reader.0.get_mut();
+        timed.deadline = deadline;
+        timed.stream.write_within(request.as_bytes(), Some(left))
     }
 }
 
