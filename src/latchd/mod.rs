@@ -30,7 +30,7 @@ use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{LogRules, SourceThrottle};
 use crate::net::connections::Connections;
-use crate::net::inherited;
+use crate::net::inherited::{self, Inherited};
 use crate::net::listener::Listener;
 use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
@@ -64,7 +64,7 @@ pub fn main() -> ExitCode {
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
     }
-    let inherited = match inherited::from_environment().and_then(inherited::all_listening) {
+    let inherited = match inherited::from_environment(Inherited::listening) {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };

@@ -65,7 +65,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    let inherited = match inherited::from_environment() {
+    let inherited = match inherited::from_environment(Ok) {
         Ok(inherited) => inherited,
         Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
     };

@@ -43,13 +43,6 @@ pub struct Admission {
     source: Option<IpAddr>,
 }
 
-/// The cap because of which a connection gets no place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
-    InAll,
-    ForItsSource(IpAddr),
-}
-
 impl Connections {
     /// No connections yet, at most `max_connections` at once, and at most `max_per_source` from one
     /// address, or one IPv6 network of 64 bits; Unix sockets are not counted there. A connection
@@ -75,23 +68,23 @@ impl Connections {
     }
 
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
-    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no
-    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for ever once
-    /// that or [`Connections::close`] has stopped accepting.
+    /// returns the cap that it meets, for the log. `accept` must not block: it runs under the
+    /// mutex, so that no connection can slip in while [`Connections::close_if_empty`] decides.
+    /// Blocks for ever once that or [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
-    ) -> io::Result<Result<Admission, Full>> {
+    ) -> io::Result<Result<Admission, String>> {
         let mut open = self.open.lock();
         while open.closed {
             self.one_closed.wait(&mut open);
         }
         let stream = Arc::new(accept()?);
         let source = self.max_per_source.and_then(|_| stream.source());
-        if let Some(full) = self.cap_met(&open, source) {
+        if let Some(cap) = self.cap_met(&open, source) {
             drop(open);
             stream.send_once(self.farewell);
-            return Ok(Err(full));
+            return Ok(Err(cap));
         }
         if let Some(source) = source {
             match open.place_of(source) {
@@ -110,13 +103,13 @@ impl Connections {
         }))
     }
 
-    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<Full> {
+    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<String> {
         if open.streams.len() >= self.max_connections {
-            return Some(Full::InAll);
+            return Some("max-connections".into());
         }
         let (source, max) = source.zip(self.max_per_source)?;
         let of_source = open.place_of(source).map_or(0, |at| open.per_source[at].1);
-        (of_source >= max).then_some(Full::ForItsSource(source))
+        (of_source >= max).then(|| format!("max-connections-per-ip source={source}"))
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
@@ -219,7 +212,8 @@ mod tests {
             connections.admit(|| Ok(Stream::Tcp(stream))).expect("open")
         };
         let (first, second) = (admit().expect("room"), admit().expect("room"));
-        assert_eq!(admit().err(), Some(Full::ForItsSource(addr.ip())));
+        let cap = format!("max-connections-per-ip source={}", addr.ip());
+        assert_eq!(admit().err(), Some(cap));
         drop(first);
         let third = admit().expect("room again");
         assert!(admit().is_err());

@@ -14,9 +14,6 @@ use rustix::net::{sockopt, AddressFamily, SocketType};
 use super::listener::Listener;
 use crate::text::reason;
 
-/// The first descriptor that LISTEN_FDS counts.
-const FIRST_DESCRIPTOR: usize = 3;
-
 /// A socket that this process was given.
 #[derive(Debug)]
 pub enum Inherited {
@@ -45,19 +42,11 @@ pub fn from_stdin() -> io::Result<Inherited> {
     classify(stdin.as_fd().try_clone_to_owned()?)
 }
 
-/// The sockets of [`from_environment`], for a server that cannot serve a single connection.
-pub fn all_listening(inherited: Vec<Inherited>) -> Result<Vec<Listener>, String> {
-    let numbered = (FIRST_DESCRIPTOR..).zip(inherited);
-    let listening = |(descriptor, socket): (usize, Inherited)| {
-        let listener = socket.listening();
-        listener.map_err(|why| cannot_listen(descriptor, &why))
-    };
-    numbered.map(listening).collect()
-}
-
-/// The sockets that LISTEN_FDS counts, in their order; none if it is not set, or is meant for
-/// another process (LISTEN_PID).
-pub fn from_environment() -> Result<Vec<Inherited>, String> {
+/// The sockets that LISTEN_FDS counts, in their order, as `adopt` takes them; none if it is not
+/// set, or is meant for another process (LISTEN_PID).
+pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result<Vec<T>, String> {
+    /// The first descriptor that it counts.
+    const FIRST_DESCRIPTOR: usize = 3;
     const MAX_DESCRIPTORS: usize = 1024;
     let Ok(count) = env::var("LISTEN_FDS") else {
         return Ok(Vec::new());
@@ -70,26 +59,18 @@ pub fn from_environment() -> Result<Vec<Inherited>, String> {
     let count = count.ok_or("LISTEN_FDS: it is not a number of descriptors")?;
     let mut inherited = ListenFd::from_env();
     let take = |at: usize| {
-        let tcp = inherited
-            .take_tcp_listener(at)
-            .map(|tcp| tcp.map(OwnedFd::from));
-        let any = tcp.or_else(|_| {
-            inherited
-                .take_unix_listener(at)
-                .map(|unix| unix.map(OwnedFd::from))
-        });
-        let socket = match any {
-            Ok(Some(socket)) => classify(socket),
-            Ok(None) | Err(_) => Err(not_listening()),
-        };
-        socket.map_err(|why| cannot_listen(FIRST_DESCRIPTOR + at, &why))
+        let tcp = inherited.take_tcp_listener(at).ok().flatten();
+        let mut unix = || inherited.take_unix_listener(at).ok().flatten();
+        let socket = tcp
+            .map(OwnedFd::from)
+            .or_else(|| unix().map(OwnedFd::from))
+            .ok_or_else(not_listening);
+        socket.and_then(classify).and_then(&adopt).map_err(|error| {
+            let (descriptor, why) = (FIRST_DESCRIPTOR + at, reason(&error));
+            format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
+        })
     };
     (0..count).map(take).collect()
-}
-
-fn cannot_listen(descriptor: usize, why: &io::Error) -> String {
-    let why = reason(why);
-    format!("LISTEN_FDS: cannot listen on descriptor {descriptor}: {why}")
 }
 
 /// Whether `output` is the socket on descriptor 0. A client would read what is written there.
@@ -129,7 +110,7 @@ fn classify(socket: OwnedFd) -> io::Result<Inherited> {
         AddressFamily::INET | AddressFamily::INET6 => {
             Listener::adopt_tcp(TcpListener::from(socket))
         }
-        AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket)),
+        AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket), None),
         _ => return Err(not_listening()),
     };
     listener.map(Inherited::Listening)

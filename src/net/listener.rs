@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::text::{reason, Escaped};
 
 #[cfg(feature = "tls")]
 use super::certificate::Certificate;
-use super::connections::{Connections, Full};
+use super::connections::Connections;
 use super::stream::{keep_alive, where_known, Stream};
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
@@ -100,9 +99,10 @@ impl Listener {
         ))
     }
 
-    pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
+    /// Adopts a Unix socket that is listening; `made` if this process has bound its path.
+    pub fn adopt_unix(listener: UnixListener, made: Option<BoundPath>) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener, None))
+        Ok(Listener::Unix(listener, made))
     }
 
     /// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
@@ -111,8 +111,7 @@ impl Listener {
     /// may be making files.
     pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
         let (listener, made) = unix_path::bind(path, mode, group, BACKLOG)?;
-        listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener, Some(made)))
+        Listener::adopt_unix(listener, Some(made))
     }
 
     /// Removes the Unix socket that this process has bound, unless another has taken its place.
@@ -161,14 +160,7 @@ impl Listener {
                         ));
                     }
                 }
-                Ok(Err(Full::InAll)) => {
-                    refusals.warn(format_args!("turned-away reason=max-connections"));
-                }
-                Ok(Err(Full::ForItsSource(source))) => {
-                    refusals.warn(format_args!(
-                        "turned-away reason=max-connections-per-ip source={source}"
-                    ));
-                }
+                Ok(Err(cap)) => refusals.warn(format_args!("turned-away reason={cap}")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if concerns_one_peer(&error) => {
                     debug!("accept-failed error=\"{}\"", reason(&error))
@@ -223,19 +215,14 @@ impl Listener {
 /// The address or path, for the log.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Listener::Tcp(listener, ..) => match listener.local_addr() {
-                Ok(addr) => addr.fmt(f),
-                Err(error) => error.fmt(f),
-            },
-            Listener::Unix(listener, _) => match listener.local_addr() {
-                Ok(addr) => {
-                    let path = addr.as_pathname().map(|path| path.as_os_str().as_bytes());
-                    Escaped(path.unwrap_or(b"unnamed")).fmt(f)
-                }
-                Err(error) => error.fmt(f),
-            },
-        }
+        let place = match self {
+            Listener::Tcp(listener, ..) => listener.local_addr().map(|addr| addr.to_string()),
+            Listener::Unix(listener, _) => listener.local_addr().map(|addr| {
+                let path = addr.as_pathname();
+                path.map_or(Escaped(b"unnamed"), Escaped::path).to_string()
+            }),
+        };
+        f.write_str(&place.unwrap_or_else(|error| error.to_string()))
     }
 }
 

@@ -2,19 +2,19 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use log::warn;
-use rustix::fs::{chown, Gid, Mode};
+use rustix::fs::{chown, lstat, FileType, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
     connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::sys::directory::{lock_within, Directory};
+use crate::sys::directory::{lock_within, Directory, FileId};
 use crate::text::Escaped;
 
 /// How long another process may have the directory locked before we go on without the lock.
@@ -24,8 +24,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
-    /// Device and inode: another server may have put its own socket there since.
-    identity: (u64, u64),
+    /// Another server may have put its own socket there since.
+    identity: FileId,
 }
 
 /// Listens on `path`, as [`super::listener::Listener::bind_unix`] says.
@@ -51,38 +51,24 @@ pub(super) fn bind(
     let bound = UnixListener::bind(path);
     rustix::process::umask(umask);
     let listener = bound?;
-    let made = BoundPath::of(path)?;
-    let opened = open_to(path, mode, group)
+    let made = BoundPath {
+        path: path.to_owned(),
+        identity: FileId::from(&lstat(path)?),
+    };
+    open_to(path, mode, group)
         // std listens with a shorter backlog; to listen again changes only that.
-        .and_then(|()| Ok(listen(&listener, backlog)?));
-    match opened {
-        Ok(()) => Ok((listener, made)),
-        Err(error) => {
-            made.remove();
-            Err(error)
-        }
-    }
+        .and_then(|()| Ok(listen(&listener, backlog)?))
+        .inspect_err(|_| made.remove())?;
+    Ok((listener, made))
 }
 
 impl BoundPath {
-    fn of(path: &Path) -> io::Result<BoundPath> {
-        Ok(BoundPath {
-            path: path.to_owned(),
-            identity: identity_of(path)?,
-        })
-    }
-
     /// Removes the socket, unless another one has taken its place.
     pub(super) fn remove(&self) {
-        if identity_of(&self.path).is_ok_and(|identity| identity == self.identity) {
+        if lstat(&self.path).is_ok_and(|found| FileId::from(&found) == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
 }
 
 fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
@@ -94,12 +80,11 @@ fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
 
 /// Removes the socket of a dead server, and nothing else.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
+    let found = match lstat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found?,
     };
-    if !found.file_type().is_socket() {
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "something that is not a socket is in the way",
