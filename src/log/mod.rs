@@ -73,9 +73,15 @@ pub struct Log(Option<ToWriter>);
 #[derive(Clone, Debug)]
 struct ToWriter {
     messages: Sender<Message>,
-    must_reopen: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+/// What the writer thread has in common with the others.
+#[derive(Debug, Default)]
+struct Shared {
+    must_reopen: AtomicBool,
     /// The lines dropped since the start.
-    dropped_count: Arc<AtomicUsize>,
+    dropped_count: AtomicUsize,
 }
 
 /// What the writer thread receives.
@@ -105,15 +111,13 @@ impl Log {
         let (sender, messages) = bounded(QUEUE_LEN);
         let to_writer = ToWriter {
             messages: sender,
-            must_reopen: Arc::default(),
-            dropped_count: Arc::default(),
+            shared: Arc::default(),
         };
         let writer = Writer {
             is_torn: sink.ends_torn(),
             sink,
             start,
-            must_reopen: Arc::clone(&to_writer.must_reopen),
-            dropped_count: Arc::clone(&to_writer.dropped_count),
+            shared: Arc::clone(&to_writer.shared),
             reported_count: 0,
         };
         thread::Builder::new()
@@ -147,16 +151,15 @@ impl Log {
     /// targets.
     pub fn reopen(&self) {
         if let Some(to_writer) = &self.0 {
-            to_writer.must_reopen.store(true, Ordering::Relaxed);
+            to_writer.shared.must_reopen.store(true, Ordering::Relaxed);
             let _ = to_writer.messages.try_send(Message::Reopen);
         }
     }
 
     /// How many lines have been dropped since the start.
     pub fn dropped_count(&self) -> usize {
-        let Log(to_writer) = self;
-        let count = to_writer.as_ref().map(|it| &it.dropped_count);
-        count.map_or(0, |count| count.load(Ordering::Relaxed))
+        let count_of = |it: &ToWriter| it.shared.dropped_count.load(Ordering::Relaxed);
+        self.0.as_ref().map_or(0, count_of)
     }
 }
 
@@ -186,8 +189,7 @@ struct Writer {
     /// The sink has a line in part.
     is_torn: bool,
     start: LineStart,
-    must_reopen: Arc<AtomicBool>,
-    dropped_count: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
     /// The dropped lines that the log has told of.
     reported_count: usize,
 }
@@ -196,7 +198,7 @@ impl Writer {
     /// Runs until the process ends. Lines that the sink refuses are lost.
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
-            if self.must_reopen.swap(false, Ordering::Relaxed) {
+            if self.shared.must_reopen.swap(false, Ordering::Relaxed) {
                 match self.sink.reopen() {
                     Ok(true) => self.is_torn = self.sink.ends_torn(),
                     Ok(false) => {}
@@ -217,7 +219,7 @@ impl Writer {
 
     /// Writes a line, and before it how many were lost.
     fn write(&mut self, line: &[u8]) {
-        let dropped_count = self.dropped_count.load(Ordering::Relaxed);
+        let dropped_count = self.shared.dropped_count.load(Ordering::Relaxed);
         let dropped = dropped_count.wrapping_sub(self.reported_count);
         if dropped > 0 && self.warn(format_args!("log-lines-lost dropped={dropped}")) {
             self.reported_count = dropped_count;
@@ -229,7 +231,7 @@ impl Writer {
     /// Counts a line as lost unless the sink took it.
     fn count_unless(&self, is_put: bool) {
         if !is_put {
-            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+            self.shared.dropped_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -254,12 +256,8 @@ impl Writer {
 /// The target of env_logger, which writes each line with one call.
 impl Write for ToWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self
-            .messages
-            .try_send(Message::Line(line.to_vec()))
-            .is_err()
-        {
-            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+        if let Err(_full) = self.messages.try_send(Message::Line(line.to_vec())) {
+            self.shared.dropped_count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -326,8 +324,7 @@ mod tests {
         let (sender, messages) = bounded(1);
         let log = ToWriter {
             messages: sender,
-            must_reopen: Arc::default(),
-            dropped_count: Arc::default(),
+            shared: Arc::default(),
         };
         let writer = Writer {
             sink,
@@ -336,8 +333,7 @@ mod tests {
                 syslog_name: None,
                 has_time: false,
             },
-            must_reopen: Arc::clone(&log.must_reopen),
-            dropped_count: Arc::clone(&log.dropped_count),
+            shared: Arc::clone(&log.shared),
             reported_count: 0,
         };
         (log, writer, messages)
@@ -349,10 +345,10 @@ mod tests {
         let path = directory.path().join("log");
         let sink = Sink::open(&LogTarget::File(path.clone())).expect("there is room");
         let (log, mut writer, _) = log_to(sink);
-        log.dropped_count.store(3, Ordering::Relaxed);
+        log.shared.dropped_count.store(3, Ordering::Relaxed);
         writer.write(b"one\n");
         writer.write(b"two\n");
-        log.dropped_count.store(5, Ordering::Relaxed);
+        log.shared.dropped_count.store(5, Ordering::Relaxed);
         writer.write(b"three\n");
         let expected = "WARN log-lines-lost dropped=3\none\ntwo\n\
                         WARN log-lines-lost dropped=2\nthree\n";
@@ -364,13 +360,10 @@ mod tests {
         let full = File::options().append(true).open("/dev/full");
         let sink = Sink::File("/nowhere/log".into(), full.expect("Linux has it"));
         let (log, writer, messages) = log_to(sink);
-        let log = Log(Some(log));
-        log.reopen();
-        let Log(to_writer) = &log;
-        let dropped_count = Arc::clone(&to_writer.as_ref().expect("it has one").dropped_count);
-        drop(log);
+        let shared = Arc::clone(&log.shared);
+        Log(Some(log)).reopen();
         writer.run(&messages);
-        assert_eq!(dropped_count.load(Ordering::Relaxed), 1);
+        assert_eq!(shared.dropped_count.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::syslog::Syslog;
+use super::syslog::{Syslog, SOCKET};
 
 /// The mode of a new log file, before the umask.
 const FILE_MODE: u32 = 0o640;
@@ -58,7 +58,7 @@ impl Sink {
     pub(super) fn open(target: &LogTarget) -> io::Result<Sink> {
         Ok(match target {
             LogTarget::Stderr => Sink::Stderr,
-            LogTarget::Syslog => Sink::Syslog(Syslog::of_host()?),
+            LogTarget::Syslog => Sink::Syslog(Syslog::new(SOCKET)?),
             LogTarget::File(path) => Sink::File(path.clone(), open_file(path)?),
         })
     }

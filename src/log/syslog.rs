@@ -11,7 +11,7 @@ use std::time::Duration;
 use log::Level;
 
 /// Where the syslog of a host receives messages.
-const SOCKET: &str = "/dev/log";
+pub(super) const SOCKET: &str = "/dev/log";
 
 /// The facility "daemon", in its place above the severity.
 const DAEMON: u8 = 3 << 3;
@@ -45,12 +45,7 @@ pub(super) struct Syslog {
 }
 
 impl Syslog {
-    /// The syslog of this host.
-    pub(super) fn of_host() -> io::Result<Syslog> {
-        Syslog::new(SOCKET)
-    }
-
-    fn new(receiver: impl Into<PathBuf>) -> io::Result<Syslog> {
+    pub(super) fn new(receiver: impl Into<PathBuf>) -> io::Result<Syslog> {
         let socket = UnixDatagram::unbound()?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         let receiver = receiver.into();

@@ -36,13 +36,10 @@ impl Throttle {
     }
 
     fn log(&self, level: Level, line: fmt::Arguments<'_>) {
-        if let Some(held_back) = self.admit_at(Instant::now()) {
+        let admitted = self.0.lock().admit(Instant::now());
+        if let Some(held_back) = admitted {
             log!(level, "{line} held_back={held_back}");
         }
-    }
-
-    fn admit_at(&self, now: Instant) -> Option<u64> {
-        self.0.lock().admit(now)
     }
 }
 
@@ -103,17 +100,14 @@ mod tests {
 
     #[test]
     fn a_flood_is_one_line_a_second_and_a_count() {
-        let throttle = Throttle::default();
+        let mut throttled = Throttled::default();
         let start = Instant::now();
-        assert_eq!(throttle.admit_at(start), Some(0));
+        assert_eq!(throttled.admit(start), Some(0));
         for millis in 1..1000 {
-            assert_eq!(
-                throttle.admit_at(start + Duration::from_millis(millis)),
-                None
-            );
+            assert_eq!(throttled.admit(start + Duration::from_millis(millis)), None);
         }
-        assert_eq!(throttle.admit_at(start + THROTTLE), Some(999));
-        assert_eq!(throttle.admit_at(start + 5 * THROTTLE), Some(0));
+        assert_eq!(throttled.admit(start + THROTTLE), Some(999));
+        assert_eq!(throttled.admit(start + 5 * THROTTLE), Some(0));
     }
 
     #[test]

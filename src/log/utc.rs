@@ -5,27 +5,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECONDS_OF_DAY: u64 = 86_400;
 
-/// The days of four centuries, of one, and of four years, as the Gregorian calendar has them.
-const DAYS_OF_400_YEARS: u64 = 146_097;
-const DAYS_OF_100_YEARS: u64 = 36_524;
-const DAYS_OF_4_YEARS: u64 = 1461;
-
-/// From 1 March of the year 0, with which four centuries begin, to 1 January 1970. A year that
-/// begins in March has its leap day at its end.
-const EPOCH: u64 = 719_468;
-
 /// A time as ISO 8601 has it, in UTC and whole seconds. A time before 1970 is shown as 1970.
 pub(super) struct Utc(pub(super) SystemTime);
 
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let since_epoch = self.0.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (days, seconds) = (
-            since_epoch.as_secs() / SECONDS_OF_DAY,
-            since_epoch.as_secs() % SECONDS_OF_DAY,
-        );
-        let (year, month, day) = date(days);
-        let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let seconds = since_epoch.as_secs();
+        let (year, month, day) = date(seconds / SECONDS_OF_DAY);
+        let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
         write!(
             f,
             "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z"
@@ -34,23 +22,27 @@ impl fmt::Display for Utc {
 }
 
 /// The year, month and day that begin so many days after 1 January 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    let days = days + EPOCH;
-    let (periods, days) = (days / DAYS_OF_400_YEARS, days % DAYS_OF_400_YEARS);
-    // The last century, and the last year, of a period are a day longer than the others.
-    let centuries = (days / DAYS_OF_100_YEARS).min(3);
-    let days = days - centuries * DAYS_OF_100_YEARS;
-    let (fours, days) = (days / DAYS_OF_4_YEARS, days % DAYS_OF_4_YEARS);
-    let years = (days / 365).min(3);
-    let day_of_year = days - years * 365;
-    // Five months from March, and five from August, have 153 days each.
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let year = 400 * periods + 100 * centuries + 4 * fours + years;
-    match month_from_march {
-        0..=9 => (year, month_from_march + 3, day),
-        _ => (year + 1, month_from_march - 9, day),
+fn date(mut days: u64) -> (u64, u64, u64) {
+    let mut year = 1970;
+    while days >= 365 + leap_days(year) {
+        days -= 365 + leap_days(year);
+        year += 1;
     }
+    // What is left after November is in December.
+    let lengths = [31, 28 + leap_days(year), 31, 30, 31, 30, 31, 31, 30, 31, 30];
+    let mut month = 1;
+    for length in lengths {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    (year, month, days + 1)
+}
+
+fn leap_days(year: u64) -> u64 {
+    u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0))
 }
 
 #[cfg(test)]
