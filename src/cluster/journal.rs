@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::arbiter::{Certainty, Recorder};
 use crate::table::Change;
@@ -46,7 +46,7 @@ struct State {
     wants_fences: bool,
     waiting: Vec<Waiting>,
     /// What a round takes, smoothed.
-    milliseconds: f32,
+    round_time: Duration,
 }
 
 /// A session that waits for certainty.
@@ -92,10 +92,6 @@ impl Journal {
         while state.pending.is_empty() && !state.is_asked && !state.wants_fences {
             self.work.wait(&mut state);
         }
-        self.take_round(&mut state)
-    }
-
-    fn take_round(&self, state: &mut State) -> Round {
         let mut changes: Vec<Change> = Vec::new();
         let mut written = state.recorded - state.pending.len() as u64;
         while let Some(change) = state.pending.pop_front() {
@@ -136,26 +132,21 @@ impl Journal {
             fences.end = end;
             std::mem::take(&mut fences.ran_out)
         });
-        let took = round.began.elapsed().as_secs_f32() * 1000.0;
+        let took = round.began.elapsed();
         let mut state = self.state.lock();
         state.succeeded = round.number;
         state.certain = round.recorded;
-        state.milliseconds += match round.number {
+        state.round_time = match round.number {
             1 => took,
-            _ => (took - state.milliseconds) / 16.0,
+            _ => (15 * state.round_time + took) / 16,
         };
-        let mut done = Vec::new();
-        let (certain, succeeded) = (state.certain, state.succeeded);
-        state.waiting.retain(|waiting| {
-            let waits = waiting.recorded > certain || waiting.round > succeeded;
-            if !waits {
-                done.push(Arc::clone(&waiting.wake));
-            }
-            waits
-        });
+        let waiting = std::mem::take(&mut state.waiting).into_iter();
+        let waits = |it: &Waiting| it.recorded > round.recorded || it.round > round.number;
+        let (waiting, done): (_, Vec<Waiting>) = waiting.partition(waits);
+        state.waiting = waiting;
         drop(state);
-        for wake in done {
-            wake.notify_one();
+        for session in done {
+            session.wake.notify_one();
         }
         has_fences
     }
@@ -171,23 +162,12 @@ impl Journal {
 
     /// Blocks until everything is written that has been recorded, or until `at_most` is over.
     pub fn wait_until_written(&self, at_most: Duration) {
-        let wake = Arc::new(Condvar::new());
-        let mut state = self.state.lock();
-        let recorded = state.recorded;
-        state.waiting.push(Waiting {
-            recorded,
-            round: 0,
-            wake: Arc::clone(&wake),
-        });
-        wake.wait_while_for(&mut state, |state| state.certain < recorded, at_most);
+        wait(self.state.lock(), 0, at_most);
     }
 
     /// The fences of the grants that no round has taken yet.
     pub fn pending_grants(&self) -> Vec<Fence> {
-        let state = self.state.lock();
-        let is_held = |change: &&Change| matches!(change, Change::Held(_));
-        let held = state.pending.iter().filter(is_held);
-        held.map(Change::fence).collect()
+        granted(&self.state.lock().pending)
     }
 
     /// How many sessions wait.
@@ -195,14 +175,9 @@ impl Journal {
         self.state.lock().waiting.len()
     }
 
-    /// What a round takes, smoothed, in milliseconds.
-    pub fn milliseconds(&self) -> f32 {
-        self.state.lock().milliseconds
-    }
-
-    fn want_fences(&self) {
-        self.state.lock().wants_fences = true;
-        self.work.notify_one();
+    /// What a round takes, smoothed.
+    pub fn round_time(&self) -> Duration {
+        self.state.lock().round_time
     }
 
     /// Blocks until the answers are certain that this thread has had from the arbiter.
@@ -211,28 +186,37 @@ impl Journal {
             return;
         }
         let mut state = self.state.lock();
-        let recorded = state.recorded;
-        let round = match certainty {
-            Certainty::Anew => state.begun + 1,
-            _ => 0,
-        };
-        if state.certain >= recorded && state.succeeded >= round {
-            return;
-        }
-        if round > 0 {
+        let mut round = 0;
+        if certainty == Certainty::Anew {
+            round = state.begun + 1;
             state.is_asked = true;
             self.work.notify_one();
         }
+        wait(state, round, Duration::MAX);
+    }
+}
+
+/// Blocks until everything is certain that has been recorded, and the round has succeeded, or until
+/// `at_most` is over.
+fn wait(mut state: MutexGuard<'_, State>, round: u64, at_most: Duration) {
+    let recorded = state.recorded;
+    let is_uncertain = move |state: &mut State| state.certain < recorded || state.succeeded < round;
+    if is_uncertain(&mut state) {
         let wake = Arc::new(Condvar::new());
         state.waiting.push(Waiting {
             recorded,
             round,
             wake: Arc::clone(&wake),
         });
-        while state.certain < recorded || state.succeeded < round {
-            wake.wait(&mut state);
-        }
+        wake.wait_while_for(&mut state, is_uncertain, at_most);
     }
+}
+
+/// The fences of the grants among changes.
+pub fn granted<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> {
+    let held = changes.into_iter();
+    let held = held.filter(|change| matches!(change, Change::Held(_)));
+    held.map(Change::fence).collect()
 }
 
 impl Recorder for Arc<Journal> {
@@ -261,7 +245,8 @@ impl FenceSource for Arc<Journal> {
         let ran_out = left == 0 && !std::mem::replace(&mut fences.ran_out, left == 0);
         drop(fences);
         if is_low || ran_out {
-            self.want_fences();
+            self.state.lock().wants_fences = true;
+            self.work.notify_one();
         }
         fence
     }

@@ -143,17 +143,14 @@ impl Relays {
             }
             match first_bytes_within(client, deadline) {
                 Some(FirstBytes::Other) => break,
-                Some(FirstBytes::Cluster) => match self.tell_role(client, deadline) {
-                    Some(()) => {}
-                    None => return Reception::Over,
-                },
+                Some(FirstBytes::Cluster) if self.tell_role(client, deadline).is_some() => {}
                 // Other standbys know of the term before the holders are restored.
                 Some(FirstBytes::Relay) if self.office.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
                     return Reception::Over;
                 }
-                Some(FirstBytes::None | FirstBytes::Unclear) => return Reception::Over,
+                Some(_) => return Reception::Over,
                 None if self.office.is_active() => {}
                 None => return Reception::TimedOut,
             }
@@ -273,7 +270,7 @@ impl Office {
 
     /// The time that a batch of the journal takes, smoothed.
     pub fn journal_time(&self) -> Duration {
-        Duration::try_from_secs_f32(self.journal.milliseconds() / 1000.0).unwrap_or_default()
+        self.journal.round_time()
     }
 
     /// Whether a frame that begins a connection is from a standby that knows of this term.
@@ -295,7 +292,7 @@ fn status(role: &Role) -> String {
 /// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
 fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
     let mut bytes = [0; 8];
-    let mut pauses = Pauses::default();
+    let mut pause = SHORT_PAUSE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match peek(client, &mut bytes) {
@@ -306,7 +303,10 @@ fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> 
             }
             Ok(Some(len)) => match first_bytes(&bytes[..len]) {
                 FirstBytes::Unclear if left.is_zero() => return None,
-                FirstBytes::Unclear => thread::sleep(pauses.next().min(left)),
+                FirstBytes::Unclear => {
+                    thread::sleep(pause.min(left));
+                    pause = (2 * pause).min(LONG_PAUSE);
+                }
                 clear => return Some(clear),
             },
             Ok(None) if left.is_zero() => return None,
@@ -349,7 +349,7 @@ fn peek(stream: &Stream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
 /// not come.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
-    let mut pauses = Pauses::default();
+    let mut pause = SHORT_PAUSE;
     loop {
         let len = peek(client, &mut frame).ok().flatten()?;
         let mut ends = (0..len).filter(|at| frame[*at] == b'\n');
@@ -362,19 +362,8 @@ fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
         if len == frame.len() || Instant::now() >= deadline {
             return None;
         }
-        thread::sleep(pauses.next());
-    }
-}
-
-/// The pauses between looks at what has arrived without being taken: longer and longer, so that
-/// many clients that send no more take no time.
-#[derive(Default)]
-struct Pauses(Duration);
-
-impl Pauses {
-    fn next(&mut self) -> Duration {
-        self.0 = (2 * self.0).clamp(SHORT_PAUSE, LONG_PAUSE);
-        self.0
+        thread::sleep(pause);
+        pause = (2 * pause).min(LONG_PAUSE);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
-use super::journal::{Round, FENCE_RANGE};
+use super::journal::{granted, Round, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
 use super::{is_planted, Office, Term};
@@ -259,12 +259,4 @@ impl Writer {
             EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
         });
     }
-}
-
-/// The fences of the grants among changes.
-fn granted(changes: &[Change]) -> Vec<Fence> {
-    let held = changes
-        .iter()
-        .filter(|change| matches!(change, Change::Held(_)));
-    held.map(Change::fence).collect()
 }
