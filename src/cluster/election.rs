@@ -69,13 +69,16 @@ impl Candidate {
             &etcd::put(&self.leader, address.as_bytes(), lease),
             &etcd::look_up(&self.leader),
         )?;
-        if answer.succeeded {
-            return Ok(Some(Term {
-                epoch: answer.revision,
-                version: 1,
+        let term = |epoch, version| {
+            Ok(Some(Term {
+                epoch,
+                version,
                 lease,
                 kept,
-            }));
+            }))
+        };
+        if answer.succeeded {
+            return term(answer.revision, 1);
         }
         let Some(leader) = answer.found.first() else {
             return Err(EtcdFailure::Refused {
@@ -85,12 +88,7 @@ impl Candidate {
         };
         // The answer to an earlier attempt was lost.
         if leader.lease == lease {
-            return Ok(Some(Term {
-                epoch: leader.create_revision,
-                version: leader.version,
-                lease,
-                kept,
-            }));
+            return term(leader.create_revision, leader.version);
         }
         let is_first_look = std::mem::take(&mut self.is_first_look);
         if is_first_look && leader.value == address.as_bytes() && is_former_self(leader) {
@@ -146,28 +144,24 @@ impl Candidate {
     /// Keeps the office until the process ends, or the server starts over.
     pub(super) fn keep(&mut self, term: &Term) -> ! {
         let ttl = self.office.settings.ttl;
-        let mut kept = term.kept;
+        let (mut kept, mut pause) = (term.kept, ttl / 5);
         loop {
-            thread::sleep(ttl / 5);
-            loop {
-                let sent = Moment::now();
-                match self.gateway.keep_alive(term.lease) {
-                    Ok(true) => {
-                        kept = sent;
-                        break;
+            thread::sleep(pause);
+            let sent = Moment::now();
+            pause = ttl / 5;
+            match self.gateway.keep_alive(term.lease) {
+                Ok(true) => kept = sent,
+                Ok(false) if is_planted("no-epoch") => {}
+                Ok(false) => self.office.start_over("the office's lease is over"),
+                Err(failure) => {
+                    let held_back = self.office.journal.held_back();
+                    self.trouble.report(&failure, held_back);
+                    if kept.elapsed() > ttl {
+                        let why = "the office was not kept for too long";
+                        self.office.start_over(why);
                     }
-                    Ok(false) if is_planted("no-epoch") => break,
-                    Ok(false) => self.office.start_over("the office's lease is over"),
-                    Err(failure) => {
-                        self.trouble
-                            .report(&failure, self.office.journal.held_back());
-                    }
+                    pause = PAUSE;
                 }
-                if kept.elapsed() > ttl {
-                    self.office
-                        .start_over("the office was not kept for too long");
-                }
-                thread::sleep(PAUSE);
             }
         }
     }

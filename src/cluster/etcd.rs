@@ -58,12 +58,15 @@ impl EtcdFailure {
     /// Whether a new token may help.
     fn is_of_an_old_token(&self) -> bool {
         match self {
-            EtcdFailure::Refused { code, message } => match *code {
-                UNAUTHENTICATED => true,
-                INVALID_ARGUMENT => message.contains("revision of auth store is old"),
-                _ => false,
-            },
-            EtcdFailure::NoAnswer { .. } => false,
+            EtcdFailure::Refused {
+                code: UNAUTHENTICATED,
+                ..
+            } => true,
+            EtcdFailure::Refused {
+                code: INVALID_ARGUMENT,
+                message,
+            } => message.contains("revision of auth store is old"),
+            _ => false,
         }
     }
 }

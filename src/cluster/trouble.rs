@@ -22,8 +22,7 @@ impl Trouble {
     /// Logs a failure, if the last line is long ago. `held_back` is how many sessions wait for
     /// etcd.
     pub(super) fn report(&mut self, failure: &EtcdFailure, held_back: usize) {
-        let is_due = |at: Instant| at.elapsed() >= INTERVAL;
-        if !self.reported.is_none_or(is_due) {
+        if self.reported.is_some_and(|at| at.elapsed() < INTERVAL) {
             return;
         }
         self.reported = Some(Instant::now());
@@ -32,23 +31,20 @@ impl Trouble {
                 let reason = Escaped(reason.as_bytes());
                 warn!("etcd-unavailable member={member} error={reason} held_back={held_back}");
             }
-            EtcdFailure::Refused {
-                code,
-                message: text,
-            } => {
-                let message = Escaped(text.as_bytes());
-                let is_about_user = match *code {
-                    PERMISSION_DENIED | UNAUTHENTICATED => true,
-                    // A wrong name or password.
-                    INVALID_ARGUMENT => text.contains("auth"),
-                    _ => false,
-                };
+            EtcdFailure::Refused { code, message } => {
+                let shown = Escaped(message.as_bytes());
                 match *code {
-                    RESOURCE_EXHAUSTED if text.contains("space exceeded") => {
+                    RESOURCE_EXHAUSTED if message.contains("space exceeded") => {
                         error!("etcd-full hint=\"compact and defragment; see latchd(8)\"");
                     }
-                    _ if is_about_user => error!("etcd-auth-refused error={message}"),
-                    _ => warn!("etcd-refused code={code} error={message}"),
+                    PERMISSION_DENIED | UNAUTHENTICATED => {
+                        error!("etcd-auth-refused error={shown}");
+                    }
+                    // A wrong name or password.
+                    INVALID_ARGUMENT if message.contains("auth") => {
+                        error!("etcd-auth-refused error={shown}");
+                    }
+                    _ => warn!("etcd-refused code={code} error={shown}"),
                 }
             }
         }

@@ -198,12 +198,11 @@ impl<S: Read> Reader<S> {
     fn chunk(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
         let line = self.line()?;
         let len = line.split(';').next().unwrap_or_default().trim();
-        let is_hex = !len.is_empty() && len.bytes().all(|digit| digit.is_ascii_hexdigit());
-        let len = is_hex
-            .then(|| usize::from_str_radix(len, 16).ok())
-            .flatten();
-        let fits = |len: &usize| len.saturating_add(body.len()) <= MAX_ANSWER_LEN;
-        let len = len.filter(fits);
+        let number = usize::from_str_radix(len, 16).ok();
+        let fits = |number: &usize| {
+            !len.starts_with('+') && number.saturating_add(body.len()) <= MAX_ANSWER_LEN
+        };
+        let len = number.filter(fits);
         let len = len.ok_or_else(|| malformed("no possible length of a chunk"))?;
         if len > 0 {
             self.take(len, body)?;
