@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::thread;
@@ -397,9 +396,8 @@ fn introduce(active: &Active) -> io::Result<TcpStream> {
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
-    buffer: Vec<u8>,
-    /// The part of the buffer that was read and is not sent yet.
-    unsent: Range<usize>,
+    /// What was read and is not sent yet.
+    unsent: Vec<u8>,
     /// Since when the other end has not taken all of that.
     unsent_since: Option<Instant>,
     is_over: bool,
@@ -410,8 +408,7 @@ impl<'a> Direction<'a> {
         Direction {
             from,
             to,
-            buffer: vec![0; BUFFER_LEN],
-            unsent: 0..0,
+            unsent: Vec::new(),
             unsent_since: None,
             is_over: false,
         }
@@ -420,25 +417,26 @@ impl<'a> Direction<'a> {
     /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
     /// Tells whether anything has moved. `of_from` and `of_to` are what was reported of the ends.
     fn advance(&mut self, of_from: PollFlags, of_to: PollFlags) -> io::Result<bool> {
-        let start = self.unsent.start;
+        let len = self.unsent.len();
         // The kernel may have a little room long before it reports it. A rest sent into that room
         // would look like progress of a client that does not read.
         if !of_to.difference(PollFlags::IN).is_empty() {
             self.send()?;
         }
         let is_readable = !of_from.difference(PollFlags::OUT).is_empty();
-        let has_sent = self.unsent.start != start;
+        let has_sent = self.unsent.len() != len;
         if self.is_over || !is_readable || !self.unsent.is_empty() {
             return Ok(has_sent);
         }
-        match recv(self.from, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+        let mut piece = [0; BUFFER_LEN];
+        match recv(self.from, &mut piece, RecvFlags::DONTWAIT) {
             Ok((0, _)) => {
                 self.is_over = true;
                 // It fails if the other end has gone, which is seen there.
                 let _ = shutdown(self.to, rustix::net::Shutdown::Write);
             }
             Ok((len, _)) => {
-                self.unsent = 0..len;
+                self.unsent.extend(&piece[..len]);
                 self.send()?;
             }
             Err(Errno::AGAIN | Errno::INTR) => return Ok(has_sent),
@@ -452,8 +450,8 @@ impl<'a> Direction<'a> {
             return Ok(());
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match send(self.to, &self.buffer[self.unsent.clone()], flags) {
-            Ok(len) => self.unsent.start += len,
+        match send(self.to, &self.unsent, flags) {
+            Ok(len) => drop(self.unsent.drain(..len)),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

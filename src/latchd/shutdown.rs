@@ -26,11 +26,6 @@ const FAREWELL: Duration = Duration::from_millis(600);
 /// A time that is as good as none.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-enum Reason {
-    Signal,
-    Idle,
-}
-
 /// What the end of a server has to do with.
 pub(super) struct End<'a> {
     pub(super) signals: &'a Receiver<()>,
@@ -55,11 +50,9 @@ impl End<'_> {
     }
 
     fn stop(&self) -> ExitCode {
-        let (signals, options) = (self.signals, self.options);
         // A supervisor that has heard READY may have stopped listening since: its errors do not
         // matter.
-        let reason = wait_for_reason(signals, self.arbiter, self.connections, options.idle_exit);
-        if let Reason::Idle = reason {
+        if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
             return ExitCode::SUCCESS;
@@ -68,10 +61,10 @@ impl End<'_> {
         // From here on new claims are refused: an operator who reads this can rely on it.
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
-        let grace = options.shutdown_timeout.unwrap_or(LONGEST);
+        let grace = self.options.shutdown_timeout.unwrap_or(LONGEST);
         let began = Instant::now();
         select! {
-            recv(signals) -> _ => {
+            recv(self.signals) -> _ => {
                 warn!("stopping reason=second-signal");
                 return ExitCode::from(1);
             }
@@ -84,7 +77,31 @@ impl End<'_> {
             }
         }
         let grace_left = grace.saturating_sub(began.elapsed());
-        say_farewell(signals, self.connections, grace_left)
+        say_farewell(self.signals, self.connections, grace_left)
+    }
+
+    /// Blocks until no client has been connected and no slot held for the time of an idle exit, and
+    /// lets no client in then; or until a signal comes, with `false`.
+    fn becomes_idle(&self) -> bool {
+        let (arbiter, idle_exit) = (self.arbiter, self.options.idle_exit);
+        let started = Instant::now();
+        let mut look_again = idle_exit.unwrap_or(LONGEST);
+        while self.signals.recv_timeout(look_again) == Err(RecvTimeoutError::Timeout) {
+            let Some(idle_exit) = idle_exit else { continue };
+            let now = Instant::now();
+            let last_held = arbiter.last_held();
+            let empty_since = self.connections.empty_since().unwrap_or(now);
+            let quiet_since = empty_since.max(last_held.unwrap_or(started));
+            let idle_for = now.saturating_duration_since(quiet_since);
+            let is_quiet = || arbiter.last_held() == last_held;
+            if idle_for >= idle_exit && self.connections.close_if_empty(is_quiet) {
+                return true;
+            }
+            // A client that is here now keeps the server for at least that long.
+            let left = idle_exit.saturating_sub(idle_for);
+            look_again = left.max(Duration::from_millis(1));
+        }
+        false
     }
 
     /// Has the holders finish. The channel closes when they have.
@@ -151,37 +168,6 @@ fn none_left(
         drop(sender);
     });
     none_left
-}
-
-/// Blocks until a signal comes, or until no client has been connected and no slot held for
-/// `idle_exit`; then no client is let in any more.
-fn wait_for_reason(
-    signals: &Receiver<()>,
-    arbiter: &Arbiter,
-    connections: &Connections,
-    idle_exit: Option<Duration>,
-) -> Reason {
-    let started = Instant::now();
-    let mut look_again = idle_exit.unwrap_or(LONGEST);
-    loop {
-        let signal = signals.recv_timeout(look_again);
-        if signal != Err(RecvTimeoutError::Timeout) {
-            return Reason::Signal;
-        }
-        let Some(idle_exit) = idle_exit else { continue };
-        let now = Instant::now();
-        let last_held = arbiter.last_held();
-        let empty_since = connections.empty_since().unwrap_or(now);
-        let quiet_since = empty_since.max(last_held.unwrap_or(started));
-        let idle_for = now.saturating_duration_since(quiet_since);
-        if idle_for >= idle_exit && connections.close_if_empty(|| arbiter.last_held() == last_held)
-        {
-            return Reason::Idle;
-        }
-        // A client that is here now keeps the server for at least that long.
-        let left = idle_exit.saturating_sub(idle_for);
-        look_again = left.max(Duration::from_millis(1));
-    }
 }
 
 #[cfg(test)]
