@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::SupportedCipherSuite;
 
 use crate::base64;
-use crate::sys::directory::lock_within;
+use crate::sys::directory::{lock_within, Directory};
 use crate::text::{reason, Escaped};
 
 /// A name of this host on every host.
@@ -54,8 +54,9 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
         DirBuilder::new().mode(0o755).create(directory)?;
     }
     // Whoever may read the directory can lock it, but not keep us from what is there.
-    if !is_there(directory, KEY)? {
-        make_in(directory, host)?;
+    let names = Directory::open(directory)?;
+    if names.stat(KEY)?.is_none() {
+        make_in(directory, &names, host)?;
     }
     let unusable = |why: &str| io::Error::other(format!("{CA}: {why}"));
     let ca = fs::read(directory.join(CA)).map_err(|error| unusable(&reason(&error)))?;
@@ -65,48 +66,51 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
 }
 
 /// Makes the files, or waits for another server that does.
-fn make_in(directory: &Path, host: IpAddr) -> io::Result<()> {
+fn make_in(directory: &Path, names: &Directory, host: IpAddr) -> io::Result<()> {
     let lock = File::open(directory)?;
     if !lock_within(&lock, LOCK_PATIENCE)? {
         return Err(io::Error::other("it is locked by another process"));
     }
-    if is_there(directory, KEY)? {
+    if names.stat(KEY)?.is_some() {
         return Ok(());
     }
     for name in [CA, CERTIFICATE] {
-        if is_there(directory, name)? {
+        if names.stat(name)?.is_some() {
             let why = format!("{name} is there, and {KEY} is not");
             return Err(io::Error::other(why));
         }
     }
-    write_all(directory, &make(host).map_err(io::Error::other)?)
-}
-
-fn is_there(directory: &Path, name: &str) -> io::Result<bool> {
-    match fs::symlink_metadata(directory.join(name)) {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
+    let made = make(host).map_err(io::Error::other)?;
+    // They appear one right after the other, when all are complete.
+    let staged = |name: &str| Path::new(name).with_extension("new");
+    for (name, mode, text) in &made {
+        let _ = names.remove(staged(name));
+        let mut file = names.create(staged(name), *mode)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
     }
+    for (name, ..) in &made {
+        fs::rename(directory.join(staged(name)), directory.join(name))?;
+    }
+    Ok(())
 }
 
 /// The names of the files, their modes, and their contents in PEM. The key comes last: if it is
 /// there, so are the others.
 fn make(host: IpAddr) -> Result<[(&'static str, u32, String); 3], rcgen::Error> {
     let ca_key = KeyPair::generate()?;
-    let mut ca = CertificateParams::default();
-    ca.distinguished_name
-        .push(DnType::CommonName, "latchd self-signed CA");
+    let named = |name: &str| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let mut ca = named("latchd self-signed CA");
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let ca_certificate = ca.self_signed(&ca_key)?;
 
     let key = KeyPair::generate()?;
-    let mut params = CertificateParams::default();
-    let common_name = "latchd";
-    params
-        .distinguished_name
-        .push(DnType::CommonName, common_name);
+    let mut params = named("latchd");
     params.subject_alt_names = names(host);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -133,30 +137,6 @@ fn names(host: IpAddr) -> Vec<SanType> {
     }
     let addresses = addresses.into_iter().map(SanType::IpAddress);
     names.map(SanType::DnsName).chain(addresses).collect()
-}
-
-/// Writes the files. They appear one right after the other, when all are complete. The directory is
-/// locked.
-fn write_all(directory: &Path, made: &[(&str, u32, String)]) -> io::Result<()> {
-    for (name, mode, text) in made {
-        let staged = staged(directory, name);
-        let _ = fs::remove_file(&staged);
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(*mode)
-            .open(&staged)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-    }
-    for (name, ..) in made {
-        fs::rename(staged(directory, name), directory.join(name))?;
-    }
-    Ok(())
-}
-
-fn staged(directory: &Path, name: &str) -> PathBuf {
-    directory.join(name).with_extension("new")
 }
 
 /// SHA-256 in hexadecimal digits.
