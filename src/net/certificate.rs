@@ -53,8 +53,7 @@ impl Certificate {
     /// Reads the files again, for connections to come. After an error the old certificate stays.
     pub fn read_again(&self) -> Result<(), String> {
         let new = content(&self.chain, &self.key)?;
-        let old = std::mem::replace(&mut *self.content.lock(), new);
-        drop(old);
+        *self.content.lock() = new;
         Ok(())
     }
 
@@ -65,8 +64,7 @@ impl Certificate {
 
     /// When the first certificate of the chain expires, if that is before `time`; both since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
-        let faults = self.faults_at(time).into_iter();
-        let expiries = faults.filter_map(|fault| match fault {
+        let expiries = self.faults_at(time).filter_map(|fault| match fault {
             Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
                 Some(Duration::from_secs(not_after.as_secs()))
             }
@@ -77,32 +75,30 @@ impl Certificate {
 
     /// Whether a certificate of the chain is valid only after `time`, since 1970.
     pub fn begins_after(&self, time: Duration) -> bool {
-        let faults = self.faults_at(time);
-        faults.iter().any(|fault| {
-            use CertificateError::NotValidYetContext;
-            matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. }))
-        })
+        use CertificateError::NotValidYetContext;
+        self.faults_at(time)
+            .any(|fault| matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. })))
     }
 
     /// What a client would find wrong at that time with each certificate of the chain.
-    fn faults_at(&self, time: Duration) -> Vec<Error> {
+    fn faults_at(&self, time: Duration) -> impl Iterator<Item = Error> {
         let chain = self.content.lock().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
-        let verified = chain.iter().map(|certificate| verify_at(certificate, time));
-        verified.filter_map(Result::err).collect()
+        let faults = move |certificate| verify_at(certificate, time).err();
+        chain.into_iter().filter_map(faults)
     }
 }
 
 /// Verifies a certificate as a client would at that time. Its validity is looked at first, before
 /// its issuer and its name.
-fn verify_at(certificate: &CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
+fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone())?;
     let provider = ring::default_provider().into();
     let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider).build();
     let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
     let name = Ipv4Addr::LOCALHOST.into();
-    let verified = verifier.verify_server_cert(certificate, &[], &name, &[], time);
+    let verified = verifier.verify_server_cert(&certificate, &[], &name, &[], time);
     verified.map(drop)
 }
 
@@ -126,36 +122,34 @@ pub fn chain_and_key(
     chain_file: &Path,
     key_file: &Path,
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {
-    let pem = read(chain_file).map_err(|why| unusable("certificate", chain_file, reason(&why)))?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let chain = match chain {
-        Ok(chain) if !chain.is_empty() => chain,
-        Ok(_) => {
-            let why = "there is no certificate in it".into();
-            return Err(unusable("certificate", chain_file, why));
-        }
-        Err(_) => return Err(unusable("certificate", chain_file, "it is not PEM".into())),
-    };
-    // The library looks at the first one alone.
-    if let Some(at) = chain.iter().position(is_damaged) {
-        let why = format!("block {} in it is not a certificate", at + 1);
-        return Err(unusable("certificate", chain_file, why));
-    }
-    let pem = read(key_file).map_err(|why| unusable("key", key_file, reason(&why)))?;
-    let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
-        let why = match error {
-            _ if has_password(&pem) => "it has a password",
-            pem::Error::NoItemsFound => "there is no key in it",
-            _ => "it is not PEM",
-        };
-        unusable("key", key_file, why.into())
-    })?;
+    let chain = chain_in(chain_file).map_err(|why| unusable("certificate", chain_file, &why))?;
+    let key = key_in(key_file).map_err(|why| unusable("key", key_file, &why))?;
     Ok((chain, key))
 }
 
-fn is_damaged(certificate: &CertificateDer<'static>) -> bool {
-    let bad = Error::InvalidCertificate(CertificateError::BadEncoding);
-    RootCertStore::empty().add(certificate.clone()) == Err(bad)
+fn chain_in(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = read(file).map_err(|error| reason(&error))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let chain = chain.map_err(|_| "it is not PEM")?;
+    if chain.is_empty() {
+        return Err("there is no certificate in it".into());
+    }
+    // The library looks at the first one alone.
+    let bad = Err(Error::InvalidCertificate(CertificateError::BadEncoding));
+    let is_damaged = |it: &CertificateDer<'static>| RootCertStore::empty().add(it.clone()) == bad;
+    match chain.iter().position(is_damaged) {
+        Some(at) => Err(format!("block {} in it is not a certificate", at + 1)),
+        None => Ok(chain),
+    }
+}
+
+fn key_in(file: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    let pem = read(file).map_err(|error| reason(&error))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| match error {
+        _ if has_password(&pem) => "it has a password".into(),
+        pem::Error::NoItemsFound => "there is no key in it".into(),
+        _ => "it is not PEM".into(),
+    })
 }
 
 /// Says which of the two files is of no use, or that they do not go together.
@@ -164,17 +158,16 @@ pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
     match error {
         Error::InvalidCertificate(_) => {
             let why = "it is not a certificate of version 3 that TLS can use";
-            unusable("certificate", chain_file, why.into())
+            unusable("certificate", chain_file, why)
         }
         Error::InconsistentKeys(_) => {
-            let why = "it is not the key of the certificate";
-            unusable("key", key_file, why.into())
+            unusable("key", key_file, "it is not the key of the certificate")
         }
-        _ => unusable("key", key_file, "it is not a key that TLS can use".into()),
+        _ => unusable("key", key_file, "it is not a key that TLS can use"),
     }
 }
 
-fn unusable(what: &str, file: &Path, why: String) -> String {
+fn unusable(what: &str, file: &Path, why: &str) -> String {
     format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
 }
 
