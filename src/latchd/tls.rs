@@ -72,9 +72,9 @@ pub(super) fn speaking(
     listeners: Vec<Listener>,
     certificate: Option<&Arc<Certificate>>,
 ) -> Vec<Listener> {
-    let Some(certificate) = certificate else {
-        return listeners;
+    let speaking = |listener| match listener {
+        Listener::Tcp(socket, _) => Listener::Tcp(socket, certificate.cloned()),
+        unix => unix,
     };
-    let listeners = listeners.into_iter();
-    listeners.map(|it| it.with_tls(certificate)).collect()
+    listeners.into_iter().map(speaking).collect()
 }

@@ -52,15 +52,6 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Speaks TLS with the clients of a TCP socket. A Unix socket stays as it is.
-    #[cfg(feature = "tls")]
-    pub fn with_tls(self, certificate: &Arc<Certificate>) -> Listener {
-        match self {
-            Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(Arc::clone(certificate))),
-            other => other,
-        }
-    }
-
     /// Listens on `addr`; port 0 picks one. The unspecified IPv6 address takes IPv4, too.
     pub fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
         let family = if addr.is_ipv4() {
