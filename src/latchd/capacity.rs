@@ -63,10 +63,8 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
 /// clients send. A server that may pass connections on needs two descriptors for each.
 pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     let wanted = options.max_connections;
-    let (heap, memory) = (
-        HEAP_PER_CONNECTION + for_tls(options),
-        per_connection(options, secret_len),
-    );
+    let heap = HEAP_PER_CONNECTION + for_tls(options);
+    let memory = per_connection(options, secret_len);
     let descriptors_each = 1 + u64::from(options.etcd.is_some());
     let allowed = connection_capacity(heap, descriptors_each);
     let max_connections = wanted
@@ -194,8 +192,8 @@ pub(super) fn reexec_with_malloc_settings() {
 fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in of_process.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(names), Some(path)) = (fields.next(), fields.next()) else {
+        let fields: Vec<&str> = line.splitn(3, ':').collect();
+        let [_, names, path] = fields[..] else {
             continue;
         };
         for (name, mount, file) in CONTROLLERS {
@@ -205,12 +203,9 @@ fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
             for group in Path::new(path).ancestors() {
                 let group = group.strip_prefix("/").unwrap_or(group);
                 let limit = fs::read_to_string(root.join(mount).join(group).join(file));
+                let limit = limit.unwrap_or_default();
                 // "max" is no limit.
-                limits.extend(
-                    limit
-                        .ok()
-                        .and_then(|limit| limit.trim().parse::<u64>().ok()),
-                );
+                limits.extend(limit.trim().parse::<u64>());
             }
         }
     }

@@ -94,18 +94,17 @@ fn need_tls(what: &str) -> Result<(), String> {
 
 #[cfg(feature = "tls")]
 fn tls_files(options: &Options, origins: &Origins, members: &[Member]) -> Result<TlsFiles, String> {
-    if !members.iter().any(|member| member.speaks_tls) {
-        let files = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
-        let stray = files.iter().find_map(|option| origins.get(option));
-        return stray.map_or(Ok(TlsFiles::default()), |stray| {
+    let files = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
+    match files.iter().find_map(|option| origins.get(option)) {
+        Some(stray) if !members.iter().any(|member| member.speaks_tls) => {
             let why = "no address of --etcd begins with https://";
             Err(format!("{stray}: {why}"))
-        });
+        }
+        _ => Ok(TlsFiles {
+            ca: options.etcd_cacert.clone(),
+            own: options.etcd_cert.clone().zip(options.etcd_key.clone()),
+        }),
     }
-    Ok(TlsFiles {
-        ca: options.etcd_cacert.clone(),
-        own: options.etcd_cert.clone().zip(options.etcd_key.clone()),
-    })
 }
 
 /// The members of etcd in a list with commas.

@@ -144,7 +144,12 @@ fn run(
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    if options.print_port && !has_started_over() {
+    #[cfg(feature = "cluster")]
+    let is_anew = crate::cluster::has_started_over();
+    #[cfg(not(feature = "cluster"))]
+    let is_anew = false;
+    // A server that has started over has printed it before.
+    if options.print_port && !is_anew {
         server::print_port(&listeners)?;
     }
     tell_supervisor(&session_rules);
@@ -189,14 +194,6 @@ fn tell_supervisor(rules: &SessionRules) {
     if let Err(error) = notify(state) {
         warn!("cannot-notify error=\"{}\"", reason(&error));
     }
-}
-
-/// Whether the port was printed before the server started over.
-fn has_started_over() -> bool {
-    #[cfg(feature = "cluster")]
-    return crate::cluster::has_started_over();
-    #[cfg(not(feature = "cluster"))]
-    false
 }
 
 /// Where fences come from; with a fence file, the reserver runs beside it.

@@ -310,26 +310,20 @@ impl Options {
     fn sockets(&self, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
         let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
         let binding = binding.iter().find_map(|option| origins.get(option));
-        let sockets = match (inherits, self.inetd, binding) {
-            (true, _, Some(origin)) | (_, true, Some(origin)) => {
-                return Err(format!("{origin}: the sockets are inherited"));
-            }
-            (true, _, None) => Sockets::Environment,
-            (false, true, None) => Sockets::Stdin,
-            (false, false, _) => Sockets::Bound {
-                tcp: self.port.map(|port| SocketAddr::new(self.host, port)),
-                unix: self.unix.clone(),
-            },
-        };
-        match sockets {
-            Sockets::Bound {
-                tcp: None,
-                unix: None,
-            } => Err("--port off: nothing to listen on without --unix".into()),
-            Sockets::Bound { tcp: None, .. } if self.print_port => {
-                Err("--print-port: there is no port".into())
-            }
-            sockets => Ok(sockets),
+        if inherits || self.inetd {
+            return match binding {
+                Some(origin) => Err(format!("{origin}: the sockets are inherited")),
+                None if inherits => Ok(Sockets::Environment),
+                None => Ok(Sockets::Stdin),
+            };
+        }
+        match (self.port, &self.unix) {
+            (None, None) => Err("--port off: nothing to listen on without --unix".into()),
+            (None, _) if self.print_port => Err("--print-port: there is no port".into()),
+            (port, unix) => Ok(Sockets::Bound {
+                tcp: port.map(|port| SocketAddr::new(self.host, port)),
+                unix: unix.clone(),
+            }),
         }
     }
 
