@@ -44,8 +44,7 @@ use writer::Writer;
 /// The most time that a request to etcd takes.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 
-/// How long the last log lines may take to leave, and the last changes.
-const LAST_LINES: Duration = Duration::from_millis(300);
+/// How long the last changes may take to be written.
 const LAST_CHANGES: Duration = Duration::from_secs(1);
 
 /// For how long requests to give up the office begin.
@@ -318,7 +317,7 @@ impl Office {
         } else {
             error!("deposed reason=\"{reason}\"");
         }
-        self.log.flush(LAST_LINES);
+        self.log.flush();
         if !self.is_leaving() {
             exec_again(state.lease.unwrap_or(0));
         }

@@ -44,9 +44,6 @@ use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
 
-/// How long the last log lines may take to leave.
-const LAST_LINES: Duration = Duration::from_millis(300);
-
 /// A clock before this was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
@@ -165,7 +162,7 @@ fn run(
         office: office.as_deref(),
     };
     let status = end.run();
-    log.flush(LAST_LINES);
+    log.flush();
     Ok(status)
 }
 

@@ -44,9 +44,8 @@ use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
 
-/// At the end: how long received commands may take to be done, and the last log lines to leave.
+/// How long received commands may take to be done at the end.
 const FAREWELL: Duration = Duration::from_secs(4);
-const LAST_LINES: Duration = Duration::from_millis(300);
 
 /// Every user may connect to the Unix socket. What a client may lock depends on its user.
 const UNIX_MODE: u32 = 0o666;
@@ -110,7 +109,7 @@ fn run(
         }
         Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
     }
-    log.flush(LAST_LINES);
+    log.flush();
     Ok(())
 }
 

@@ -31,6 +31,9 @@ use utc::Utc;
 /// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
 
+/// How long the last lines may take to leave.
+const LAST_LINES: Duration = Duration::from_millis(300);
+
 /// Whether lines begin with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timestamps {
@@ -68,10 +71,7 @@ pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, Str
 /// A handle to the running log. Keep it for [`Log::flush`], [`Log::reopen`] and
 /// [`Log::dropped_count`].
 #[derive(Clone, Debug)]
-pub struct Log(Option<ToWriter>);
-
-#[derive(Clone, Debug)]
-struct ToWriter {
+pub struct Log {
     messages: Sender<Message>,
     shared: Arc<Shared>,
 }
@@ -97,7 +97,17 @@ enum Message {
 impl Log {
     /// A log that says nothing, for a server whose stderr is a client's socket.
     pub fn silent() -> Log {
-        Log(None)
+        Log::with_queue(0).0
+    }
+
+    /// A log with room for so many messages, which it sends to the receiver.
+    fn with_queue(len: usize) -> (Log, Receiver<Message>) {
+        let (sender, messages) = bounded(len);
+        let log = Log {
+            messages: sender,
+            shared: Arc::default(),
+        };
+        (log, messages)
     }
 
     /// Starts the log of `program` and its writer thread. Call it once in a process. Fails if the
@@ -108,16 +118,12 @@ impl Log {
             syslog_name: (rules.target == LogTarget::Syslog).then_some(program),
             has_time: rules.has_timestamps(),
         };
-        let (sender, messages) = bounded(QUEUE_LEN);
-        let to_writer = ToWriter {
-            messages: sender,
-            shared: Arc::default(),
-        };
+        let (log, messages) = Log::with_queue(QUEUE_LEN);
         let writer = Writer {
             is_torn: sink.ends_torn(),
             sink,
             start,
-            shared: Arc::clone(&to_writer.shared),
+            shared: Arc::clone(&log.shared),
             reported_count: 0,
         };
         thread::Builder::new()
@@ -132,34 +138,29 @@ impl Log {
             start.write(record.level(), line)?;
             writeln!(line, "{}", record.args())
         });
-        builder.target(Target::Pipe(Box::new(to_writer.clone())));
+        builder.target(Target::Pipe(Box::new(log.clone())));
         builder.init();
-        Ok(Log(Some(to_writer)))
+        Ok(log)
     }
 
-    /// Waits until the lines so far have been written, for at most `limit`.
-    pub fn flush(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
+    /// Waits until the lines so far have been written, for a short time at most: the process ends.
+    pub fn flush(&self) {
+        let deadline = Instant::now() + LAST_LINES;
         let (flush, flushed) = bounded(0);
-        if let Some(ToWriter { messages, .. }) = &self.0 {
-            let _ = messages.send_deadline(Message::Flush(flush), deadline);
-            let _ = flushed.recv_deadline(deadline);
-        }
+        let _ = self.messages.send_deadline(Message::Flush(flush), deadline);
+        let _ = flushed.recv_deadline(deadline);
     }
 
     /// Has the log file opened again by its path, and returns at once. Does nothing for other
     /// targets.
     pub fn reopen(&self) {
-        if let Some(to_writer) = &self.0 {
-            to_writer.shared.must_reopen.store(true, Ordering::Relaxed);
-            let _ = to_writer.messages.try_send(Message::Reopen);
-        }
+        self.shared.must_reopen.store(true, Ordering::Relaxed);
+        let _ = self.messages.try_send(Message::Reopen);
     }
 
     /// How many lines have been dropped since the start.
     pub fn dropped_count(&self) -> usize {
-        let count_of = |it: &ToWriter| it.shared.dropped_count.load(Ordering::Relaxed);
-        self.0.as_ref().map_or(0, count_of)
+        self.shared.dropped_count.load(Ordering::Relaxed)
     }
 }
 
@@ -254,7 +255,7 @@ impl Writer {
 }
 
 /// The target of env_logger, which writes each line with one call.
-impl Write for ToWriter {
+impl Write for Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Err(_full) = self.messages.try_send(Message::Line(line.to_vec())) {
             self.shared.dropped_count.fetch_add(1, Ordering::Relaxed);
@@ -320,12 +321,8 @@ mod tests {
     }
 
     /// A log with room for one message, and what writes it to `sink`.
-    fn log_to(sink: Sink) -> (ToWriter, Writer, Receiver<Message>) {
-        let (sender, messages) = bounded(1);
-        let log = ToWriter {
-            messages: sender,
-            shared: Arc::default(),
-        };
+    fn log_to(sink: Sink) -> (Log, Writer, Receiver<Message>) {
+        let (log, messages) = Log::with_queue(1);
         let writer = Writer {
             sink,
             is_torn: false,
@@ -361,7 +358,8 @@ mod tests {
         let sink = Sink::File("/nowhere/log".into(), full.expect("Linux has it"));
         let (log, writer, messages) = log_to(sink);
         let shared = Arc::clone(&log.shared);
-        Log(Some(log)).reopen();
+        log.reopen();
+        drop(log);
         writer.run(&messages);
         assert_eq!(shared.dropped_count.load(Ordering::Relaxed), 1);
     }
@@ -380,7 +378,8 @@ mod tests {
             if is_renamed {
                 fs::rename(&path, directory.path().join("log.1")).expect("it is there");
             }
-            Log(Some(log)).reopen();
+            log.reopen();
+            drop(log);
             writer.run(&messages);
             assert_eq!(fs::read_to_string(&path).expect("it is there"), expected);
         }
@@ -396,7 +395,8 @@ mod tests {
             .send(Message::Line(b"line\n".to_vec()))
             .expect("the queue has room");
         fs::rename(&path, directory.path().join("log.1")).expect("it is there");
-        Log(Some(log)).reopen();
+        log.reopen();
+        drop(log);
         writer.run(&messages);
         assert_eq!(fs::read_to_string(&path).expect("a new file"), "line\n");
     }
