@@ -36,7 +36,7 @@ impl Candidate {
     pub(super) fn new(office: Arc<Office>) -> Candidate {
         Candidate {
             gateway: office.gateway(),
-            leader: Names::new(&office.settings.prefix).leader(),
+            leader: Names(office.settings.prefix.clone()).leader(),
             office,
             is_first_look: true,
             trouble: Trouble::default(),

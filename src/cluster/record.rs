@@ -9,37 +9,28 @@ use crate::token::{Fence, Salt, Token};
 /// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
 const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
 
-/// The names of the keys in etcd.
-#[derive(Clone, Debug)]
-pub struct Names {
-    prefix: String,
-}
+/// The names of the keys in etcd, which begin with this.
+pub struct Names(pub String);
 
 impl Names {
-    pub fn new(prefix: &str) -> Names {
-        Names {
-            prefix: prefix.to_owned(),
-        }
-    }
-
     /// The office: who is active.
     pub fn leader(&self) -> Vec<u8> {
-        format!("{}/leader", self.prefix).into_bytes()
+        format!("{}/leader", self.0).into_bytes()
     }
 
     /// No fence above its value has been used.
     pub fn fence(&self) -> Vec<u8> {
-        format!("{}/fence", self.prefix).into_bytes()
+        format!("{}/fence", self.0).into_bytes()
     }
 
     /// A holder.
     pub fn holder(&self, fence: Fence) -> Vec<u8> {
-        format!("{}/h/{:016x}", self.prefix, fence.0).into_bytes()
+        format!("{}/h/{:016x}", self.0, fence.0).into_bytes()
     }
 
     /// The first key that a holder may have, and the first one behind those of all holders.
     pub fn holders(&self) -> (Vec<u8>, Vec<u8>) {
-        let name = |last| format!("{}/h{last}", self.prefix).into_bytes();
+        let name = |last| format!("{}/h{last}", self.0).into_bytes();
         (name('/'), name('0'))
     }
 
@@ -110,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_holder_survives_its_text() {
-        let names = Names::new("a/b");
+        let names = Names("a/b".into());
         for record in [
             record("k", Kind::Lock, 1),
             record("with blanks ü", Kind::Semaphore, u32::MAX),
@@ -126,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_is_no_holder_is_none() {
-        let names = Names::new("p");
+        let names = Names("p".into());
         let name = names.holder(Fence(1));
         let good = "l 1 33 00000000000000ff k";
         assert!(names.decode(&name, good.as_bytes()).is_some());
@@ -165,7 +156,7 @@ mod tests {
 
     #[test]
     fn all_holders_lie_between_the_two_ends() {
-        let names = Names::new("p");
+        let names = Names("p".into());
         let (first, end) = names.holders();
         for fence in [0, 1, u64::MAX] {
             let name = names.holder(Fence(fence));

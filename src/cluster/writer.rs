@@ -48,7 +48,7 @@ impl Writer {
     pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> Writer {
         Writer {
             gateway: office.gateway(),
-            names: Names::new(&office.settings.prefix),
+            names: Names(office.settings.prefix.clone()),
             version: term.version,
             office,
             arbiter,

@@ -65,9 +65,9 @@ impl Connection {
         mut is_enough: impl FnMut(&[u8]) -> bool,
     ) -> io::Result<()> {
         self.post("/v3/watch", body, token, deadline)?;
-        let head = self.reader.head()?;
-        if head.status != 200 || head.body != Body::Chunked {
-            let why = format!("status {} for a watch", head.status);
+        let (status, len) = self.reader.head()?;
+        if status != 200 || len.is_some() {
+            let why = format!("status {status} for a watch");
             return Err(io::Error::other(why));
         }
         let mut lines = Vec::new();
@@ -140,55 +140,44 @@ impl Read for Timed {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Body {
-    Len(usize),
-    Chunked,
-}
-
-#[derive(Debug)]
-struct Head {
-    status: u16,
-    body: Body,
-}
-
 /// Reads answers.
 struct Reader<S>(BufReader<S>);
 
 impl<S: Read> Reader<S> {
     fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
-        let head = self.head()?;
+        let (status, len) = self.head()?;
         let mut body = Vec::new();
-        match head.body {
-            Body::Len(len) => self.take(len, &mut body)?,
-            Body::Chunked => while self.chunk(&mut body)? {},
+        match len {
+            Some(len) => self.take(len, &mut body)?,
+            None => while self.chunk(&mut body)? {},
         }
-        Ok((head.status, body))
+        Ok((status, body))
     }
 
-    fn head(&mut self) -> io::Result<Head> {
+    /// The status, and the length of the body; `None` if that comes in chunks.
+    fn head(&mut self) -> io::Result<(u16, Option<usize>)> {
         let status = self.line()?;
         let status = status
             .strip_prefix("HTTP/1.1 ")
             .and_then(|rest| rest.get(..3));
         let status = status.and_then(|status| status.parse().ok());
         let status = status.ok_or_else(|| malformed("no HTTP/1.1"))?;
-        let mut body = Body::Len(0);
+        let mut len = Some(0);
         for _ in 0..MAX_LINES {
             let line = self.line()?;
             if line.is_empty() {
-                return Ok(Head { status, body });
+                return Ok((status, len));
             }
             let (name, value) = line.split_once(':').unwrap_or((&line, ""));
             let value = value.trim();
-            if name.eq_ignore_ascii_case("content-length") && body != Body::Chunked {
-                let len = value.parse().ok().filter(|len| *len <= MAX_ANSWER_LEN);
-                body = Body::Len(len.ok_or_else(|| malformed("no possible length"))?);
+            if name.eq_ignore_ascii_case("content-length") && len.is_some() {
+                len = value.parse().ok().filter(|len| *len <= MAX_ANSWER_LEN);
+                len.ok_or_else(|| malformed("no possible length"))?;
             } else if name.eq_ignore_ascii_case("transfer-encoding") {
                 if !value.eq_ignore_ascii_case("chunked") {
                     return Err(malformed("an unknown encoding"));
                 }
-                body = Body::Chunked;
+                len = None;
             }
         }
         Err(malformed("too long a head"))
