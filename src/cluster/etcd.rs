@@ -7,7 +7,6 @@ mod http;
 
 #[cfg(feature = "tls")]
 use std::cell::OnceCell;
-use std::fmt;
 use std::io;
 use std::net::TcpStream;
 #[cfg(feature = "tls")]
@@ -67,15 +66,6 @@ impl EtcdFailure {
                 message,
             } => message.contains("revision of auth store is old"),
             _ => false,
-        }
-    }
-}
-
-impl fmt::Display for EtcdFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EtcdFailure::NoAnswer { reason, .. } => f.write_str(reason),
-            EtcdFailure::Refused { code, message } => write!(f, "{message} (code {code})"),
         }
     }
 }

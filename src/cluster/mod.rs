@@ -248,26 +248,24 @@ impl Office {
         };
         state.is_resigning = true;
         drop(state);
-        match self.revoke(lease) {
-            Ok(()) => info!("resigned"),
-            Err(failure) => {
-                let failure = failure.to_string();
-                warn!("cannot-resign error={}", Escaped(failure.as_bytes()));
-            }
-        }
+        let why = match self.revoke(lease) {
+            Ok(()) => return info!("resigned"),
+            Err(EtcdFailure::NoAnswer { reason, .. }) => reason,
+            Err(EtcdFailure::Refused { code, message }) => format!("{message} (code {code})"),
+        };
+        warn!("cannot-resign error={}", Escaped(why.as_bytes()));
     }
 
     /// Ends the lease of the office. Asks each member once while there is time.
     fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
         let (mut gateway, began) = (self.gateway(), Moment::now());
-        let mut others = self.settings.members.len() - 1;
+        let mut left = self.settings.members.len();
         loop {
-            match gateway.revoke_lease(lease) {
-                Err(EtcdFailure::NoAnswer { .. })
-                    if others > 0 && began.elapsed() < LAST_REQUESTS =>
-                {
-                    others -= 1;
-                }
+            let revoked = gateway.revoke_lease(lease);
+            left -= 1;
+            let may_ask = left > 0 && began.elapsed() < LAST_REQUESTS;
+            match revoked {
+                Err(EtcdFailure::NoAnswer { .. }) if may_ask => {}
                 // It has ended by itself, or by a request whose answer was lost.
                 Err(EtcdFailure::Refused { code, .. }) if code == NOT_FOUND => return Ok(()),
                 revoked => return revoked,

@@ -85,7 +85,7 @@ fn converse(
     watch: &HangupWatch,
     rules: &SessionRules,
 ) {
-    let stream = admission.stream();
+    let stream = &admission.stream;
     #[cfg(feature = "cluster")]
     if let Some(relays) = &rules.relays {
         match relays.receive(stream, rules.read_timeout, rules.write_timeout) {
@@ -95,6 +95,6 @@ fn converse(
         }
     }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
-    let seat = arbiter.connect(ConnId(admission.id()), Some(outlet));
+    let seat = arbiter.connect(ConnId(admission.id), Some(outlet));
     session::serve(stream, seat, rules, watch);
 }

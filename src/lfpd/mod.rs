@@ -264,12 +264,12 @@ fn converse(
     stop: BorrowedFd<'_>,
 ) {
     let admission = Arc::new(admission);
-    let socket = admission.stream().as_fd();
+    let socket = admission.stream.as_fd();
     let peer = Peer::of(&socket);
     let user = *peer.as_ref().unwrap_or(&Peer(None));
     let Some(place) = places.take(user, &admission) else {
         // No lingering close: a user with too many connections could fill the room for newcomers.
-        admission.stream().send_once(TURNED_AWAY);
+        admission.stream.send_once(TURNED_AWAY);
         return;
     };
     let wire = Wire::new(socket, socket, stop);

@@ -81,10 +81,10 @@ impl Places {
             active_at: Instant::now(),
             admission: Arc::clone(admission),
         };
-        taken.0.insert(admission.id(), occupant);
+        taken.0.insert(admission.id, occupant);
         Some(OccupiedPlace {
             places: Arc::clone(self),
-            id: admission.id(),
+            id: admission.id,
         })
     }
 }
@@ -106,7 +106,7 @@ impl Taken {
             .map(|(id, _)| *id);
         let closed = idlest.and_then(|id| self.0.remove(&id));
         if let Some(closed) = &closed {
-            closed.admission.stream().shutdown(Shutdown::Both);
+            closed.admission.stream.shutdown(Shutdown::Both);
         }
         closed.is_some()
     }

@@ -37,8 +37,9 @@ struct OpenStreams {
 #[derive(Debug)]
 pub struct Admission {
     connections: Arc<Connections>,
-    id: u64,
-    stream: Arc<Stream>,
+    /// The connection's number: from 1 up, never used twice.
+    pub id: u64,
+    pub stream: Arc<Stream>,
     /// Where it comes from, if that is counted.
     source: Option<IpAddr>,
 }
@@ -164,17 +165,6 @@ impl OpenStreams {
     fn place_of(&self, source: IpAddr) -> Result<usize, usize> {
         let sources = &self.per_source;
         sources.binary_search_by_key(&source, |(known, _)| *known)
-    }
-}
-
-impl Admission {
-    /// The connection's number: from 1 up, never used twice.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub fn stream(&self) -> &Arc<Stream> {
-        &self.stream
     }
 }
 
