@@ -27,13 +27,12 @@ pub struct Journal {
     state: Mutex<State>,
     /// Wakes the thread that writes.
     work: Condvar,
-    fences: Mutex<Fences>,
 }
 
 #[derive(Default)]
 struct State {
     pending: VecDeque<Change>,
-    /// When the first of them was recorded, at the latest.
+    /// When the first of them was recorded, at the latest; meaningless while there is none.
     pending_since: Option<Instant>,
     /// How many changes have been recorded, and how many of them are certain.
     recorded: u64,
@@ -43,7 +42,11 @@ struct State {
     succeeded: u64,
     /// A session wants a round that has yet to begin.
     is_asked: bool,
+    /// The fences that may be used: those from `next_fence` on, below `fence_end`.
+    next_fence: u64,
+    fence_end: u64,
     wants_fences: bool,
+    ran_out_of_fences: bool,
     waiting: Vec<Waiting>,
     /// What a round takes, smoothed.
     round_time: Duration,
@@ -54,14 +57,6 @@ struct Waiting {
     recorded: u64,
     round: u64,
     wake: Arc<Condvar>,
-}
-
-/// The fences that may be used: those from `next` on, below `end`.
-#[derive(Default)]
-struct Fences {
-    next: u64,
-    end: u64,
-    ran_out: bool,
 }
 
 /// A batch, or a question if it changes nothing.
@@ -111,14 +106,12 @@ impl Journal {
         state.is_asked = false;
         state.begun += 1;
         let began = Instant::now();
-        let recorded_at = state.pending_since.take().unwrap_or(began);
-        // Those that are left are for the next round.
-        state.pending_since = (!state.pending.is_empty()).then_some(recorded_at);
+        let recorded_at = state.pending_since.filter(|_| !changes.is_empty());
         Round {
             changes,
-            reserve: wants_fences.then(|| self.fences.lock().end.saturating_add(FENCE_RANGE)),
+            reserve: wants_fences.then(|| state.fence_end.saturating_add(FENCE_RANGE)),
             began,
-            recorded_at,
+            recorded_at: recorded_at.unwrap_or(began),
             number: state.begun,
             recorded: written,
         }
@@ -127,13 +120,12 @@ impl Journal {
     /// Takes note that a round is certain, and wakes the sessions that waited for it. `true` if
     /// there are fences again after they had run out.
     pub fn finish(&self, round: &Round) -> bool {
-        let has_fences = round.reserve.is_some_and(|end| {
-            let mut fences = self.fences.lock();
-            fences.end = end;
-            std::mem::take(&mut fences.ran_out)
-        });
         let took = round.began.elapsed();
         let mut state = self.state.lock();
+        let has_fences = round.reserve.is_some_and(|end| {
+            state.fence_end = end;
+            std::mem::take(&mut state.ran_out_of_fences)
+        });
         state.succeeded = round.number;
         state.certain = round.recorded;
         state.round_time = match round.number {
@@ -153,11 +145,10 @@ impl Journal {
 
     /// Begins with fences that have been reserved: those from `next` on, below `end`.
     pub fn begin(&self, next: u64, end: u64) {
-        *self.fences.lock() = Fences {
-            next,
-            end,
-            ran_out: false,
-        };
+        let mut state = self.state.lock();
+        state.next_fence = next;
+        state.fence_end = end;
+        state.ran_out_of_fences = false;
     }
 
     /// Blocks until everything is written that has been recorded, or until `at_most` is over.
@@ -236,16 +227,15 @@ impl FenceSource for Arc<Journal> {
     /// A fence that etcd has reserved. `None` while none is: then nothing is granted, and more are
     /// asked for.
     fn next_fence(&mut self) -> Option<u64> {
-        let mut fences = self.fences.lock();
-        let left = fences.end - fences.next;
+        let mut state = self.state.lock();
+        let left = state.fence_end - state.next_fence;
+        let fence = (left > 0).then_some(state.next_fence);
+        state.next_fence += u64::from(left > 0);
+        let has_run_out = left == 0 && !state.ran_out_of_fences;
+        state.ran_out_of_fences |= has_run_out;
         // Once for each range, so that the journal is not woken with every grant.
-        let is_low = left == FENCE_RANGE / 2;
-        let fence = (left > 0).then_some(fences.next);
-        fences.next += u64::from(left > 0);
-        let ran_out = left == 0 && !std::mem::replace(&mut fences.ran_out, left == 0);
-        drop(fences);
-        if is_low || ran_out {
-            self.state.lock().wants_fences = true;
+        if left == FENCE_RANGE / 2 || has_run_out {
+            state.wants_fences = true;
             self.work.notify_one();
         }
         fence

@@ -147,7 +147,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Term {
     epoch: u64,
-    /// The version of the office's key, which counts the batches.
+    /// The version of the office's key, which counts the batches: the next one expects it.
     version: u64,
     lease: u64,
     /// When the lease was kept alive last: sent, not answered.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
-use super::journal::{granted, Round, FENCE_RANGE};
+use super::journal::{granted, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
 use super::{is_planted, Office, Term};
@@ -39,8 +39,6 @@ pub(super) struct Writer {
     gateway: Gateway,
     names: Names,
     term: Term,
-    /// The version of the office's key that the next batch expects.
-    version: u64,
     trouble: Trouble,
 }
 
@@ -49,7 +47,6 @@ impl Writer {
         Writer {
             gateway: office.gateway(),
             names: Names(office.settings.prefix.clone()),
-            version: term.version,
             office,
             arbiter,
             term,
@@ -64,16 +61,12 @@ impl Writer {
         loop {
             let round = journal.next_round();
             self.commit(&round.changes, round.reserve);
-            self.finish(&round);
-        }
-    }
-
-    fn finish(&self, round: &Round) {
-        if round.age() > LATE {
-            self.arbiter.begin_anew(&granted(&round.changes));
-        }
-        if self.office.journal.finish(round) {
-            self.arbiter.tokens_are_back();
+            if round.age() > LATE {
+                self.arbiter.begin_anew(&granted(&round.changes));
+            }
+            if journal.finish(&round) {
+                self.arbiter.tokens_are_back();
+            }
         }
     }
 
@@ -173,7 +166,7 @@ impl Writer {
                 }
             }
         }
-        self.version += u64::from(!is_question);
+        self.term.version += u64::from(!is_question);
     }
 
     /// The parts of the transaction.
@@ -184,7 +177,7 @@ impl Writer {
             compare.push(etcd::is_created(&leader, self.term.epoch));
         }
         if !is_planted("no-batch-number") {
-            compare.push(etcd::is_version(&leader, self.version));
+            compare.push(etcd::is_version(&leader, self.term.version));
         }
         let operations = changes.iter().map(|change| self.operation(change));
         let mut then: Vec<String> = operations.collect();
@@ -224,7 +217,7 @@ impl Writer {
 
     fn has_done(&self, answer: &TxnAnswer) -> bool {
         answer.found.first().is_some_and(|leader| {
-            leader.create_revision == self.term.epoch && leader.version == self.version + 1
+            leader.create_revision == self.term.epoch && leader.version == self.term.version + 1
         })
     }
 
@@ -232,7 +225,7 @@ impl Writer {
         match answer.found.first() {
             None => self.office.start_over("the office is vacant"),
             Some(leader) if leader.create_revision == self.term.epoch => {
-                let (found, own) = (leader.version, self.version);
+                let (found, own) = (leader.version, self.term.version);
                 error!(
                     "foreign-batch epoch={} found={found} expected={own}",
                     self.term.epoch
