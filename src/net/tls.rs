@@ -6,6 +6,7 @@
 //! Only the thread that serves the connection reads and writes. Other threads may shut the socket
 //! down, and ask how much of the encrypted stream waits in the kernel.
 
+use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -154,12 +155,8 @@ impl TlsStream {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut session = self.session();
         for piece in bytes.chunks(PIECE_LEN) {
-            match &mut session.stage {
-                Stage::Open(connection) if !connection.is_handshaking() => {
-                    connection.writer().write_all(piece)?;
-                }
-                _ => return Err(io::ErrorKind::NotConnected.into()),
-            }
+            let connection = session.shaken().ok_or(io::ErrorKind::NotConnected)?;
+            connection.writer().write_all(piece)?;
             session.flush(&self.socket, deadline)?;
         }
         Ok(())
@@ -188,14 +185,19 @@ impl Drop for TlsStream {
 impl Session {
     fn shake_hands(&mut self, socket: &TcpStream, deadline: Instant) -> io::Result<()> {
         self.flush(socket, Some(deadline))?;
-        loop {
-            match &self.stage {
-                Stage::Open(connection) if connection.is_handshaking() => {}
-                _ => return Ok(()),
-            }
+        while self.shaken().is_none() {
             if self.receive(socket, Patience::Until(Some(deadline)))? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
+        }
+        Ok(())
+    }
+
+    /// The connection, once both sides have shaken hands.
+    fn shaken(&mut self) -> Option<&mut Connection> {
+        match &mut self.stage {
+            Stage::Open(connection) if !connection.is_handshaking() => Some(connection),
+            _ => None,
         }
     }
 
@@ -205,7 +207,10 @@ impl Session {
         buffer: &mut [u8],
         mut patience: Patience,
     ) -> io::Result<usize> {
-        self.open()?;
+        if let Stage::New(config) = &self.stage {
+            let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+            self.stage = Stage::Open(Box::new(connection.into()));
+        }
         loop {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
@@ -223,15 +228,6 @@ impl Session {
                 patience = Patience::Until(deadline);
             }
         }
-    }
-
-    /// Sets up the server's side.
-    fn open(&mut self) -> io::Result<()> {
-        if let Stage::New(config) = &self.stage {
-            let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
-            self.stage = Stage::Open(Box::new(connection.into()));
-        }
-        Ok(())
     }
 
     /// Takes in one piece of the encrypted stream, answers it if the protocol wants that, and
@@ -262,15 +258,11 @@ impl Session {
         if len > 0 && !matches!(self.first_byte, Some(HANDSHAKE | ALERT)) {
             // It gets no alert: the number of one of them is a line end, which a client of the
             // plain protocol would take for a reply.
-            self.stage = Stage::Over;
-            let reason = "the peer does not speak TLS";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            return Err(self.end("the peer does not speak TLS"));
         }
         self.pending_len += len;
         if is_server && self.pending_len > MAX_PENDING_LEN {
-            self.stage = Stage::Over;
-            let reason = "the handshake is too long";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            return Err(self.end("the handshake is too long"));
         }
         let is_long = is_server && self.pending_len > USUAL_PENDING_LEN;
         let turn = is_long.then(|| LONG_PENDING.lock());
@@ -290,11 +282,12 @@ impl Session {
         };
         // If this fails, a peer that waits for it is not heard of again.
         let _ = self.flush(socket, deadline);
-        if let Err(error) = processed {
-            self.stage = Stage::Over;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-        }
-        Ok(len)
+        processed.map(|_| len).map_err(|error| self.end(error))
+    }
+
+    fn end(&mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
+        self.stage = Stage::Over;
+        io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
     /// Sends what is to be sent, until `deadline`.
@@ -322,13 +315,10 @@ impl Session {
     /// Tells the peer that nothing more comes, as far as the socket takes it at once. A peer that
     /// has not shaken hands is told nothing.
     fn say_goodbye(&mut self, socket: &TcpStream) {
-        match &mut self.stage {
-            Stage::Open(connection) if !connection.is_handshaking() => {
-                connection.send_close_notify();
-            }
-            _ => return,
+        if let Some(connection) = self.shaken() {
+            connection.send_close_notify();
+            let _ = self.flush(socket, Some(Instant::now()));
         }
-        let _ = self.flush(socket, Some(Instant::now()));
     }
 }
 
