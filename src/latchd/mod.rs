@@ -149,7 +149,7 @@ fn run(
     if options.print_port && !is_anew {
         server::print_port(&listeners)?;
     }
-    tell_supervisor(&session_rules);
+    tell_supervisor(options);
 
     let end = shutdown::End {
         signals: &signals.received,
@@ -179,14 +179,10 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
 }
 
 /// Tells the supervisor that clients can connect. One of several servers tells its role by itself.
-fn tell_supervisor(rules: &SessionRules) {
-    #[cfg(feature = "cluster")]
-    let has_role = rules.relays.is_some();
-    #[cfg(not(feature = "cluster"))]
-    let (has_role, _) = (false, rules);
-    let state = match has_role {
-        true => "READY=1",
-        false => "READY=1\nSTATUS=Serving",
+fn tell_supervisor(options: &Options) {
+    let state = match options.etcd {
+        Some(_) => "READY=1",
+        None => "READY=1\nSTATUS=Serving",
     };
     if let Err(error) = notify(state) {
         warn!("cannot-notify error=\"{}\"", reason(&error));

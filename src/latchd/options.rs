@@ -139,7 +139,7 @@ arguments::options! {
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
         /// where the log goes: stderr or syslog (stderr)
-        #[argh(option, arg_name = "where")]
+        #[argh(option, arg_name = "where", from_str_fn(LogTarget::parse))]
         log: Option<LogTarget> = ["LOG"],
         /// append the log to this file, and open it again at SIGHUP
         #[argh(option, arg_name = "path", from_str_fn(values::path))]

@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fs::OFlags;
@@ -33,16 +32,13 @@ impl LogTarget {
             None => log.cloned().unwrap_or_default(),
         }
     }
-}
 
-impl FromStr for LogTarget {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<LogTarget, &'static str> {
+    /// The target that `--log` names.
+    pub fn parse(text: &str) -> Result<LogTarget, String> {
         match text {
             "stderr" => Ok(LogTarget::Stderr),
             "syslog" => Ok(LogTarget::Syslog),
-            _ => Err("expected stderr or syslog"),
+            _ => Err("expected stderr or syslog".into()),
         }
     }
 }
