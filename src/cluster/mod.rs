@@ -16,6 +16,8 @@ mod trouble;
 mod writer;
 
 use std::env;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -180,7 +182,7 @@ impl Office {
 
     /// Starts the threads that run for the office and write the journal. Fails if one cannot be
     /// started: call it before there are other threads that take what the system allows.
-    pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> std::io::Result<()> {
+    pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> io::Result<()> {
         let (elected, terms) = bounded(1);
         let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
@@ -345,6 +347,21 @@ fn exec_again(lease: u64) {
         let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, &lease)]);
         error!("cannot-start-over error=\"{}\"", reason(&error));
     }
+}
+
+/// Looks up a place, `HOST:PORT`, and tries its addresses in their order.
+fn first_of<T>(
+    place: &str,
+    mut attempt: impl FnMut(&SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut last = io::Error::other("the name has no address");
+    for address in place.to_socket_addrs()? {
+        match attempt(&address) {
+            Ok(made) => return Ok(made),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Whether a test has planted this fault, to see that it is found. Never in a release build.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
-use super::{Active, Office, Role, PATIENCE};
+use super::{first_of, Active, Office, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
@@ -373,23 +373,16 @@ fn speaks_tls(client: &Stream) -> bool {
 
 /// Connects to the active server, and says in whose place.
 fn introduce(active: &Active) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for addr in active.address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
-            Ok(server) => {
-                // Also while etcd is reached by both: then no new epoch cuts the connection.
-                keep_alive(&server)?;
-                // Else the kernel keeps megabytes that a client sends behind a long wait.
-                sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
-                let greeting = format!("relay\n{}\n_\n", active.epoch);
-                // It is the first thing in the socket's buffer, which is larger.
-                send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
-                return Ok(server);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
+    let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
+    let server = first_of(&active.address, connect)?;
+    // Also while etcd is reached by both: then no new epoch cuts the connection.
+    keep_alive(&server)?;
+    // Else the kernel keeps megabytes that a client sends behind a long wait.
+    sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
+    let greeting = format!("relay\n{}\n_\n", active.epoch);
+    // It is the first thing in the socket's buffer, which is larger.
+    send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
+    Ok(server)
 }
 
 /// Bytes on their way from one end to the other.

@@ -54,17 +54,12 @@ pub enum Listener {
 impl Listener {
     /// Listens on `addr`; port 0 picks one. The unspecified IPv6 address takes IPv4, too.
     pub fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
-        let family = if addr.is_ipv4() {
-            AddressFamily::INET
-        } else {
-            AddressFamily::INET6
+        let family = match addr {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        let socket = socket_with(
-            family,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            Some(ipproto::TCP),
-        )?;
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, kind, flags, Some(ipproto::TCP))?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if addr.is_ipv6() {
             sockopt::set_ipv6_v6only(&socket, false)?;

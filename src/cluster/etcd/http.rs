@@ -1,9 +1,10 @@
 //! As much of HTTP/1.1 as etcd's gateway speaks.
 
 use std::io::{self, BufRead, BufReader, Read};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use crate::cluster::first_of;
 use crate::net::stream::{is_timeout, Stream};
 
 /// The longest line of a head, in bytes.
@@ -28,20 +29,15 @@ impl Connection {
         secure: impl Fn(TcpStream, Instant) -> io::Result<Stream>,
     ) -> io::Result<Connection> {
         let deadline = Instant::now() + timeout;
-        let mut last = io::Error::other("the name has no address");
-        for address in host.to_socket_addrs()? {
-            let socket = connect(&address, deadline);
-            match socket.and_then(|socket| secure(socket, deadline)) {
-                Ok(stream) => {
-                    return Ok(Connection {
-                        reader: Reader(BufReader::new(Timed { stream, deadline })),
-                        host: host.to_owned(),
-                    })
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let stream = first_of(host, |address| {
+            let socket = TcpStream::connect_timeout(address, left(deadline)?)?;
+            socket.set_nodelay(true)?;
+            secure(socket, deadline)
+        })?;
+        Ok(Connection {
+            reader: Reader(BufReader::new(Timed { stream, deadline })),
+            host: host.to_owned(),
+        })
     }
 
     /// Sends a request and reads the answer: its status and its body.
@@ -106,12 +102,6 @@ impl Connection {
         timed.deadline = deadline;
         timed.stream.write_within(request.as_bytes(), Some(left))
     }
-}
-
-fn connect(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(address, left(deadline)?)?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 /// The time that is left; an error if it is over.
