@@ -157,12 +157,13 @@ impl Writer {
         loop {
             match self.gateway.txn(&compare, &then, &otherwise) {
                 Ok(answer) if answer.succeeded => break,
-                // The comparisons failed because another copy of this batch was carried out.
-                Ok(answer) if !is_question && self.has_done(&answer) => break,
-                Ok(answer) => self.deposed(&answer),
+                Ok(answer) => break self.expect_copy(&answer, is_question),
                 Err(failure) => {
                     self.bear(&failure, began);
-                    self.stretch_leases(changes);
+                    // No lease ends before its holder has been told of it.
+                    let mut fences = granted(changes);
+                    fences.extend(self.office.journal.pending_grants());
+                    self.arbiter.begin_anew(&fences);
                 }
             }
         }
@@ -208,32 +209,20 @@ impl Writer {
         }
     }
 
-    /// Keeps leases from ending before their holders have been told of them.
-    fn stretch_leases(&self, changes: &[Change]) {
-        let mut fences = granted(changes);
-        fences.extend(self.office.journal.pending_grants());
-        self.arbiter.begin_anew(&fences);
-    }
-
-    fn has_done(&self, answer: &TxnAnswer) -> bool {
-        answer.found.first().is_some_and(|leader| {
-            leader.create_revision == self.term.epoch && leader.version == self.term.version + 1
-        })
-    }
-
-    fn deposed(&self, answer: &TxnAnswer) -> ! {
-        match answer.found.first() {
-            None => self.office.start_over("the office is vacant"),
-            Some(leader) if leader.create_revision == self.term.epoch => {
-                let (found, own) = (leader.version, self.term.version);
-                error!(
-                    "foreign-batch epoch={} found={found} expected={own}",
-                    self.term.epoch
-                );
-                self.office
-                    .start_over("another has written under this epoch")
-            }
-            Some(_) => self.office.start_over("another server is active"),
+    /// Returns if the comparisons failed because another copy of this batch was carried out. Else
+    /// this server is deposed, and starts over.
+    fn expect_copy(&self, answer: &TxnAnswer, is_question: bool) {
+        let (office, Term { epoch, version, .. }) = (&self.office, self.term);
+        let Some(leader) = answer.found.first() else {
+            office.start_over("the office is vacant")
+        };
+        if leader.create_revision != epoch {
+            office.start_over("another server is active");
+        }
+        let found = leader.version;
+        if is_question || found != version + 1 {
+            error!("foreign-batch epoch={epoch} found={found} expected={version}");
+            office.start_over("another has written under this epoch");
         }
     }
 
