@@ -8,7 +8,7 @@ use crate::arbiter::{Arbiter, Outlet};
 #[cfg(feature = "cluster")]
 use crate::cluster::relay::Reception;
 use crate::net::connections::{Admission, Connections};
-use crate::net::hangup::{HangupWatch, Sign};
+use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
@@ -67,15 +67,14 @@ pub(super) fn start(
 
 /// Tells the arbiter which peers have gone away.
 fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
-    let error = watch.run(|id, sign| match sign {
-        Sign::HungUp => arbiter.hang_up(ConnId(id)),
-        Sign::Sent => {
-            let is_flood = connections.unread_len(id) >= FLOOD_LEN;
-            if is_flood && arbiter.cut_off(ConnId(id)) {
-                debug!("cut-off conn={id} reason=flood-behind-wait");
-            }
+    let hung_up = |id| arbiter.hang_up(ConnId(id));
+    let has_sent = |id| {
+        let is_flood = connections.unread_len(id) >= FLOOD_LEN;
+        if is_flood && arbiter.cut_off(ConnId(id)) {
+            debug!("cut-off conn={id} reason=flood-behind-wait");
         }
-    });
+    };
+    let error = watch.run(hung_up, has_sent);
     panic!("the hang-up watch failed: {error}");
 }
 

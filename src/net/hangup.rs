@@ -26,15 +26,6 @@ const HANG_UPS: EventFlags = EventFlags::RDHUP
     .union(EventFlags::HUP)
     .union(EventFlags::ERR);
 
-/// What the watch has seen of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// The peer has closed or half-closed its side, or is gone.
-    HungUp,
-    /// The peer has sent something, and the watch heeds input.
-    Sent,
-}
-
 /// Whether the watch reports input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -78,9 +69,9 @@ impl HangupWatch {
         Ok(())
     }
 
-    /// Calls `report` for each hang-up and each heeded input, once or more often, until the watch
-    /// itself fails.
-    pub fn run(&self, mut report: impl FnMut(u64, Sign)) -> io::Error {
+    /// Calls `hung_up` for each peer that has closed or half-closed its side or is gone, and
+    /// `has_sent` for each heeded input, once or more often, until the watch itself fails.
+    pub fn run(&self, hung_up: impl Fn(u64), has_sent: impl Fn(u64)) -> io::Error {
         let mut events = Vec::with_capacity(BATCH_LEN);
         loop {
             match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
@@ -88,11 +79,10 @@ impl HangupWatch {
                 Err(error) => return error.into(),
             }
             for Event { data, flags } in events.drain(..) {
-                let sign = match flags.intersects(HANG_UPS) {
-                    true => Sign::HungUp,
-                    false => Sign::Sent,
-                };
-                report(data.u64(), sign);
+                match flags.intersects(HANG_UPS) {
+                    true => hung_up(data.u64()),
+                    false => has_sent(data.u64()),
+                }
             }
         }
     }
