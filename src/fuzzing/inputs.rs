@@ -18,7 +18,11 @@ pub fn call(target: impl Fn(&[u8]) + RefUnwindSafe, words: &[&[u8]], count: u64)
     let seed = number("LATCHD_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let count = number("LATCHD_TEST_INPUTS").unwrap_or(count);
     println!("{count} inputs; replay them with LATCHD_TEST_SEED={seed}");
-    let mut inputs = Inputs::new(seed, words);
+    let mut inputs = Inputs {
+        random: seed,
+        words,
+        kept: vec![Vec::new(); KEPT],
+    };
     for _ in 0..count {
         let input = inputs.next();
         let called = catch_unwind(|| target(&input));
@@ -36,31 +40,19 @@ struct Inputs<'a> {
     kept: Vec<Vec<u8>>,
 }
 
-impl<'a> Inputs<'a> {
-    fn new(seed: u64, words: &'a [&'a [u8]]) -> Self {
-        Inputs {
-            random: seed,
-            words,
-            kept: vec![Vec::new(); KEPT],
-        }
-    }
-
+impl Inputs<'_> {
     fn next(&mut self) -> Vec<u8> {
         let at = self.below(KEPT);
         let mut input = std::mem::take(&mut self.kept[at]);
         if self.below(4) == 0 || input.len() > 4096 {
-            input = self.fresh();
+            let count = self.below(MAX_PIECES);
+            input = (0..count).flat_map(|_| self.piece()).collect();
         }
         for _ in 0..1 + self.below(4) {
             self.change(&mut input);
         }
         self.kept[at].clone_from(&input);
         input
-    }
-
-    fn fresh(&mut self) -> Vec<u8> {
-        let count = self.below(MAX_PIECES);
-        (0..count).flat_map(|_| self.piece()).collect()
     }
 
     fn piece(&mut self) -> Vec<u8> {

@@ -52,10 +52,10 @@ pub fn lines(input: &[u8]) {
     let Some((size, stream)) = input.split_first() else {
         return;
     };
-    let whole = Conversation::of(stream, usize::MAX);
+    let whole = Conversation::of(stream, u64::MAX);
     assert!(whole.answers.len() <= stream.len());
     assert_eq!(Conversation::of(stream, 1), whole);
-    assert_eq!(Conversation::of(stream, 1 + usize::from(*size)), whole);
+    assert_eq!(Conversation::of(stream, 1 + u64::from(*size)), whole);
 }
 
 /// All that a reader of lines makes of a stream.
@@ -68,10 +68,10 @@ struct Conversation {
 
 impl Conversation {
     /// The stream arrives in pieces of this size, at most.
-    fn of(stream: &[u8], size: usize) -> Conversation {
+    fn of(stream: &[u8], size: u64) -> Conversation {
         let mut reader = LineReader::new(|index, command| request::line_limit(24, index, command));
         let mut found = Conversation::default();
-        let mut rest = Pieces(stream, size);
+        let mut rest = stream;
         found.end = loop {
             match reader.look() {
                 Buffered::Frame => {
@@ -79,7 +79,7 @@ impl Conversation {
                     reader.advance();
                 }
                 Buffered::TooLong => break "too long",
-                Buffered::Incomplete => match reader.read(&mut rest) {
+                Buffered::Incomplete => match reader.read((&mut rest).take(size)) {
                     Ok(()) => {}
                     Err(ReadEnd::Eof) => break "end of file",
                     Err(ReadEnd::Telnet) => break "telnet",
@@ -92,17 +92,6 @@ impl Conversation {
             reader.take_answers(&mut found.answers);
         }
         found
-    }
-}
-
-struct Pieces<'a>(&'a [u8], usize);
-
-impl Read for Pieces<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let len = self.1.min(self.0.len());
-        (&self.0[..len])
-            .read(buffer)
-            .inspect(|len| self.0 = &self.0[*len..])
     }
 }
 
