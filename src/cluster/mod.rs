@@ -326,13 +326,8 @@ impl Office {
     }
 }
 
-/// Whether this process has served before, and started over.
-pub fn has_started_over() -> bool {
-    lease_before().is_some()
-}
-
 /// The lease that this process had before it started over, if it has: 0 for none.
-fn lease_before() -> Option<u64> {
+pub fn lease_before() -> Option<u64> {
     let lease = env::var(STARTED_OVER).ok()?;
     Some(lease.parse().unwrap_or(0))
 }

@@ -99,7 +99,9 @@ fn run(
     #[cfg(feature = "tls")]
     let certificate = tls::certificate(options)?;
     #[cfg(feature = "tls")]
-    let read_again = tls::reader_of(certificate.clone());
+    let shown = certificate.clone();
+    #[cfg(feature = "tls")]
+    let read_again = move || shown.iter().for_each(tls::read_again);
     #[cfg(not(feature = "tls"))]
     let read_again = || {};
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
@@ -142,7 +144,7 @@ fn run(
     }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
     #[cfg(feature = "cluster")]
-    let is_anew = crate::cluster::has_started_over();
+    let is_anew = crate::cluster::lease_before().is_some();
     #[cfg(not(feature = "cluster"))]
     let is_anew = false;
     // A server that has started over has printed it before.
@@ -162,6 +164,10 @@ fn run(
         office: office.as_deref(),
     };
     let status = end.run();
+    #[cfg(feature = "cluster")]
+    if let Some(office) = &office {
+        office.resign();
+    }
     log.flush();
     Ok(status)
 }

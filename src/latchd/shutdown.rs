@@ -41,15 +41,6 @@ pub(super) struct End<'a> {
 impl End<'_> {
     /// Blocks until the server is to stop, drains it, and returns the exit status.
     pub(super) fn run(&self) -> ExitCode {
-        let status = self.stop();
-        #[cfg(feature = "cluster")]
-        if let Some(office) = self.office {
-            office.resign();
-        }
-        status
-    }
-
-    fn stop(&self) -> ExitCode {
         // A supervisor that has heard READY may have stopped listening since: its errors do not
         // matter.
         if self.becomes_idle() {
@@ -71,7 +62,10 @@ impl End<'_> {
             recv(drained) -> _ => info!("stopping reason=drained"),
             default(grace) => {
                 warn!("stopping reason=shutdown-timeout");
-                if self.leaves_holders() {
+                // Another server goes on with those who hold. Their connections end with the
+                // process: a farewell before the office is given up would end them in the journal.
+                #[cfg(feature = "cluster")]
+                if self.office.is_some_and(Office::is_active) {
                     return ExitCode::SUCCESS;
                 }
             }
@@ -109,30 +103,14 @@ impl End<'_> {
         #[cfg(feature = "cluster")]
         if let Some(office) = self.office {
             office.leave();
+            // No client is let in, and those finish whose connections are passed on.
             if !office.is_active() {
-                return self.finish_relaying();
+                self.connections.close();
+                self.listeners.iter().for_each(Listener::refuse);
+                return none_left(self.connections, LONGEST, LONGEST);
             }
         }
         self.arbiter.begin_drain()
-    }
-
-    /// Whether another server goes on with those who hold. Their connections end with the process
-    /// then: a farewell before the office is given up would end them in the journal, too.
-    fn leaves_holders(&self) -> bool {
-        #[cfg(feature = "cluster")]
-        if let Some(office) = self.office {
-            return office.is_active();
-        }
-        false
-    }
-
-    /// Lets no client in, and has those finish whose connections are passed on. The channel closes
-    /// when they have.
-    #[cfg(feature = "cluster")]
-    fn finish_relaying(&self) -> Receiver<()> {
-        self.connections.close();
-        self.listeners.iter().for_each(Listener::refuse);
-        none_left(self.connections, LONGEST, LONGEST)
     }
 }
 

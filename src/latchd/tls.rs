@@ -52,18 +52,13 @@ fn warn_of_validity(certificate: &Certificate) {
 }
 
 /// Reads the certificate again. One that is broken changes nothing.
-pub(super) fn reader_of(certificate: Option<Arc<Certificate>>) -> impl Fn() + Send + 'static {
-    move || {
-        let Some(certificate) = &certificate else {
-            return;
-        };
-        match certificate.read_again() {
-            Ok(()) => {
-                info!("certificate-read");
-                warn_of_validity(certificate);
-            }
-            Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
+pub(super) fn read_again(certificate: &Arc<Certificate>) {
+    match certificate.read_again() {
+        Ok(()) => {
+            info!("certificate-read");
+            warn_of_validity(certificate);
         }
+        Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
     }
 }
 
