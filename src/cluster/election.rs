@@ -118,7 +118,6 @@ impl Candidate {
         Ok(lease)
     }
 
-    /// Takes note of who is active.
     fn note(&self, leader: &KeyValue) {
         let address = String::from_utf8_lossy(&leader.value).into_owned();
         let (shown, epoch) = (

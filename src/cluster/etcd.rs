@@ -70,7 +70,6 @@ impl EtcdFailure {
     }
 }
 
-/// A key of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     pub key: Vec<u8>,
@@ -80,10 +79,8 @@ pub struct KeyValue {
     pub lease: u64,
 }
 
-/// The answer to a transaction.
 #[derive(Debug)]
 pub struct TxnAnswer {
-    /// The revision of etcd after it.
     pub revision: u64,
     /// Whether the comparisons held.
     pub succeeded: bool,

@@ -52,7 +52,6 @@ struct State {
     round_time: Duration,
 }
 
-/// A session that waits for certainty.
 struct Waiting {
     recorded: u64,
     round: u64,
@@ -166,7 +165,6 @@ impl Journal {
         self.state.lock().waiting.len()
     }
 
-    /// What a round takes, smoothed.
     pub fn round_time(&self) -> Duration {
         self.state.lock().round_time
     }
@@ -203,7 +201,6 @@ fn wait(mut state: MutexGuard<'_, State>, round: u64, at_most: Duration) {
     }
 }
 
-/// The fences of the grants among changes.
 pub fn granted<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> {
     let held = changes.into_iter();
     let held = held.filter(|change| matches!(change, Change::Held(_)));

@@ -67,10 +67,8 @@ pub struct Member {
     pub speaks_tls: bool,
 }
 
-/// The settings of a server that is one of several.
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
-    /// All members of etcd.
     pub members: Vec<Member>,
     /// Where the other servers reach this one: `HOST:PORT`.
     pub advertise: String,
@@ -113,7 +111,6 @@ struct Role {
     is_own: bool,
 }
 
-/// The server that is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Active {
     /// One term of one active server. Epochs rise.
@@ -204,7 +201,6 @@ impl Office {
         self.state.lock().role.clone()
     }
 
-    /// Whether this server is active.
     pub fn is_active(&self) -> bool {
         self.state.lock().role.is_own
     }

@@ -23,7 +23,6 @@ impl Names {
         format!("{}/fence", self.0).into_bytes()
     }
 
-    /// A holder.
     pub fn holder(&self, fence: Fence) -> Vec<u8> {
         format!("{}/h/{:016x}", self.0, fence.0).into_bytes()
     }

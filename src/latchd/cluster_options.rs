@@ -156,16 +156,13 @@ fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
 /// A name, an address of IPv4 or one of IPv6 in brackets, and a port.
 fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
-    let is_name = |host: &str| {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        (1..=253).contains(&host.len()) && host.chars().all(is_part)
-    };
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let bare = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
     let is_host = match bare {
         Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
-        None => is_name(host),
+        None => (1..=253).contains(&host.len()) && host.chars().all(is_part),
     };
     let port = digits(port).filter(|port| *port > 0)?;
     is_host.then_some((host, port))

@@ -12,7 +12,6 @@ use crate::text::Escaped;
 use super::options::Options;
 use super::self_signed;
 
-/// A day in seconds.
 const DAY: u64 = 86_400;
 
 /// How long before a certificate expires the log says so.

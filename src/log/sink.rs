@@ -15,7 +15,6 @@ use super::syslog::{Syslog, SOCKET};
 /// The mode of a new log file, before the umask.
 const FILE_MODE: u32 = 0o640;
 
-/// Where the log is to go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LogTarget {
     #[default]
@@ -43,7 +42,6 @@ impl LogTarget {
     }
 }
 
-/// An open target.
 pub(super) enum Sink {
     Stderr,
     Syslog(Syslog),
