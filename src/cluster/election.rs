@@ -120,10 +120,8 @@ impl Candidate {
 
     fn note(&self, leader: &KeyValue) {
         let address = String::from_utf8_lossy(&leader.value).into_owned();
-        let (shown, epoch) = (
-            Escaped(address.as_bytes()).to_string(),
-            leader.create_revision,
-        );
+        let shown = Escaped(address.as_bytes()).to_string();
+        let epoch = leader.create_revision;
         let is_this_servers = address == self.office.settings.advertise;
         let role = Role {
             active: Some(Active { epoch, address }),

@@ -63,11 +63,14 @@ pub enum Reception {
     Over,
 }
 
+/// The epoch of the active server, and the two ends of a connection that is passed on to it.
+type Ends = (u64, Arc<Stream>, Arc<TcpStream>);
+
 /// The connections that this server passes on.
 pub struct Relays {
     office: Arc<Office>,
-    /// By the descriptor of the server's end: the epoch of that server, and both ends.
-    open: Mutex<HashMap<RawFd, (u64, Arc<Stream>, Arc<TcpStream>)>>,
+    /// By the descriptor of the server's end.
+    open: Mutex<HashMap<RawFd, Ends>>,
     throttle: Throttle,
 }
 
@@ -79,8 +82,6 @@ enum FirstBytes {
     /// The client asks for the role.
     Cluster,
     Other,
-    /// They may become one of those.
-    Unclear,
     /// The client has gone without any.
     None,
 }
@@ -288,82 +289,77 @@ fn status(role: &Role) -> String {
     }
 }
 
-/// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
-fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
-    let mut bytes = [0; 8];
+/// Looks at what arrives, without taking it, until `judge` knows what it is; `None` if that is not
+/// before the deadline. At the end of the stream, `judge` is given nothing.
+fn look<T>(
+    client: &Stream,
+    buffer: &mut [u8],
+    deadline: Instant,
+    judge: impl Fn(&[u8]) -> Option<T>,
+) -> Option<T> {
     let mut pause = SHORT_PAUSE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match peek(client, &mut bytes) {
-            Ok(Some(0)) | Err(_) => return Some(FirstBytes::None),
-            // The client asks for the role over TLS, and so the active server.
-            Ok(Some(_)) if speaks_tls(client) && bytes[0] != RELAY[0] => {
-                return Some(FirstBytes::Other)
-            }
-            Ok(Some(len)) => match first_bytes(&bytes[..len]) {
-                FirstBytes::Unclear if left.is_zero() => return None,
-                FirstBytes::Unclear => {
-                    thread::sleep(pause.min(left));
-                    pause = (2 * pause).min(LONG_PAUSE);
-                }
-                clear => return Some(clear),
-            },
-            Ok(None) if left.is_zero() => return None,
-            Ok(None) => {
+        let len = match recv(client, &mut *buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((len, _)) => len,
+            Err(Errno::AGAIN | Errno::INTR) if left.is_zero() => return None,
+            Err(Errno::AGAIN | Errno::INTR) => {
                 let mut polled = [PollFd::new(client, PollFlags::IN)];
                 let _ = wait_for(&mut polled, Some(deadline));
+                continue;
             }
-        }
-    }
-}
-
-fn first_bytes(bytes: &[u8]) -> FirstBytes {
-    let words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)];
-    for (word, meaning) in words {
-        let common = bytes.len().min(word.len());
-        if bytes[..common] != word[..common] {
-            continue;
-        }
-        return match bytes.get(word.len()) {
-            None => FirstBytes::Unclear,
-            Some(b'\n') => meaning,
-            // A person types it in telnet.
-            Some(b'\r') if word == CLUSTER => meaning,
-            Some(_) => FirstBytes::Other,
+            Err(_) => 0,
         };
+        let judged = judge(&buffer[..len]);
+        if judged.is_some() || left.is_zero() {
+            return judged;
+        }
+        // Longer and longer, so that many clients that send no more take no time.
+        thread::sleep(pause.min(left));
+        pause = (2 * pause).min(LONG_PAUSE);
     }
-    FirstBytes::Other
 }
 
-/// What has arrived, without taking it; `None` if nothing has.
-fn peek(stream: &Stream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    match recv(stream, buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((len, _)) => Ok(Some(len)),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+/// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
+fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
+    look(client, &mut [0; 8], deadline, |bytes| match bytes.first() {
+        None => Some(FirstBytes::None),
+        // The client asks for the role over TLS, and so the active server.
+        Some(first) if speaks_tls(client) && *first != RELAY[0] => Some(FirstBytes::Other),
+        Some(_) => first_bytes(bytes),
+    })
+}
+
+/// What the bytes are; `None` if more of them may make one of the words.
+fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
+    let begins = |word: &[u8]| word.iter().zip(bytes).all(|(one, other)| one == other);
+    let mut words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)].into_iter();
+    let Some((word, meaning)) = words.find(|(word, _)| begins(word)) else {
+        return Some(FirstBytes::Other);
+    };
+    Some(match bytes.get(word.len())? {
+        b'\n' => meaning,
+        // A person types it in telnet.
+        b'\r' if word == CLUSTER => meaning,
+        _ => FirstBytes::Other,
+    })
 }
 
 /// Takes the three lines of a frame, which are in clear, and nothing behind them; `None` if they do
 /// not come.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
-    let mut pause = SHORT_PAUSE;
-    loop {
-        let len = peek(client, &mut frame).ok().flatten()?;
-        let mut ends = (0..len).filter(|at| frame[*at] == b'\n');
-        if let Some(end) = ends.nth(2) {
-            frame.truncate(end + 1);
-            let (taken, _) = recv(client, &mut frame[..], RecvFlags::DONTWAIT).ok()?;
-            debug_assert_eq!(taken, frame.len());
-            return Some(frame);
+    let end = look(client, &mut frame, deadline, |bytes| {
+        let mut ends = (0..bytes.len()).filter(|at| bytes[*at] == b'\n');
+        match ends.nth(2) {
+            None if bytes.is_empty() || bytes.len() == MAX_FRAME_LEN => Some(None),
+            end => end.map(Some),
         }
-        if len == frame.len() || Instant::now() >= deadline {
-            return None;
-        }
-        thread::sleep(pause);
-        pause = (2 * pause).min(LONG_PAUSE);
-    }
+    });
+    frame.truncate(end?? + 1);
+    let (taken, _) = recv(client, &mut frame[..], RecvFlags::DONTWAIT).ok()?;
+    debug_assert_eq!(taken, frame.len());
+    Some(frame)
 }
 
 /// Whether a client must speak TLS.
@@ -523,21 +519,21 @@ mod tests {
     #[test]
     fn the_first_bytes_are_one_of_two_words_or_neither() {
         for (bytes, meaning) in [
-            ("", FirstBytes::Unclear),
-            ("r", FirstBytes::Unclear),
-            ("relay", FirstBytes::Unclear),
-            ("relay\n", FirstBytes::Relay),
-            ("relay\n1", FirstBytes::Relay),
-            ("relay\r\n", FirstBytes::Other),
-            ("cluster\r\n", FirstBytes::Cluster),
-            ("relays\n", FirstBytes::Other),
-            ("clu", FirstBytes::Unclear),
-            ("cluster", FirstBytes::Unclear),
-            ("cluster\n", FirstBytes::Cluster),
-            ("clusters", FirstBytes::Other),
-            ("l\nk\n0\n", FirstBytes::Other),
-            ("\n", FirstBytes::Other),
-            ("RELAY\n", FirstBytes::Other),
+            ("", None),
+            ("r", None),
+            ("relay", None),
+            ("relay\n", Some(FirstBytes::Relay)),
+            ("relay\n1", Some(FirstBytes::Relay)),
+            ("relay\r\n", Some(FirstBytes::Other)),
+            ("cluster\r\n", Some(FirstBytes::Cluster)),
+            ("relays\n", Some(FirstBytes::Other)),
+            ("clu", None),
+            ("cluster", None),
+            ("cluster\n", Some(FirstBytes::Cluster)),
+            ("clusters", Some(FirstBytes::Other)),
+            ("l\nk\n0\n", Some(FirstBytes::Other)),
+            ("\n", Some(FirstBytes::Other)),
+            ("RELAY\n", Some(FirstBytes::Other)),
         ] {
             assert_eq!(first_bytes(bytes.as_bytes()), meaning, "{bytes:?}");
         }
