@@ -146,8 +146,7 @@ impl Gateway {
     ) -> Result<Vec<KeyValue>, EtcdFailure> {
         let (key, end) = (base64::encode(key), base64::encode(end));
         let body = format!(r#"{{"key":"{key}","range_end":"{end}","limit":"{limit}"}}"#);
-        self.call_for_keys("/v3/kv/range", &body)
-            .map(|answer| key_values(&answer))
+        Ok(key_values(&self.call_for_keys("/v3/kv/range", &body)?))
     }
 
     /// Makes a lease of so many seconds, and returns its number.

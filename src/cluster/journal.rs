@@ -66,17 +66,10 @@ pub struct Round {
     pub reserve: Option<u64>,
     began: Instant,
     /// When the first of its changes was recorded, at the latest.
-    recorded_at: Instant,
+    pub recorded_at: Instant,
     number: u64,
     /// How many of the recorded changes it and those before it have written.
     recorded: u64,
-}
-
-impl Round {
-    /// For how long the first of its changes has been uncertain.
-    pub fn age(&self) -> Duration {
-        self.recorded_at.elapsed()
-    }
 }
 
 impl Journal {
@@ -317,7 +310,7 @@ mod tests {
         assert_eq!(journal.held_back(), 1);
         let second = journal.next_round();
         assert_eq!(second.changes.len(), 4);
-        assert!(second.age() >= first.began.duration_since(first.recorded_at));
+        assert!(second.recorded_at.elapsed() >= first.began.duration_since(first.recorded_at));
         journal.finish(&second);
         wait_until(|| is_done(&claim));
     }

@@ -61,7 +61,7 @@ impl Writer {
         loop {
             let round = journal.next_round();
             self.commit(&round.changes, round.reserve);
-            if round.age() > LATE {
+            if round.recorded_at.elapsed() > LATE {
                 self.arbiter.begin_anew(&granted(&round.changes));
             }
             if journal.finish(&round) {

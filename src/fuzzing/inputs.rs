@@ -13,8 +13,7 @@ const KEPT: usize = 64;
 /// Calls `target` with random inputs: as many as LATCHD_TEST_INPUTS says, or `count`. Prints the
 /// seed; LATCHD_TEST_SEED replays one.
 pub fn call(target: impl Fn(&[u8]) + RefUnwindSafe, words: &[&[u8]], count: u64) {
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse());
-    let number = |name: &str| number(name).map(|value| value.expect("a number"));
+    let number = |name: &str| Some(std::env::var(name).ok()?.parse().expect("a number"));
     let seed = number("LATCHD_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let count = number("LATCHD_TEST_INPUTS").unwrap_or(count);
     println!("{count} inputs; replay them with LATCHD_TEST_SEED={seed}");

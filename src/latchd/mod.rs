@@ -88,8 +88,8 @@ fn run(
 ) -> Result<ExitCode, String> {
     server::leave_no_core();
     let signals = server::catch_signals()?;
-    let auth = resolved.auth;
-    let auth_token = auth.as_ref().map(read_auth_token).transpose()?;
+    let auth = resolved.auth.as_ref();
+    let auth_token = auth.map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
     #[cfg(feature = "cluster")]
@@ -111,15 +111,14 @@ fn run(
     let listeners = tls::speaking(listeners, certificate.as_ref());
     let listeners: Arc<[Listener]> = listeners.into();
     let _clean_up = server::CleanUp(&listeners);
-    warn_about(options, auth.as_ref(), &listeners);
+    warn_about(options, auth, &listeners);
 
     #[cfg(feature = "cluster")]
     let office = cluster.map(|settings| Office::new(settings, log.clone()));
     #[cfg(feature = "cluster")]
-    let fences = match &office {
-        Some(office) => (office.fences(), None),
-        None => fences,
-    };
+    let fences = office
+        .as_ref()
+        .map_or(fences, |office| (office.fences(), None));
     let arbiter = start_arbiter(options, fences)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let connections = Arc::new(room_for_connections(options, secret_len));
@@ -143,15 +142,7 @@ fn run(
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    #[cfg(feature = "cluster")]
-    let is_anew = crate::cluster::lease_before().is_some();
-    #[cfg(not(feature = "cluster"))]
-    let is_anew = false;
-    // A server that has started over has printed it before.
-    if options.print_port && !is_anew {
-        server::print_port(&listeners)?;
-    }
-    tell_supervisor(options);
+    tell_of_start(options, &listeners)?;
 
     let end = shutdown::End {
         signals: &signals.received,
@@ -165,9 +156,7 @@ fn run(
     };
     let status = end.run();
     #[cfg(feature = "cluster")]
-    if let Some(office) = &office {
-        office.resign();
-    }
+    office.iter().for_each(|office| office.resign());
     log.flush();
     Ok(status)
 }
@@ -184,8 +173,17 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 
-/// Tells the supervisor that clients can connect. One of several servers tells its role by itself.
-fn tell_supervisor(options: &Options) {
+/// Tells the starter the port, and the supervisor that clients can connect. One of several servers
+/// tells its role by itself.
+fn tell_of_start(options: &Options, listeners: &[Listener]) -> Result<(), String> {
+    #[cfg(feature = "cluster")]
+    let is_anew = crate::cluster::lease_before().is_some();
+    #[cfg(not(feature = "cluster"))]
+    let is_anew = false;
+    // A server that has started over has printed it before.
+    if options.print_port && !is_anew {
+        server::print_port(listeners)?;
+    }
     let state = match options.etcd {
         Some(_) => "READY=1",
         None => "READY=1\nSTATUS=Serving",
@@ -193,6 +191,7 @@ fn tell_supervisor(options: &Options) {
     if let Err(error) = notify(state) {
         warn!("cannot-notify error=\"{}\"", reason(&error));
     }
+    Ok(())
 }
 
 /// Where fences come from; with a fence file, the reserver runs beside it.
@@ -210,8 +209,7 @@ fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
 }
 
 fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Arbiter>, String> {
-    let salts =
-        Salts::new().map_err(|error| format!("cannot get random numbers: {}", reason(&error)))?;
+    let salts = Salts::new().map_err(server::cannot("get random numbers"))?;
     let rules = Rules {
         caps: Caps {
             max_locks: options.max_locks,

@@ -34,7 +34,7 @@ const RIVALS: &[[&str; 2]] = &[
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
     ],
-    ["--auth-token", "--auth-token-file"],
+    ["--auth-token-file", "--auth-token"],
     ["--log", "--log-file"],
     ["--tls-cert", "--tls-self-signed"],
     ["--tls-key", "--tls-self-signed"],
@@ -216,16 +216,13 @@ pub(super) fn read(
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     /// Variables that the server sets for itself when it starts once more.
     const ITS_OWN: [&str; 2] = ["MALLOC", "STARTED_OVER"];
-    let is_known = |name: &str| {
-        let mut rows = Options::ROWS.iter();
-        ITS_OWN.contains(&name) || rows.any(|row| row.variables.contains(&name))
+    let known = Options::ROWS.iter().flat_map(|row| row.variables);
+    let known: Vec<&str> = known.chain(&ITS_OWN).copied().collect();
+    let is_unknown = |name: &String| {
+        let (prefix, rest) = name.split_once('_').unwrap_or_default();
+        PREFIXES.contains(&prefix) && !known.contains(&rest)
     };
-    let mut unknown: Vec<String> = names
-        .filter(|name| {
-            let (prefix, rest) = name.split_once('_').unwrap_or_default();
-            PREFIXES.contains(&prefix) && !is_known(rest)
-        })
-        .collect();
+    let mut unknown: Vec<String> = names.filter(is_unknown).collect();
     unknown.sort_unstable();
     unknown
 }
@@ -282,8 +279,7 @@ impl Options {
         if let Some(origin) = CLUSTER.iter().find_map(|option| origins.get(option)) {
             return Err(format!("{origin}: needs a build with --features cluster"));
         }
-        // Those of the auth token have their own check.
-        for rivals in RIVALS.iter().filter(|rivals| **rivals != RIVALS[1]) {
+        for rivals in RIVALS {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
             }
@@ -328,17 +324,14 @@ impl Options {
     }
 
     fn auth(&self, origins: &Origins) -> Result<Option<Auth>, String> {
-        let [token_origin, file_origin] =
-            RIVALS[1].map(|option| origins.get(option).unwrap_or(option));
-        let secret = match (&self.auth_token, &self.auth_token_file) {
-            (Some(_), Some(_)) => return Err(exclusive(token_origin, file_origin)),
-            (None, file) => return Ok(file.clone().map(Auth::File)),
-            (Some(token), None) => secret::check(token).map(str::to_owned),
+        let Some(token) = &self.auth_token else {
+            return Ok(self.auth_token_file.clone().map(Auth::File));
         };
-        let secret = secret.map_err(|reason| format!("{token_origin}: {reason}"))?;
-        Ok(Some(match token_origin {
-            "--auth-token" => Auth::Argument(secret),
-            _ => Auth::Variable(secret),
+        let origin = origins.get("--auth-token").unwrap_or_default();
+        let secret = secret::check(token).map_err(|reason| format!("{origin}: {reason}"))?;
+        Ok(Some(match origin {
+            "--auth-token" => Auth::Argument(secret.to_owned()),
+            _ => Auth::Variable(secret.to_owned()),
         }))
     }
 

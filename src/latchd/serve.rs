@@ -13,9 +13,8 @@ use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
 use crate::net::workers::Workers;
-use crate::server::{self, no_thread, spawn};
+use crate::server::{self, cannot, no_thread, spawn};
 use crate::table::ConnId;
-use crate::text::reason;
 
 use super::options::{Options, Sockets};
 use super::session::{self, SessionRules};
@@ -33,8 +32,7 @@ pub(super) fn listen(
         Sockets::Environment => inherited,
         Sockets::Stdin => {
             let listener = inherited::from_stdin().and_then(Inherited::listening);
-            let cannot = |why| format!("cannot listen on descriptor 0: {}", reason(&why));
-            vec![listener.map_err(cannot)?]
+            vec![listener.map_err(cannot("listen on descriptor 0"))?]
         }
         Sockets::Bound { tcp, unix } => {
             let (mode, group) = (options.unix_mode, options.unix_group);
@@ -50,8 +48,7 @@ pub(super) fn start(
     connections: &Arc<Connections>,
     session_rules: &Arc<SessionRules>,
 ) -> Result<(), String> {
-    let watch = HangupWatch::new()
-        .map_err(|error| format!("cannot watch for hang-ups: {}", reason(&error)))?;
+    let watch = HangupWatch::new().map_err(cannot("watch for hang-ups"))?;
     let watch = Arc::new(watch);
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));

@@ -221,8 +221,7 @@ fn serve_all(
     let listeners: Arc<[Listener]> = listeners.into();
     let _clean_up = server::CleanUp(&listeners);
     let max_holders = allow_descriptors(options.max_connections);
-    let holders = Holders::new(max_holders)
-        .map_err(|error| format!("cannot watch processes: {}", reason(&error)))?;
+    let holders = Holders::new(max_holders).map_err(server::cannot("watch processes"))?;
     let locks = Arc::new(locks(options, Some(holders)));
     let reaper = Arc::clone(&locks);
     server::spawn("reaper", move || reaper.reap())?;

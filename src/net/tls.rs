@@ -176,9 +176,7 @@ impl TlsStream {
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        let session = self.session.get_mut();
-        let session = session.unwrap_or_else(PoisonError::into_inner);
-        session.say_goodbye(&self.socket);
+        self.session().say_goodbye(&self.socket);
     }
 }
 

@@ -69,9 +69,7 @@ pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String>
             let reason = reason(&naming_directory(path, error));
             format!("cannot open the log file {}: {reason}", Escaped::path(path))
         }
-        LogTarget::Stderr | LogTarget::Syslog => {
-            format!("cannot start the log: {}", reason(&error))
-        }
+        LogTarget::Stderr | LogTarget::Syslog => cannot("start the log")(error),
     })
 }
 
@@ -82,7 +80,12 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Str
 
 /// The message for a thread that could not be started.
 pub fn no_thread(error: io::Error) -> String {
-    format!("cannot start a thread: {}", reason(&error))
+    cannot("start a thread")(error)
+}
+
+/// The message for what the system refuses.
+pub fn cannot(what: &str) -> impl Fn(io::Error) -> String + '_ {
+    move |error| format!("cannot {what}: {}", reason(&error))
 }
 
 /// SIGTERM and SIGINT, which end a server.
@@ -96,14 +99,11 @@ pub struct EndSignals {
 /// Catches the signals that must not end a server, from now on. [`watch_signals`] does what they
 /// ask for. Rust ignores SIGPIPE in every program.
 pub fn catch_signals() -> Result<Signals, String> {
-    let signals = Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]).map_err(no_signals)?;
+    let signals = Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]);
+    let signals = signals.map_err(cannot("catch signals"))?;
     // A program that waits for its own signals may have started us with all of them blocked.
     let _ = SigSet::empty().thread_set_mask();
     Ok(signals)
-}
-
-fn no_signals(error: io::Error) -> String {
-    format!("cannot catch signals: {}", reason(&error))
 }
 
 /// Catches SIGTERM and SIGINT, too. SIGHUP has the log file opened again, and `read_again` called
@@ -113,11 +113,12 @@ pub fn watch_signals(
     log: &Log,
     read_again: impl Fn() + Send + 'static,
 ) -> Result<EndSignals, String> {
+    let no_signals = cannot("catch signals");
     for signal in [SIGTERM, SIGINT] {
-        signals.add_signal(signal).map_err(no_signals)?;
+        signals.add_signal(signal).map_err(&no_signals)?;
     }
     let (sender, received) = unbounded();
-    let stop = Event::new().map_err(no_signals)?;
+    let stop = Event::new().map_err(&no_signals)?;
     let (log, stopping) = (log.clone(), stop.clone());
     let listen = move || {
         for signal in signals.forever() {
