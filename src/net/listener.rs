@@ -5,7 +5,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -27,11 +26,11 @@ use super::connections::Connections;
 use super::stream::{keep_alive, where_known, Stream};
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
-use super::unix_path::{self, BoundPath};
+use super::unix_path::BoundPath;
 use super::workers::Workers;
 
 /// Connections that the kernel completes before they are accepted.
-const BACKLOG: i32 = 4096;
+pub(super) const BACKLOG: i32 = 4096;
 
 /// The kernel memory in bytes that a client can pin by not reading.
 pub const SEND_BUFFER_LEN: usize = 16 * 1024;
@@ -89,15 +88,6 @@ impl Listener {
     pub fn adopt_unix(listener: UnixListener, made: Option<BoundPath>) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, made))
-    }
-
-    /// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
-    /// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file
-    /// with [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread
-    /// may be making files.
-    pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
-        let (listener, made) = unix_path::bind(path, mode, group, BACKLOG)?;
-        Listener::adopt_unix(listener, Some(made))
     }
 
     /// Removes the Unix socket that this process has bound, unless another has taken its place.

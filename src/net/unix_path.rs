@@ -17,6 +17,8 @@ use rustix::net::{
 use crate::sys::directory::{lock_within, Directory, FileId};
 use crate::text::Escaped;
 
+use super::listener::{Listener, BACKLOG};
+
 /// How long another process may have the directory locked before we go on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -28,13 +30,11 @@ pub struct BoundPath {
     identity: FileId,
 }
 
-/// Listens on `path`, as [`super::listener::Listener::bind_unix`] says.
-pub(super) fn bind(
-    path: &Path,
-    mode: u32,
-    group: Option<u32>,
-    backlog: i32,
-) -> io::Result<(UnixListener, BoundPath)> {
+/// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
+/// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file with
+/// [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread may be
+/// making files.
+pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
     // Two servers that both find a dead server's socket must not remove each other's. The one that
     // locks the directory looks, removes and listens before the other looks. But whoever may read
     // the directory can keep it locked, and must not keep a server from its start.
@@ -57,9 +57,9 @@ pub(super) fn bind(
     };
     open_to(path, mode, group)
         // std listens with a shorter backlog; to listen again changes only that.
-        .and_then(|()| Ok(listen(&listener, backlog)?))
+        .and_then(|()| Ok(listen(&listener, BACKLOG)?))
         .inspect_err(|_| made.remove())?;
-    Ok((listener, made))
+    Listener::adopt_unix(listener, Some(made))
 }
 
 impl BoundPath {

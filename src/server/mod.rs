@@ -18,6 +18,7 @@ use crate::cli::output;
 use crate::log::{syslog, Log, LogRules, LogTarget};
 use crate::net::inherited;
 use crate::net::listener::Listener;
+use crate::net::unix_path;
 use crate::sys::directory::naming_directory;
 use crate::sys::event::Event;
 use crate::sys::thread;
@@ -153,7 +154,7 @@ pub fn listen(
         listeners.push(bound.map_err(|error| cannot_listen(address, &error))?);
     }
     if let Some(path) = path {
-        let bound = Listener::bind_unix(path, mode, group);
+        let bound = unix_path::bind(path, mode, group);
         let bound = bound.map_err(|error| naming_directory(path, error));
         listeners.push(bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))?);
     }
