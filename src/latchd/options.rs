@@ -23,6 +23,9 @@ use super::cluster_options;
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
+/// What the names of keys in etcd begin with.
+const PREFIX: &str = "latchd";
+
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What the variables of the options begin with, and an underscore.
@@ -166,7 +169,7 @@ arguments::options! {
         #[argh(option, arg_name = "host:port")]
         advertise: Option<String> = ["ADVERTISE"],
         /// what the names of keys in etcd begin with, one for each group of servers (latchd)
-        #[argh(option, arg_name = "name", default = "default_prefix()", from_str_fn(etcd_prefix))]
+        #[argh(option, arg_name = "name", default = "PREFIX.into()", from_str_fn(etcd_prefix))]
         etcd_prefix: String = ["ETCD_PREFIX"],
         /// how long the active server may be silent before another takes over (10)
         #[argh(option, arg_name = "time", default = "seconds(10)", from_str_fn(etcd_ttl))]
@@ -393,10 +396,6 @@ fn count(text: &str) -> Result<usize, String> {
 fn cap(text: &str) -> Result<Unless<usize>, String> {
     let cap = values::number(text.trim(), 0..=MAX_COUNT)?;
     Ok(Some(cap).filter(|cap| *cap > 0))
-}
-
-fn default_prefix() -> String {
-    "latchd".into()
 }
 
 fn etcd_prefix(text: &str) -> Result<String, String> {

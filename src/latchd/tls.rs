@@ -20,16 +20,13 @@ const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 /// The certificate that the options ask for, if any. Makes a self-signed one if it is not there
 /// yet.
 pub(super) fn certificate(options: &Options) -> Result<Option<Arc<Certificate>>, String> {
-    let files = match (
-        &options.tls_self_signed,
-        &options.tls_cert,
-        &options.tls_key,
-    ) {
-        (Some(directory), ..) => self_signed::files(directory, options.host)?,
-        (None, Some(chain), Some(key)) => (chain.clone(), key.clone()),
-        _ => return Ok(None),
+    let given = options.tls_cert.clone().zip(options.tls_key.clone());
+    let (chain, key) = match (&options.tls_self_signed, given) {
+        (Some(directory), _) => self_signed::files(directory, options.host)?,
+        (None, Some(files)) => files,
+        (None, None) => return Ok(None),
     };
-    let certificate = Certificate::read(files.0, files.1)?;
+    let certificate = Certificate::read(chain, key)?;
     warn_of_validity(&certificate);
     Ok(Some(Arc::new(certificate)))
 }
