@@ -53,23 +53,6 @@ pub enum EtcdFailure {
     Refused { code: u64, message: String },
 }
 
-impl EtcdFailure {
-    /// Whether a new token may help.
-    fn is_of_an_old_token(&self) -> bool {
-        match self {
-            EtcdFailure::Refused {
-                code: UNAUTHENTICATED,
-                ..
-            } => true,
-            EtcdFailure::Refused {
-                code: INVALID_ARGUMENT,
-                message,
-            } => message.contains("revision of auth store is old"),
-            _ => false,
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     pub key: Vec<u8>,
@@ -206,14 +189,18 @@ impl Gateway {
     /// cannot answer, the next request goes to the next member.
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
-        match self.send(path, body, self.timeout) {
-            Err(failure) if failure.is_of_an_old_token() && self.settings.user.is_some() => {
-                self.token = None;
-                self.authenticate()?;
-                self.send(path, body, self.timeout)
-            }
-            sent => sent,
+        let sent = self.send(path, body, self.timeout);
+        let Err(EtcdFailure::Refused { code, message }) = &sent else {
+            return sent;
+        };
+        let is_of_an_old_token = *code == UNAUTHENTICATED
+            || *code == INVALID_ARGUMENT && message.contains("revision of auth store is old");
+        if !is_of_an_old_token || self.settings.user.is_none() {
+            return sent;
         }
+        self.token = None;
+        self.authenticate()?;
+        self.send(path, body, self.timeout)
     }
 
     /// As [`Gateway::call`], for keys. What names no revision is not from etcd, such as the `{}` of
