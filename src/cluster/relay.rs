@@ -500,12 +500,9 @@ fn pump(
 /// What is to be waited for at the end where `outgoing` begins and `incoming` ends.
 fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
     let mut flags = PollFlags::empty();
-    if !outgoing.is_over && outgoing.unsent.is_empty() {
-        flags |= PollFlags::IN;
-    }
-    if !incoming.unsent.is_empty() {
-        flags |= PollFlags::OUT;
-    }
+    let takes_more = !outgoing.is_over && outgoing.unsent.is_empty();
+    flags.set(PollFlags::IN, takes_more);
+    flags.set(PollFlags::OUT, !incoming.unsent.is_empty());
     flags
 }
 

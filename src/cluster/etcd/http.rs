@@ -151,7 +151,7 @@ impl<S: Read> Reader<S> {
             .strip_prefix("HTTP/1.1 ")
             .and_then(|rest| rest.get(..3));
         let status = status.and_then(|status| status.parse().ok());
-        let status = status.ok_or_else(|| malformed("no HTTP/1.1"))?;
+        let status = status.ok_or_else(|| io::Error::other("no HTTP/1.1"))?;
         let mut len = Some(0);
         for _ in 0..MAX_LINES {
             let line = self.line()?;
@@ -162,15 +162,15 @@ impl<S: Read> Reader<S> {
             let value = value.trim();
             if name.eq_ignore_ascii_case("content-length") && len.is_some() {
                 len = value.parse().ok().filter(|len| *len <= MAX_ANSWER_LEN);
-                len.ok_or_else(|| malformed("no possible length"))?;
+                len.ok_or_else(|| io::Error::other("no possible length"))?;
             } else if name.eq_ignore_ascii_case("transfer-encoding") {
                 if !value.eq_ignore_ascii_case("chunked") {
-                    return Err(malformed("an unknown encoding"));
+                    return Err(io::Error::other("an unknown encoding"));
                 }
                 len = None;
             }
         }
-        Err(malformed("too long a head"))
+        Err(io::Error::other("too long a head"))
     }
 
     /// Adds a chunk to `body`. `false` at the end, with the trailers read.
@@ -182,13 +182,13 @@ impl<S: Read> Reader<S> {
             !len.starts_with('+') && number.saturating_add(body.len()) <= MAX_ANSWER_LEN
         };
         let len = number.filter(fits);
-        let len = len.ok_or_else(|| malformed("no possible length of a chunk"))?;
+        let len = len.ok_or_else(|| io::Error::other("no possible length of a chunk"))?;
         if len > 0 {
             self.take(len, body)?;
             let end = self.line()?;
             return match end.is_empty() {
                 true => Ok(true),
-                false => Err(malformed("too long a chunk")),
+                false => Err(io::Error::other("too long a chunk")),
             };
         }
         for _ in 0..MAX_LINES {
@@ -196,7 +196,7 @@ impl<S: Read> Reader<S> {
                 return Ok(false);
             }
         }
-        Err(malformed("too many trailers"))
+        Err(io::Error::other("too many trailers"))
     }
 
     fn line(&mut self) -> io::Result<String> {
@@ -206,7 +206,7 @@ impl<S: Read> Reader<S> {
             .read_until(b'\n', &mut line)?;
         let Some(line) = line.strip_suffix(b"\n") else {
             return Err(match len as u64 {
-                MAX_LINE_LEN => malformed("too long a line"),
+                MAX_LINE_LEN => io::Error::other("too long a line"),
                 _ => io::ErrorKind::UnexpectedEof.into(),
             });
         };
@@ -220,10 +220,6 @@ impl<S: Read> Reader<S> {
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
-}
-
-fn malformed(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 #[cfg(test)]
