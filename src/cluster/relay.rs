@@ -392,17 +392,7 @@ struct Direction<'a> {
     is_over: bool,
 }
 
-impl<'a> Direction<'a> {
-    fn new(from: BorrowedFd<'a>, to: BorrowedFd<'a>) -> Direction<'a> {
-        Direction {
-            from,
-            to,
-            unsent: Vec::new(),
-            unsent_since: None,
-            is_over: false,
-        }
-    }
-
+impl Direction<'_> {
     /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
     /// Tells whether anything has moved. `of_from` and `of_to` are what was reported of the ends.
     fn advance(&mut self, of_from: PollFlags, of_to: PollFlags) -> io::Result<bool> {
@@ -461,8 +451,14 @@ fn pump(
     server: BorrowedFd<'_>,
     write_timeout: Option<Duration>,
 ) -> io::Result<()> {
-    let mut up = Direction::new(client, server);
-    let mut down = Direction::new(server, client);
+    let direction = |from, to| Direction {
+        from,
+        to,
+        unsent: Vec::new(),
+        unsent_since: None,
+        is_over: false,
+    };
+    let (mut up, mut down) = (direction(client, server), direction(server, client));
     let mut closes_at = None;
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {

@@ -51,8 +51,7 @@ fn refuse_rivals(
         ("--inetd", options.inetd),
         ("--idle-exit", options.idle_exit.is_some()),
     ];
-    let rival = rivals.iter().find(|(_, is_given)| *is_given);
-    if let Some((rival, _)) = rival {
+    if let Some((rival, _)) = rivals.iter().find(|(_, is_given)| *is_given) {
         return Err(exclusive(origins.get(rival).unwrap_or(rival), etcd));
     }
     if inherits {

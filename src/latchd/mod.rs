@@ -218,10 +218,9 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
         },
-        holdings: if options.auto_release() {
-            Holdings::Release
-        } else {
-            Holdings::Keep
+        holdings: match options.auto_release() {
+            true => Holdings::Release,
+            false => Holdings::Keep,
         },
         gc_interval: options.gc_interval,
         gc_max_idle: options.gc_max_idle,

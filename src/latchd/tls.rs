@@ -38,12 +38,11 @@ fn warn_of_validity(certificate: &Certificate) {
     if certificate.begins_after(now) {
         warn!("certificate-not-valid-yet");
     }
-    let Some(expiry) = certificate.expiry_before(now + EXPIRY_NOTICE) else {
-        return;
-    };
-    match expiry.checked_sub(now) {
-        Some(left) => warn!("certificate-expires days_left={}", left.as_secs() / DAY),
-        None => warn!("certificate-expired"),
+    let expiry = certificate.expiry_before(now + EXPIRY_NOTICE);
+    match expiry.map(|expiry| expiry.checked_sub(now)) {
+        Some(Some(left)) => warn!("certificate-expires days_left={}", left.as_secs() / DAY),
+        Some(None) => warn!("certificate-expired"),
+        None => {}
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketType};
 
 use super::listener::Listener;
+use crate::sys::directory::FileId;
 use crate::text::reason;
 
 /// A socket that this process was given.
@@ -75,13 +76,11 @@ pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result
 
 /// Whether `output` is the socket on descriptor 0. A client would read what is written there.
 pub fn is_a_peers(output: impl AsFd) -> bool {
-    match (fstat(io::stdin()), fstat(output)) {
-        (Ok(stdin), Ok(output)) => {
-            FileType::from_raw_mode(stdin.st_mode) == FileType::Socket
-                && (stdin.st_dev, stdin.st_ino) == (output.st_dev, output.st_ino)
-        }
-        _ => false,
-    }
+    let (Ok(stdin), Ok(output)) = (fstat(io::stdin()), fstat(output)) else {
+        return false;
+    };
+    FileType::from_raw_mode(stdin.st_mode) == FileType::Socket
+        && FileId::from(&stdin) == FileId::from(&output)
 }
 
 /// Whether inetd or its like has started this process, and may start it again at once: descriptor 0
