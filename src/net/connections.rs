@@ -134,9 +134,8 @@ impl Connections {
     /// How many bytes of connection `id` have arrived and have not been read.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();
-        open.streams
-            .get(&id)
-            .map_or(0, |stream| stream.unread_len())
+        let stream = open.streams.get(&id);
+        stream.map_or(0, |stream| stream.unread_len())
     }
 
     /// Ends one or both directions of every connection.

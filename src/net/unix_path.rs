@@ -55,10 +55,15 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         path: path.to_owned(),
         identity: FileId::from(&lstat(path)?),
     };
-    open_to(path, mode, group)
+    let open = || {
+        if let Some(group) = group {
+            chown(path, None, Some(Gid::from_raw(group)))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         // std listens with a shorter backlog; to listen again changes only that.
-        .and_then(|()| Ok(listen(&listener, BACKLOG)?))
-        .inspect_err(|_| made.remove())?;
+        listen(&listener, BACKLOG).map_err(io::Error::from)
+    };
+    open().inspect_err(|_| made.remove())?;
     Listener::adopt_unix(listener, Some(made))
 }
 
@@ -69,13 +74,6 @@ impl BoundPath {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn open_to(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
-    if let Some(group) = group {
-        chown(path, None, Some(Gid::from_raw(group)))?;
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// Removes the socket of a dead server, and nothing else.

@@ -147,10 +147,8 @@ impl<S: Read> Reader<S> {
     /// The status, and the length of the body; `None` if that comes in chunks.
     fn head(&mut self) -> io::Result<(u16, Option<usize>)> {
         let status = self.line()?;
-        let status = status
-            .strip_prefix("HTTP/1.1 ")
-            .and_then(|rest| rest.get(..3));
-        let status = status.and_then(|status| status.parse().ok());
+        let status = status.strip_prefix("HTTP/1.1 ").unwrap_or_default();
+        let status = status.get(..3).and_then(|status| status.parse().ok());
         let status = status.ok_or_else(|| io::Error::other("no HTTP/1.1"))?;
         let mut len = Some(0);
         for _ in 0..MAX_LINES {
@@ -201,9 +199,8 @@ impl<S: Read> Reader<S> {
 
     fn line(&mut self) -> io::Result<String> {
         let mut line = Vec::new();
-        let len = (&mut self.0)
-            .take(MAX_LINE_LEN)
-            .read_until(b'\n', &mut line)?;
+        let mut limited = (&mut self.0).take(MAX_LINE_LEN);
+        let len = limited.read_until(b'\n', &mut line)?;
         let Some(line) = line.strip_suffix(b"\n") else {
             return Err(match len as u64 {
                 MAX_LINE_LEN => io::Error::other("too long a line"),
