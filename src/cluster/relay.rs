@@ -202,11 +202,8 @@ impl Relays {
             if left.is_zero() || is_waiting && client.has_hung_up() {
                 return Reception::Over;
             }
-            let pause = match role
-                .active
-                .as_ref()
-                .map(|active| (active, introduce(active)))
-            {
+            let active = role.active.as_ref();
+            let pause = match active.map(|active| (active, introduce(active))) {
                 None => LONG_PAUSE,
                 Some((active, Ok(server))) => {
                     self.relay(client, server, active.epoch, write_timeout);
