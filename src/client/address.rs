@@ -60,50 +60,19 @@ pub enum Address {
 /// one that answered last. One that closes the connection or does not answer in time is tried last.
 /// Clones share what they know of that.
 #[derive(Clone, Debug)]
-pub struct Alternatives(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
+pub struct Alternatives {
     servers: Vec<Address>,
     /// The number of the server to try first.
-    first: AtomicUsize,
+    first: Arc<AtomicUsize>,
 }
 
 impl PartialEq for Alternatives {
     fn eq(&self, other: &Alternatives) -> bool {
-        self.0.servers == other.0.servers
+        self.servers == other.servers
     }
 }
 
 impl Eq for Alternatives {}
-
-impl Alternatives {
-    fn new(servers: Vec<Address>) -> Alternatives {
-        let first = AtomicUsize::new(0);
-        Alternatives(Arc::new(Shared { servers, first }))
-    }
-
-    /// Each may take an equal share of the time that is left.
-    fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
-        let Shared { servers, first } = &*self.0;
-        let (start, count) = (first.load(Ordering::Relaxed), servers.len());
-        let deadline = Instant::now() + timeout;
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for tried in 0..count {
-            let number = (start + tried) % count;
-            let left = deadline.saturating_duration_since(Instant::now());
-            let share = left / u32::try_from(count - tried).unwrap_or(u32::MAX);
-            match servers[number].connect(share) {
-                Ok((stream, _, server)) => {
-                    first.store(number, Ordering::Relaxed);
-                    return Ok((stream, deadline, server));
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-}
 
 impl Address {
     /// Connects within `timeout`, and also returns the instant at which that is over, and the
@@ -124,15 +93,22 @@ impl Address {
                 keep_alive(&stream)?;
                 Ok((Stream::Tcp(stream), deadline, self))
             }
-            Address::Cluster(alternatives) => alternatives.connect(timeout),
+            Address::Cluster(Alternatives { servers, first }) => {
+                let (start, deadline) = (first.load(Ordering::Relaxed), Instant::now() + timeout);
+                let numbers = (0..servers.len()).map(|tried| (start + tried) % servers.len());
+                try_each(numbers, deadline, |number, share| {
+                    let (stream, _, server) = servers[number].connect(share)?;
+                    first.store(number, Ordering::Relaxed);
+                    Ok((stream, deadline, server))
+                })
+            }
         }
     }
 
     /// Has the next attempt begin with another server than `useless`, if there are several. Another
     /// thread may have done so already.
     pub(super) fn try_another_than(&self, useless: &Address) {
-        if let Address::Cluster(Alternatives(shared)) = self {
-            let Shared { servers, first } = &**shared;
+        if let Address::Cluster(Alternatives { servers, first }) = self {
             let Some(number) = servers.iter().position(|server| server == useless) else {
                 return;
             };
@@ -144,27 +120,37 @@ impl Address {
     /// How many servers there are to try beside one.
     pub(super) fn other_count(&self) -> u32 {
         match self {
-            Address::Cluster(Alternatives(shared)) => {
-                u32::try_from(shared.servers.len() - 1).unwrap_or(u32::MAX)
+            Address::Cluster(Alternatives { servers, .. }) => {
+                u32::try_from(servers.len() - 1).unwrap_or(u32::MAX)
             }
             Address::Tcp(_) | Address::Unix(_) => 0,
         }
     }
 }
 
-/// Tries the addresses in their order. Each may take an equal share of the time that is left, so
-/// that one that does not answer leaves some for the next.
-fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+/// Tries one after the other until one succeeds. Each may take an equal share of the time that is
+/// left, so that one that does not answer leaves some for the next.
+fn try_each<A, T>(
+    all: impl ExactSizeIterator<Item = A>,
+    deadline: Instant,
+    mut connect: impl FnMut(A, Duration) -> io::Result<T>,
+) -> io::Result<T> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for (addr, remaining) in addrs.iter().zip((1..=addrs.len()).rev()) {
+    for (remaining, one) in (1..=all.len()).rev().zip(all) {
         let left = deadline.saturating_duration_since(Instant::now());
         let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
-        match TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT)) {
-            Ok(stream) => return Ok(stream),
+        match connect(one, share) {
+            Ok(connected) => return Ok(connected),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    try_each(addrs.iter(), deadline, |addr, share| {
+        TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT))
+    })
 }
 
 /// Waits for room in the backlog, which the kernel limits by the time for sending.
@@ -193,7 +179,10 @@ impl FromStr for Address {
             "expected HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
         )?;
         let server = <[Address; 1]>::try_from(servers).map(|[server]| server);
-        Ok(server.unwrap_or_else(|servers| Address::Cluster(Alternatives::new(servers))))
+        Ok(server.unwrap_or_else(|servers| {
+            let first = Arc::default();
+            Address::Cluster(Alternatives { servers, first })
+        }))
     }
 }
 
@@ -241,8 +230,8 @@ impl fmt::Display for Address {
                 let prefix = if has_slash { "" } else { "unix:" };
                 write!(f, "{prefix}{}", path.display())
             }
-            Address::Cluster(Alternatives(shared)) => {
-                let servers: Vec<String> = shared.servers.iter().map(Address::to_string).collect();
+            Address::Cluster(Alternatives { servers, .. }) => {
+                let servers: Vec<String> = servers.iter().map(Address::to_string).collect();
                 f.write_str(&servers.join("|"))
             }
         }
