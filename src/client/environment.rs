@@ -47,19 +47,18 @@ pub(crate) fn read_auth_token(file: &Path) -> Result<String, Error> {
     secret::read(file).map_err(|error| Error::AuthTokenFile(file.into(), error))
 }
 
-/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What is left open is up to
-/// `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
+/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What the options of latch
+/// leave open is up to `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
 #[cfg(feature = "tls")]
 pub(crate) fn tls(
     is_wanted: Option<bool>,
     ca_file: Option<&Path>,
     name: Option<&str>,
 ) -> Result<Option<Tls>, Error> {
-    let is_named = ca_file.is_some() || name.is_some();
-    let is_wanted = match (is_wanted, is_named) {
-        (None, true) => Some(true),
-        (None, false) => wants_tls()?,
-        (wanted, _) => wanted,
+    let is_wanted = match is_wanted {
+        None if ca_file.is_some() || name.is_some() => Some(true),
+        None => wants_tls()?,
+        wanted => wanted,
     };
     if is_wanted == Some(false) {
         return Ok(None);
@@ -85,23 +84,26 @@ pub(crate) fn tls(
     }
 }
 
-/// Refuses an environment that asks for TLS, which this build does not have: the connection would
-/// not be encrypted.
+/// Refuses options or an environment that ask for TLS, which this build does not have: the
+/// connection would not be encrypted.
 #[cfg(not(feature = "tls"))]
-pub(crate) fn refuse_tls() -> Result<(), Error> {
-    let asking = match wants_tls()? {
-        Some(true) => Some(TLS),
-        Some(false) => None,
-        None => [TLS_CA, TLS_NAME]
-            .into_iter()
-            .find(|name| env::var_os(name).is_some_and(|value| !value.is_empty())),
+pub(crate) fn refuse_tls(
+    is_wanted: Option<bool>,
+    ca_file: Option<&Path>,
+    name: Option<&str>,
+) -> Result<(), Error> {
+    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    let asking = match (is_wanted, ca_file, name) {
+        (Some(wanted), ..) => wanted.then_some("--tls"),
+        (None, Some(_), _) => Some("--tls-ca"),
+        (None, None, Some(_)) => Some("--tls-name"),
+        (None, None, None) => match wants_tls()? {
+            Some(wanted) => wanted.then_some(TLS),
+            None => [TLS_CA, TLS_NAME].into_iter().find(is_set),
+        },
     };
-    match asking {
-        Some(name) => Err(Error::Environment(format!(
-            "{name}: needs a build with --features tls"
-        ))),
-        None => Ok(()),
-    }
+    let lacking = |name| Error::Environment(format!("{name}: needs a build with --features tls"));
+    asking.map_or(Ok(()), |name| Err(lacking(name)))
 }
 
 fn wants_tls() -> Result<Option<bool>, Error> {

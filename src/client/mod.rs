@@ -155,7 +155,7 @@ impl Client {
     /// ```
     pub fn from_env() -> Result<Client, Error> {
         #[cfg(not(feature = "tls"))]
-        environment::refuse_tls()?;
+        environment::refuse_tls(None, None, None)?;
         let settings = Settings {
             auth_token: environment::auth_token()?,
             #[cfg(feature = "tls")]

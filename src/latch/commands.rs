@@ -152,7 +152,7 @@ fn unusable(file: Option<&str>, why: &str) -> Failure {
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {
-    let client = client(options.reach())?;
+    let client = client(options.reach(), None)?;
     let (mut answering, mut failures) = (String::new(), Vec::new());
     for server in client.servers() {
         match client.ask(server, Connection::ping) {

@@ -11,13 +11,9 @@ use super::{busy, failure, shown, usage, BUSY, FILE_ERROR};
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// A client of the servers that the command line names, else LATCH_SERVER, else the default.
-pub(super) fn client(reach: Reach<'_>) -> Result<Client, Failure> {
-    client_within(reach, None)
-}
-
-/// A client as [`client`] makes it, for a command with the option `--timeout`.
-fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
+/// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
+/// is the value of `--timeout`, if the command has that option.
+pub(super) fn client(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
     let servers = match reach.servers {
         [] => environment::servers().map_err(unusable)?,
         named => named.to_vec(),
@@ -28,7 +24,7 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
     };
     let auth_token = auth_token.map_err(unusable)?;
     #[cfg(not(feature = "tls"))]
-    refuse_tls(reach)?;
+    environment::refuse_tls(reach.tls, reach.tls_ca, reach.tls_name).map_err(unusable)?;
     let timeout = reach.connect_timeout;
     let settings = Settings {
         connect_timeout: timeout,
@@ -38,20 +34,6 @@ fn client_within(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure>
         tls: environment::tls(reach.tls, reach.tls_ca, reach.tls_name).map_err(unusable)?,
     };
     Ok(Client::with_settings(servers, settings))
-}
-
-/// Refuses options or an environment that ask for TLS, which this build does not have.
-#[cfg(not(feature = "tls"))]
-fn refuse_tls(reach: Reach<'_>) -> Result<(), Failure> {
-    let option = match (reach.tls, reach.tls_ca, reach.tls_name) {
-        (Some(false), ..) => return Ok(()),
-        (Some(true), ..) => "--tls",
-        (None, Some(_), _) => "--tls-ca",
-        (None, None, Some(_)) => "--tls-name",
-        (None, None, None) => return environment::refuse_tls().map_err(unusable),
-    };
-    let lacking = "needs a build with --features tls";
-    Err(usage(format_args!("{option}: {lacking}")))
 }
 
 /// The failure for a wrong environment, or for what the command line has in its place.
@@ -82,7 +64,7 @@ impl Target {
         let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
         let lease = lease.map(Duration::from_secs);
         Ok(Target {
-            client: client_within(reach, wait)?,
+            client: client(reach, wait)?,
             key: key.to_owned(),
             slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
             tag: String::new(),

@@ -27,7 +27,7 @@ type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
     let form = options.form().map_err(usage)?;
-    let (client, key) = (client(options.reach())?, options.key.as_deref());
+    let (client, key) = (client(options.reach(), None)?, options.key.as_deref());
     let servers = match key {
         Some(key) => {
             let checked = client.slot(key, Slot::LOCK).check();
