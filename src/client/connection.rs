@@ -3,7 +3,8 @@
 mod again;
 mod tagged;
 
-use std::io::{self, Read};
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, TimedOut};
+use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -92,7 +93,6 @@ pub struct Connection {
     greeting: Vec<u8>,
     /// How many replies to a greeting are still to come.
     greetings_due: u8,
-    auth: Auth,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -120,11 +120,10 @@ impl Connection {
         let auth_token = settings.auth_token.as_deref().map(secret::check);
         let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
         let (stream, deadline, reached) = settings.connect(server, within, others)?;
-        let auth = auth_token.map_or(Auth::NoToken, |_| Auth::Token);
         let mut connection = Connection {
             others,
             stream: Some(stream),
-            ..Connection::unconnected(server, reached, settings, auth)
+            ..Connection::unconnected(server, reached, settings)
         };
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
@@ -394,7 +393,7 @@ impl Connection {
         let mut text = self.greeting.clone();
         requests.iter().for_each(|request| request.write(&mut text));
         match stream.write_within(&text, Some(within)) {
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
+            Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
             // A server that has refused us and left may have said why before it went.
             _ => {
                 self.greeting.clear();
@@ -411,7 +410,7 @@ impl Connection {
         }
         match self.buffer.is_empty() {
             true => Ok(()),
-            false => Err(self.closed()),
+            false => Err(Error::closed(&self.server)),
         }
     }
 
@@ -430,7 +429,7 @@ impl Connection {
             // Without a deadline the keepalive is what notices that the server has vanished.
             let left = time_left(due).unwrap_or(LONGEST_READ);
             if left.is_zero() {
-                return Err(self.no_reply());
+                return Err(Error::no_reply(&self.server));
             }
             self.read_within(left.min(LONGEST_READ))?;
         }
@@ -482,13 +481,12 @@ impl Connection {
             .set_read_timeout(patience)
             .and_then(|()| (&mut &*stream).read(&mut chunk));
         match read {
-            Ok(0) => return Err(self.closed()),
+            Ok(0) => return Err(Error::closed(&self.server)),
             Ok(len) => self.buffer.extend(&chunk[..len]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted || is_timeout(&error) => {}
+            Err(error) if is_timeout(&error) => {}
             Err(error) => match error.kind() {
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                    return Err(self.closed());
-                }
+                Interrupted => {}
+                BrokenPipe | ConnectionReset => return Err(Error::closed(&self.server)),
                 _ => return Err(Error::unreachable(&self.server, error)),
             },
         }
@@ -496,7 +494,9 @@ impl Connection {
     }
 
     fn open_stream(&self) -> Result<&Stream, Error> {
-        self.stream.as_ref().ok_or_else(|| self.closed())
+        self.stream
+            .as_ref()
+            .ok_or_else(|| Error::closed(&self.server))
     }
 
     /// The error that a reply means. One that does not fit its request ends the connection.
@@ -510,19 +510,15 @@ impl Connection {
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters,
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
             Reply::Refused(Refusal::Draining) => Error::Draining,
-            Reply::AuthFailed => Error::AuthFailed {
-                server: self.server.clone(),
-                auth: self.auth,
-            },
-            Reply::Ok
-            | Reply::Granted(_)
-            | Reply::Acquired(_)
-            | Reply::Renewed(_)
-            | Reply::Stats(_)
-            | Reply::Queued
-            | Reply::Timeout => {
+            Reply::AuthFailed => {
+                let auth_token = self.settings.auth_token.as_ref();
+                let auth = auth_token.map_or(Auth::NoToken, |_| Auth::Token);
+                let server = self.server.clone();
+                Error::AuthFailed { server, auth }
+            }
+            misfit => {
                 let mut line = Vec::new();
-                reply.write(&mut line);
+                misfit.write(&mut line);
                 Error::bad_reply(&self.server, line.trim_ascii_end())
             }
         };
@@ -530,16 +526,6 @@ impl Connection {
             self.close();
         }
         error
-    }
-
-    fn closed(&self) -> Error {
-        let server = self.server.clone();
-        Error::Closed { server }
-    }
-
-    fn no_reply(&self) -> Error {
-        let server = self.server.clone();
-        Error::NoReply { server }
     }
 
     /// Closes the connection; the server releases what it holds.

@@ -110,6 +110,16 @@ impl Error {
         Error::Unreachable { server, error }
     }
 
+    pub(super) fn closed(server: &Address) -> Error {
+        let server = server.clone();
+        Error::Closed { server }
+    }
+
+    pub(super) fn no_reply(server: &Address) -> Error {
+        let server = server.clone();
+        Error::NoReply { server }
+    }
+
     /// A reply that does not fit; its beginning says enough.
     pub(crate) fn bad_reply(server: &Address, reply: &[u8]) -> Error {
         Error::BadReply {

@@ -316,10 +316,7 @@ impl Guard {
         }
         self.order_release();
         let released = self.shared.hold().released.take();
-        released.unwrap_or_else(|| {
-            let server = self.server.clone();
-            Err(Error::Closed { server })
-        })
+        released.unwrap_or_else(|| Err(Error::closed(&self.server)))
     }
 
     /// Whether the keeper is this thread, which runs a callback: it cannot wait for itself.

@@ -98,16 +98,12 @@ impl Tls {
         ))?;
         let shaken = TlsStream::client(socket, Arc::clone(&self.config), name, deadline);
         shaken.map(Stream::Tls).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => Error::Untrusted {
-                server: server.clone(),
-                error,
-            },
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::Closed {
-                server: server.clone(),
-            },
-            _ if is_timeout(&error) => Error::NoReply {
-                server: server.clone(),
-            },
+            io::ErrorKind::InvalidData => {
+                let server = server.clone();
+                Error::Untrusted { server, error }
+            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::closed(server),
+            _ if is_timeout(&error) => Error::no_reply(server),
             _ => Error::unreachable(server, error),
         })
     }

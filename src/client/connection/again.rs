@@ -5,7 +5,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::{Address, Auth, Connection, Error, Reply, Request, Settings};
+use super::{Address, Connection, Error, Reply, Request, Settings};
 use crate::net::stream::Stream;
 use crate::token::Token;
 
@@ -80,7 +80,6 @@ impl Connection {
         server: &Address,
         reached: Address,
         settings: &Settings,
-        auth: Auth,
     ) -> Connection {
         Connection {
             server: server.clone(),
@@ -94,7 +93,6 @@ impl Connection {
             accepted_tag: None,
             greeting: Vec::new(),
             greetings_due: 0,
-            auth,
             cancelled_by: None,
         }
     }
@@ -105,7 +103,7 @@ impl Connection {
         Connection {
             others: self.others,
             accepted_tag: self.accepted_tag.clone(),
-            ..Connection::unconnected(&self.server, reached, &self.settings, self.auth)
+            ..Connection::unconnected(&self.server, reached, &self.settings)
         }
     }
 

@@ -132,8 +132,7 @@ impl Keeper {
     fn connected_anew(&mut self) -> Result<(), Error> {
         let connection = &mut self.held.connection;
         let within = Outage::time_for_attempt(Moment::NEVER);
-        let server = connection.server.clone();
         let connected = connection.reconnect(&mut self.connecting, within);
-        connected.map_err(|_| Error::Closed { server })
+        connected.map_err(|_| Error::closed(&connection.server))
     }
 }
