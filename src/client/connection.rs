@@ -220,24 +220,10 @@ impl Connection {
         self.renewed(&reply)
     }
 
-    /// Sends what [`Connection::renew`] sends, for at most `within`. The reply is still to come.
-    pub(super) fn send_renewal(
-        &mut self,
-        key: &str,
-        slot: Slot,
-        token: Token,
-        within: Duration,
-    ) -> Result<(), Error> {
-        let sent = self.send(&[&renewal(key, slot, token)?], within);
-        self.unless_closed(sent)
-    }
-
-    /// The reply to a renewal that was sent; `None` if not all of it has come. To be called when
-    /// the socket is readable.
+    /// What the reply to a renewal says that was [sent](Connection::send_only); `None` if not all of
+    /// it has come.
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
-        let read = self.read_within(Duration::ZERO);
-        let reply = read.and_then(|()| self.take_reply(0));
-        let reply = self.unless_closed(reply)?;
+        let reply = self.reply_so_far()?;
         reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
@@ -359,6 +345,20 @@ impl Connection {
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
         let sent = self.send(&[request], self.time_to_send(due));
         let reply = sent.and_then(|()| self.receive(request, due));
+        self.unless_closed(reply)
+    }
+
+    /// Sends a request, for at most `within`. The reply is still to come.
+    pub(super) fn send_only(&mut self, what: &Request<'_>, within: Duration) -> Result<(), Error> {
+        let sent = self.send(&[what], within);
+        self.unless_closed(sent)
+    }
+
+    /// The reply to that; `None` if not all of it has come. To be called when the socket is
+    /// readable.
+    fn reply_so_far(&mut self) -> Result<Option<Reply>, Error> {
+        let read = self.read_within(Duration::ZERO);
+        let reply = read.and_then(|()| self.take_reply(0));
         self.unless_closed(reply)
     }
 
@@ -552,7 +552,7 @@ impl Connection {
     }
 }
 
-fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
+pub(super) fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
     check_key(key)?;
     Ok(Request::Renew {
         key,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::address::Address;
-use super::connection::{Attempt, Connection};
+use super::connection::{renewal, Attempt, Connection};
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
@@ -538,7 +538,8 @@ impl Keeper {
             grant,
             ..
         } = &mut self.held;
-        let sent = connection.send_renewal(key, *slot, grant.token, left);
+        let renewal = renewal(key, *slot, grant.token);
+        let sent = renewal.and_then(|renewal| connection.send_only(&renewal, left));
         sent.or_else(|error| self.survive(error))
     }
 

@@ -1,7 +1,7 @@
 //! A connection that a client makes in the place of one that has ended.
 
 use std::io;
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{channel, Receiver};
 use std::thread;
 use std::time::Duration;
 
@@ -14,29 +14,18 @@ const STACK_LEN: usize = 128 * 1024;
 
 /// An attempt to connect, on a thread of its own: looking up a name may take longer than a guard
 /// may wait. If it is dropped, its connection is closed as soon as there is one.
-pub(in crate::client) struct Attempt(Receiver<Connected>);
+pub(in crate::client) type Attempt = Receiver<Connected>;
 
 /// The stream, and the one server of the cluster that was reached.
 type Connected = Result<(Stream, Address), Error>;
 
-impl Attempt {
-    fn start(connect: impl FnOnce() -> Connected + Send + 'static) -> io::Result<Attempt> {
-        let (sender, outcome) = channel();
-        thread::Builder::new()
-            .name("connecting".into())
-            .stack_size(STACK_LEN)
-            .spawn(move || drop(sender.send(connect())))?;
-        Ok(Attempt(outcome))
-    }
-
-    /// Waits for at most `within`; `None` if it is still under way.
-    fn wait(&self, within: Duration) -> Option<Connected> {
-        match self.0.recv_timeout(within) {
-            Ok(connected) => Some(connected),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread does not panic"),
-        }
-    }
+fn start_attempt(connect: impl FnOnce() -> Connected + Send + 'static) -> io::Result<Attempt> {
+    let (sender, outcome) = channel();
+    thread::Builder::new()
+        .name("connecting".into())
+        .stack_size(STACK_LEN)
+        .spawn(move || drop(sender.send(connect())))?;
+    Ok(outcome)
 }
 
 /// What a server says of a grant.
@@ -59,11 +48,10 @@ impl Connection {
         attempt: &mut Option<Attempt>,
         within: Duration,
     ) -> Result<(), Error> {
-        let under_way = match attempt.take() {
-            Some(attempt) => attempt,
-            None => self.start_attempt(within)?,
-        };
-        let Some(connected) = under_way.wait(within) else {
+        let under_way = attempt
+            .take()
+            .map_or_else(|| self.start_attempt(within), Ok)?;
+        let Ok(connected) = under_way.recv_timeout(within) else {
             *attempt = Some(under_way);
             let error = io::ErrorKind::TimedOut.into();
             return Err(Error::unreachable(&self.server, error));
@@ -115,7 +103,7 @@ impl Connection {
             let (stream, _, reached) = settings.connect(&server, within, 0)?;
             Ok((stream, reached))
         };
-        Attempt::start(connect).map_err(Error::System)
+        start_attempt(connect).map_err(Error::System)
     }
 
     /// Puts the auth token and the tag in front of the next request.
@@ -131,24 +119,10 @@ impl Connection {
         }
     }
 
-    /// Asks who has the grant with this token, for at most `within`. The reply is still to come.
-    pub(in crate::client) fn send_look(
-        &mut self,
-        key: &str,
-        token: Token,
-        within: Duration,
-    ) -> Result<(), Error> {
-        let fence = token.fence();
-        let sent = self.send(&[&Request::Holder { key, fence }], within);
-        self.unless_closed(sent)
-    }
-
-    /// What the reply to that says; `None` if not all of it has come. To be called when the socket
-    /// is readable.
+    /// What the reply to [`Request::Holder`] says of the grant with this token; `None` if not all
+    /// of it has come.
     pub(in crate::client) fn look_reply(&mut self, token: Token) -> Result<Option<Held>, Error> {
-        let read = self.read_within(Duration::ZERO);
-        let reply = read.and_then(|()| self.take_reply(0));
-        Ok(match self.unless_closed(reply)? {
+        Ok(match self.reply_so_far()? {
             None => None,
             Some(Reply::Stats(json)) => Some(held(&json, token)),
             Some(other) => return Err(self.refusal(&other)),
@@ -177,6 +151,7 @@ fn held(json: &str, token: Token) -> Held {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::RecvTimeoutError;
 
     #[test]
     fn an_attempt_is_left_under_way_and_waited_for_again() {
@@ -186,10 +161,14 @@ mod tests {
             let _ = is_found.recv();
             Ok((Stream::Unix(ours), Address::Unix("/nowhere".into())))
         };
-        let attempt = Attempt::start(slow_lookup).expect("a thread");
-        assert!(attempt.wait(Duration::from_millis(10)).is_none());
+        let attempt = start_attempt(slow_lookup).expect("a thread");
+        let moment = Duration::from_millis(10);
+        assert_eq!(
+            attempt.recv_timeout(moment).err(),
+            Some(RecvTimeoutError::Timeout)
+        );
         found.send(()).expect("a reader");
-        assert!(attempt.wait(Duration::from_secs(60)).is_some());
+        assert!(attempt.recv_timeout(Duration::from_secs(60)).is_ok());
     }
 
     #[test]

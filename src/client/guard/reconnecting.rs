@@ -7,6 +7,7 @@ use super::{loss_of, Keeper, Loss};
 use crate::client::connection::Held;
 use crate::client::error::Error;
 use crate::client::outage::Outage;
+use crate::protocol::request::Request;
 use crate::sys::moment::Moment;
 
 /// How long a server of a cluster may take to answer a renewal, or to say who has the lock, before
@@ -98,7 +99,8 @@ impl Keeper {
                 let now = Moment::now();
                 self.sent_at = Some(now);
                 let left = until.saturating_since(now);
-                let sent = connection.send_look(&self.held.key, token, left);
+                let (key, fence) = (&self.held.key, token.fence());
+                let sent = connection.send_only(&Request::Holder { key, fence }, left);
                 sent.or_else(|error| self.survive(error))
             }
             Err(error) => {
