@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags};
 
-use super::address::Address;
 use super::connection::{renewal, Attempt, Connection};
 use super::error::Error;
 use super::granted::Granted;
@@ -68,7 +67,8 @@ impl fmt::Display for Loss {
 /// it is lost: a server that is alone releases it with the connection, or, if it runs with
 /// `--no-auto-release-on-disconnect`, keeps it from others until its lease ends. If it refuses
 /// connections for two seconds, the keeper gives up; for the servers of a cluster (see
-/// [`Address::Cluster`]) it goes on until the lease could end, and gives each a second to answer.
+/// [`Address::Cluster`](super::Address::Cluster)) it goes on until the lease could end, and gives
+/// each a second to answer.
 ///
 /// If a server of a cluster leaves a renewal unanswered for a second, its host may have vanished:
 /// the keeper asks the other servers meanwhile, and goes on with one that has taken over.
@@ -98,7 +98,6 @@ impl fmt::Display for Loss {
 /// ```
 #[must_use = "dropping it releases the lock"]
 pub struct Guard {
-    server: Address,
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
@@ -108,7 +107,7 @@ struct Shared {
     hold: Mutex<Hold>,
     /// Wakes the keeper.
     bell: Event,
-    /// Wakes the guard that waits for [`Hold::is_over`].
+    /// Wakes the guard that waits for [`Hold::outcome`].
     ended: Condvar,
 }
 
@@ -124,8 +123,7 @@ impl Shared {
                 on_silence: None,
                 asking: Vec::new(),
                 is_releasing: false,
-                released: None,
-                is_over: false,
+                outcome: None,
             }),
             bell: Event::new().map_err(Error::System)?,
             ended: Condvar::new(),
@@ -133,8 +131,8 @@ impl Shared {
     }
 
     /// Takes note that the server knows of the end, and wakes the guard that waits for its release.
-    fn end(&self) {
-        self.hold().is_over = true;
+    fn end(&self, outcome: Result<(), Error>) {
+        self.hold().outcome = Some(outcome);
         self.ended.notify_all();
     }
 
@@ -156,10 +154,9 @@ struct Hold {
     asking: Vec<Answer>,
     /// The guard has ordered the release.
     is_releasing: bool,
-    /// The outcome of the release, which the keeper leaves behind when it ends.
-    released: Option<Result<(), Error>>,
-    /// The lock is released; or it is lost, and the keeper has closed its connection.
-    is_over: bool,
+    /// What a release comes to: the lock is released, or it was lost, and the keeper has closed its
+    /// connection.
+    outcome: Option<Result<(), Error>>,
 }
 
 struct OnSilence {
@@ -177,7 +174,6 @@ impl Guard {
     pub(super) fn new(held: Granted) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
-        let server = held.connection.server.clone();
         let keeper = Keeper {
             held,
             sent_at: None,
@@ -194,7 +190,6 @@ impl Guard {
             .spawn(move || keeper.keep())
             .map_err(Error::System)?;
         Ok(Guard {
-            server,
             shared,
             keeper: Some(keeper),
             grant,
@@ -315,8 +310,8 @@ impl Guard {
             return Ok(());
         }
         self.order_release();
-        let released = self.shared.hold().released.take();
-        released.unwrap_or_else(|| Err(Error::closed(&self.server)))
+        let outcome = self.shared.hold().outcome.take();
+        outcome.expect("the keeper has ended the hold")
     }
 
     /// Whether the keeper is this thread, which runs a callback: it cannot wait for itself.
@@ -338,11 +333,15 @@ impl Guard {
         if is_own {
             return;
         }
-        let waited = self.shared.ended.wait_while(hold, |hold| !hold.is_over);
-        hold = waited.unwrap_or_else(PoisonError::into_inner);
-        let is_released = hold.released.is_some();
-        drop(hold);
-        if is_released {
+        let waited = self
+            .shared
+            .ended
+            .wait_while(hold, |hold| hold.outcome.is_none());
+        let is_lost = waited
+            .unwrap_or_else(PoisonError::into_inner)
+            .loss
+            .is_some();
+        if !is_lost {
             let _ = keeper.join();
         }
     }
@@ -383,11 +382,6 @@ struct Keeper {
     alarm: Alarm,
 }
 
-enum Step {
-    On,
-    Released,
-}
-
 impl Keeper {
     fn keep(mut self) {
         // A callback that panics ends the keeper, and the connection with it. What it panics with
@@ -406,7 +400,8 @@ impl Keeper {
         self.held.connection.close();
         drop(self.silent);
         // Not before: the guard's thread may ask for the same key at once.
-        self.shared.end();
+        let server = &self.held.connection.server;
+        self.shared.end(Err(Error::closed(server)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
@@ -415,11 +410,12 @@ impl Keeper {
 
     /// Returns when the lock is released or lost.
     fn work(&mut self) -> Result<(), Loss> {
-        while let Step::On = self.step()? {}
+        while !self.step()? {}
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Step, Loss> {
+    /// Tells whether the lock is released.
+    fn step(&mut self) -> Result<bool, Loss> {
         let [has_spoken, has_ended_silence] = self.sleep();
         if has_spoken {
             self.hear()?;
@@ -431,9 +427,8 @@ impl Keeper {
             let is_releasing = self.shared.hold().is_releasing;
             if is_releasing {
                 let released = self.release();
-                self.shared.hold().released = Some(released);
-                self.shared.end();
-                return Ok(Step::Released);
+                self.shared.end(released);
+                return Ok(true);
             }
         }
         let now = Moment::now();
@@ -456,7 +451,7 @@ impl Keeper {
                 (silence.callback)();
             }
         }
-        Ok(Step::On)
+        Ok(false)
     }
 
     /// Sleeps until there is something to do, and tells whether the server has spoken, and whether
@@ -605,10 +600,9 @@ mod tests {
         let keeper = thread::spawn(move || {
             thread::sleep(Duration::from_millis(200));
             closed.store(true, Ordering::SeqCst);
-            shared_of_keeper.end();
+            shared_of_keeper.end(Err(Error::Cancelled));
         });
         drop(Guard {
-            server: Address::Unix("/nowhere".into()),
             shared,
             keeper: Some(keeper),
             grant: Grant { token, lease },
@@ -622,7 +616,6 @@ mod tests {
         let lease = Duration::from_secs(4);
         // A keeper that is stopped has told of no loss.
         let guard = |sent_at| Guard {
-            server: Address::Unix("/nowhere".into()),
             shared: Arc::new(Shared::new(deadline_of(sent_at, lease)).expect("a descriptor")),
             keeper: None,
             grant: Grant { token, lease },
