@@ -20,7 +20,7 @@ pub(crate) struct Granted {
 
 impl Granted {
     /// Makes a guard of it.
-    pub(super) fn keep(mut self) -> Result<Guard, Error> {
+    pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by = None;
         self.renewed_if_late().and_then(Guard::new)
     }

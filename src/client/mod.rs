@@ -334,11 +334,6 @@ impl<'a> Lock<'a> {
         self.slot.check()
     }
 
-    /// Connects to the server of the key, for the client's connect timeout.
-    pub(crate) fn connect(&self) -> Result<Connection, Error> {
-        self.connect_by(None, 0)
-    }
-
     /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:
     /// so many other servers get their share of the time until then.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
@@ -390,26 +385,14 @@ impl<'a> Lock<'a> {
 
     /// Asks, and waits as long as `wait` says.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        self.ask_over(wait, |_| ())
-    }
-
-    /// Asks as [`Lock::ask`] does, and shows `answered` the connection once the server has answered
-    /// to the tag. Without a tag nothing is answered before the grant: then it is shown at once.
-    pub(crate) fn ask_over(
-        &self,
-        wait: Wait,
-        answered: impl FnMut(&Connection),
-    ) -> Result<Option<Guard>, Error> {
-        let granted = self.claim_over(wait, answered)?;
+        let granted = self.claim(wait, |_| ())?;
         granted.map(Granted::keep).transpose()
     }
 
-    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it.
-    pub(crate) fn claim(&self, wait: Wait) -> Result<Option<Granted>, Error> {
-        self.claim_over(wait, |_| ())
-    }
-
-    fn claim_over(
+    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. Shows
+    /// `answered` the connection once the server has answered to the tag. Without a tag nothing is
+    /// answered before the grant: then it is shown at once.
+    pub(crate) fn claim(
         &self,
         wait: Wait,
         mut answered: impl FnMut(&Connection),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, Talk, WaitingLine};
-use crate::client::{Error, Guard};
+use crate::client::{Error, Granted, Guard};
 use crate::supervise::{Event, SignalWatch};
 use crate::text::Plain;
 
@@ -95,12 +95,12 @@ impl Claim {
         loop {
             let asked_at = Instant::now();
             let mut answered_at = None;
-            let asked = self.target.lock().ask_over(wait_of(timeout), |connection| {
+            let asked = self.target.lock().claim(wait_of(timeout), |connection| {
                 answered_at = Some(Instant::now());
                 *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
                     connection.name_at_server();
             });
-            let error = match asked {
+            let error = match asked.and_then(|granted| granted.map(Granted::keep).transpose()) {
                 Ok(guard) => return Ok(guard),
                 Err(error) => error,
             };

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::cli::failure::Failure;
-use crate::client::{environment, Client, Connection, Error, Granted, Lock, Settings, Slot, Wait};
+use crate::client::{
+    environment, Address, Client, Connection, Error, Granted, Lock, Settings, Slot, Wait,
+};
 
 use super::options::Reach;
 use super::{busy, failure, shown, usage, BUSY, FILE_ERROR};
@@ -81,7 +83,10 @@ impl Target {
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {
-        let connected = self.lock().connect();
+        let connected = self
+            .lock()
+            .check()
+            .and_then(|()| self.client.connect(self.server()));
         connected.map_err(|error| self.failure(&error))
     }
 
@@ -91,25 +96,29 @@ impl Target {
         request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         self.lock().check()?;
-        self.client.ask(self.client.server_of(&self.key), request)
+        self.client.ask(self.server(), request)
     }
 
     /// Asks for the key. It is a failure if another client holds it all that time.
     pub(super) fn claim(&self, timeout: Option<u64>) -> Result<Granted, Failure> {
-        match self.lock().claim(wait_of(timeout)) {
+        match self.lock().claim(wait_of(timeout), |_| ()) {
             Ok(Some(granted)) => Ok(granted),
             Ok(None) => Err(Failure::new(BUSY, busy(&self.place()))),
             Err(error) => Err(self.failure(&error)),
         }
     }
 
+    fn server(&self) -> &Address {
+        self.client.server_of(&self.key)
+    }
+
     pub(super) fn place(&self) -> String {
-        let server = self.client.server_of(&self.key).to_string();
+        let server = self.server().to_string();
         format!("{} at {}", shown(&self.key), shown(&server))
     }
 
     pub(super) fn failure(&self, error: &Error) -> Failure {
-        let server = self.client.server_of(&self.key).to_string();
+        let server = self.server().to_string();
         match error {
             Error::Unreachable { .. } | Error::AuthFailed { .. } | Error::Untrusted { .. } => {
                 failure(shown(&server), error)
