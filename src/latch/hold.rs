@@ -23,7 +23,7 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let abandoned = Some(&input.abandoned);
     match wait(target, options.patience(), abandoned, &mut signals)? {
         Some(guard) => keep(guard, &place, &input, &mut signals),
-        None => Err(Failure::new(options.busy_status, busy(&place))),
+        None => Err(busy(&place, options.busy_status)),
     }
 }
 

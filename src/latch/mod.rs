@@ -154,8 +154,9 @@ fn token(text: &str) -> Result<Token, Failure> {
     text.parse().map_err(|error: InvalidToken| usage(error))
 }
 
-fn busy(place: &str) -> String {
-    format!("{place}: another client holds it")
+fn busy(place: &str, status: Option<u8>) -> Failure {
+    let status = status.unwrap_or(BUSY);
+    Failure::new(status, format_args!("{place}: another client holds it"))
 }
 
 /// Turns an error of the client library into a failure about the key, the server, or both.

@@ -117,37 +117,19 @@ macro_rules! keeping_command {
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 pub(super) limit: Option<u32>,
                 /// exit status if the lock is not granted in time (75)
-                #[argh(
-                    option,
-                    short = 'E',
-                    arg_name = "status",
-                    default = "75",
-                    from_str_fn(exit_status)
-                )]
-                pub(super) busy_status: u8,
+                #[argh(option, short = 'E', arg_name = "status", from_str_fn(exit_status))]
+                pub(super) busy_status: Option<u8>,
                 $($fields)*
                 /// while it waits, try again if the server restarts or is not there yet, for at
                 /// most this long (as long as --timeout allows)
                 #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
                 pub(super) retry: Duration,
                 /// do not say who holds the lock while it waits
-                #[argh(
-                    option,
-                    short = 'q',
-                    arg_name = "bool",
-                    default = "false",
-                    from_str_fn(yes_or_no)
-                )]
-                pub(super) quiet: bool,
+                #[argh(option, short = 'q', arg_name = "bool", from_str_fn(yes_or_no))]
+                pub(super) quiet: Option<bool>,
                 /// say who holds the lock while it waits, also where stderr is no terminal
-                #[argh(
-                    option,
-                    short = 'v',
-                    arg_name = "bool",
-                    default = "false",
-                    from_str_fn(yes_or_no)
-                )]
-                pub(super) verbose: bool,
+                #[argh(option, short = 'v', arg_name = "bool", from_str_fn(yes_or_no))]
+                pub(super) verbose: Option<bool>,
             }
         }
 
@@ -156,7 +138,7 @@ macro_rules! keeping_command {
                 Patience {
                     timeout: self.timeout,
                     retry: self.retry,
-                    talk: Talk::of(self.quiet, self.verbose),
+                    talk: Talk::of(self.quiet == Some(true), self.verbose == Some(true)),
                 }
             }
         }

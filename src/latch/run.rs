@@ -32,7 +32,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     match wait(target, options.patience(), None, &mut signals)? {
         Some(guard) => run_under(guard, &place, options, command, &mut signals),
         None if options.busy_ok => Ok(0),
-        None => Err(Failure::new(options.busy_status, busy(&place))),
+        None => Err(busy(&place, options.busy_status)),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::client::{
 };
 
 use super::options::Reach;
-use super::{busy, failure, shown, usage, BUSY, FILE_ERROR};
+use super::{busy, failure, shown, usage, FILE_ERROR};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl Target {
     pub(super) fn claim(&self, timeout: Option<u64>) -> Result<Granted, Failure> {
         match self.lock().claim(wait_of(timeout), |_| ()) {
             Ok(Some(granted)) => Ok(granted),
-            Ok(None) => Err(Failure::new(BUSY, busy(&self.place()))),
+            Ok(None) => Err(busy(&self.place(), None)),
             Err(error) => Err(self.failure(&error)),
         }
     }
