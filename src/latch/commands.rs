@@ -51,13 +51,10 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
                 Err(unprintable(&error))
             }
         },
-        Err(Error::Refused) => Err(Failure::new(
+        Err(Error::Refused) => Err(target.fails(
             LOST,
-            format_args!(
-                "{}: the server released it when the connection closed; it keeps locks only \
-                 if it runs with --no-auto-release-on-disconnect; use latch hold or latch run",
-                target.place()
-            ),
+            "the server released it when the connection closed; it keeps locks only if it runs \
+             with --no-auto-release-on-disconnect; use latch hold or latch run",
         )),
         Err(error) => Err(target.failure(&error)),
     }
@@ -84,26 +81,18 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
         // The server before may have released it, and not said so.
         Err(Error::Refused) if asked_count > 1 => {
             let why = "it is not held any more, and no server says since when";
-            Err(Failure::new(
-                UNAVAILABLE,
-                format_args!("{}: {why}", target.place()),
-            ))
+            Err(target.fails(UNAVAILABLE, why))
         }
-        released => released
-            .map(|()| 0)
-            .map_err(|error| not_held(&target, &error)),
+        Err(error) => Err(not_held(&target, &error)),
+        Ok(()) => Ok(0),
     }
 }
 
 fn not_held(target: &Target, error: &Error) -> Failure {
     match error {
-        Error::Refused => lost(target, "it is not held with this token"),
+        Error::Refused => target.fails(LOST, "it is not held with this token"),
         _ => target.failure(error),
     }
-}
-
-fn lost(target: &Target, why: &str) -> Failure {
-    Failure::new(LOST, format_args!("{}: {why}", target.place()))
 }
 
 /// Ends grants of other clients. The holders are asked for first: a server that does not know the
@@ -121,28 +110,25 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     };
     if !has_holders {
         let why = "the server does not know how to break a grant";
-        let what = format!("{}: {why}", target.place());
-        return Err(Failure::new(PROTOCOL, what));
+        return Err(target.fails(PROTOCOL, why));
     }
     let broken = connection.break_grants(&target.key, options.fence, admin_token.as_deref());
-    match (broken, options.fence) {
-        (Ok(()), _) => Ok(0),
-        (Err(Error::Refused), None) => Err(lost(&target, "it is not held")),
-        (Err(Error::Refused), Some(_)) => Err(lost(&target, "it is not held with this fence")),
-        (Err(Error::NotAllowed), _) => {
-            let why = match file {
-                Some(_) => "the server refused the admin token, or has none",
-                None => {
-                    "only root and the user of the server may do this, over its Unix socket, and \
-                     clients with its admin token; see --admin-token-file"
-                }
-            };
-            let what = format!("{}: {why}", target.place());
-            Err(Failure::new(NO_PERMISSION, what))
+    Err(match (broken, options.fence, file) {
+        (Ok(()), ..) => return Ok(0),
+        (Err(Error::Refused), None, _) => target.fails(LOST, "it is not held"),
+        (Err(Error::Refused), ..) => target.fails(LOST, "it is not held with this fence"),
+        (Err(Error::NotAllowed), _, None) => target.fails(
+            NO_PERMISSION,
+            "only root and the user of the server may do this, over its Unix socket, and clients \
+             with its admin token; see --admin-token-file",
+        ),
+        (Err(Error::NotAllowed), ..) => {
+            let why = "the server refused the admin token, or has none";
+            target.fails(NO_PERMISSION, why)
         }
-        (Err(error @ Error::InvalidArgument(_)), _) => Err(unusable(file, &error.reason())),
-        (Err(error), _) => Err(target.failure(&error)),
-    }
+        (Err(error @ Error::InvalidArgument(_)), ..) => unusable(file, &error.reason()),
+        (Err(error), ..) => target.failure(&error),
+    })
 }
 
 /// The failure about the file with the admin token.

@@ -117,6 +117,11 @@ impl Target {
         format!("{} at {}", shown(&self.key), shown(&server))
     }
 
+    /// A failure about the key.
+    pub(super) fn fails(&self, status: u8, why: &str) -> Failure {
+        Failure::new(status, format_args!("{}: {why}", self.place()))
+    }
+
     pub(super) fn failure(&self, error: &Error) -> Failure {
         let server = self.server().to_string();
         match error {
