@@ -20,41 +20,21 @@ pub fn encode(bytes: &[u8]) -> String {
 /// The bytes of a text; `None` if it is not in base64.
 #[cfg(feature = "cluster")]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
-    let text = text.as_bytes();
-    if text.len() % 4 != 0 {
+    let digits = text.trim_end_matches('=').as_bytes();
+    if text.len() % 4 != 0 || text.len() - digits.len() > 2 {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    for (at, four) in (1..).zip(text.chunks(4)) {
-        let is_last = at * 4 == text.len();
-        let padding = four
-            .iter()
-            .rev()
-            .take_while(|digit| **digit == b'=')
-            .count();
-        if padding > 2 || padding > 0 && !is_last {
-            return None;
+    for four in digits.chunks(4) {
+        let mut bits = 0_u32;
+        for digit in four {
+            let value = DIGITS.iter().position(|other| other == digit)?;
+            bits = bits << 6 | u32::try_from(value).ok()?;
         }
-        let mut bits = 0;
-        for digit in &four[..4 - padding] {
-            bits = bits << 6 | value(*digit)?;
-        }
-        bits <<= 6 * padding;
-        bytes.extend(&bits.to_be_bytes()[1..4 - padding]);
+        bits <<= 6 * (4 - four.len());
+        bytes.extend(&bits.to_be_bytes()[1..four.len()]);
     }
     Some(bytes)
-}
-
-#[cfg(feature = "cluster")]
-fn value(digit: u8) -> Option<u32> {
-    Some(u32::from(match digit {
-        b'A'..=b'Z' => digit - b'A',
-        b'a'..=b'z' => digit - b'a' + 26,
-        b'0'..=b'9' => digit - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    }))
 }
 
 #[cfg(test)]
