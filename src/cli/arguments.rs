@@ -147,7 +147,7 @@ pub fn parse<T: FromArgs>(
 ) -> Parsed<T> {
     match read(program, booleans, &mut arguments, Dashes::Two) {
         Ok(arguments) => finish(program, &arguments, &Origins::default()),
-        Err(instead) => instead.parsed(program, booleans),
+        Err(instead) => instead,
     }
 }
 
@@ -166,7 +166,7 @@ pub fn parse_rows<T: Rows>(
             let origins = variables.add_to(&mut arguments, T::ROWS);
             (finish(program, &arguments, &origins), origins)
         }
-        Err(instead) => (instead.parsed(program, &booleans), Origins::default()),
+        Err(instead) => (instead, Origins::default()),
     }
 }
 
@@ -206,41 +206,18 @@ impl Variables<'_> {
     }
 }
 
-/// What to do instead of running.
-enum Instead {
-    /// To print the help of this command, or that of the program.
-    Help(Option<String>),
-    Print(String),
-    Usage(String),
-}
-
-impl Instead {
-    fn parsed<T: FromArgs>(self, program: &str, booleans: &[&str]) -> Parsed<T> {
-        match self {
-            Instead::Help(command) => {
-                let arguments: Vec<&str> = command.iter().map(String::as_str).collect();
-                let exit = T::from_args(&[program], &[&arguments[..], &["--help"]].concat()).err();
-                let text = exit.map(|exit| exit.output).unwrap_or_default();
-                Parsed::Print(our_help(text, booleans))
-            }
-            Instead::Print(text) => Parsed::Print(text),
-            Instead::Usage(reason) => Parsed::Usage(reason),
-        }
-    }
-}
-
-/// Splits the command line into options and words.
-fn read(
+/// Splits the command line into options and words, or says what to do instead of running.
+fn read<T: FromArgs>(
     program: &str,
     booleans: &[&str],
     arguments: &mut dyn Iterator<Item = OsString>,
     dashes: Dashes,
-) -> Result<Vec<Argument>, Instead> {
+) -> Result<Vec<Argument>, Parsed<T>> {
     let mut read: Vec<Argument> = Vec::new();
     let mut arguments = arguments.map(OsString::into_string);
     while let Some(argument) = arguments.next() {
         let Ok(mut argument) = argument else {
-            return Err(Instead::Usage("an argument is not UTF-8".into()));
+            return Err(Parsed::Usage("an argument is not UTF-8".into()));
         };
         if dashes == Dashes::OneOrTwo && is_long_with_one_dash(&argument) {
             argument.insert(0, '-');
@@ -248,17 +225,19 @@ fn read(
         match argument.as_str() {
             "-h" | "--help" => {
                 // A word without dashes is a command, which has its own help.
-                let first = read.into_iter().next().map(|argument| argument.name);
-                return Err(Instead::Help(first.filter(|word| !word.starts_with('-'))));
+                let first = read.first().map(|argument| argument.name.as_str());
+                let command = first.filter(|word| !word.starts_with('-'));
+                let wanted: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+                let exit = T::from_args(&[program], &wanted).err();
+                let text = exit.map(|exit| exit.output).unwrap_or_default();
+                return Err(Parsed::Print(our_help(text, booleans)));
             }
             "-V" | "--version" => {
                 let version = format!("{program} {}\n", env!("CARGO_PKG_VERSION"));
-                return Err(Instead::Print(version));
+                return Err(Parsed::Print(version));
             }
             // argh would read `help` as --help, and skip `--`.
-            "help" | "--" => {
-                return Err(Instead::Usage(format!("unexpected argument: {argument}")))
-            }
+            "help" | "--" => return Err(Parsed::Usage(format!("unexpected argument: {argument}"))),
             _ => {}
         }
         let (name, value) = if let Some((name, value)) = split_value(&argument) {
@@ -270,7 +249,7 @@ fn read(
             let value = arguments
                 .next()
                 .transpose()
-                .map_err(|_| Instead::Usage(format!("{argument}: the value is not UTF-8")))?;
+                .map_err(|_| Parsed::Usage(format!("{argument}: the value is not UTF-8")))?;
             (argument, value)
         } else {
             (argument, None)
@@ -280,26 +259,20 @@ fn read(
     Ok(read)
 }
 
-fn words(arguments: &[Argument]) -> Vec<&str> {
-    arguments
-        .iter()
-        .flat_map(|argument| [Some(argument.name.as_str()), argument.value.as_deref()])
-        .flatten()
-        .collect()
-}
-
 /// Has argh make sense of the arguments.
 fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
-    match T::from_args(&[program], &words(arguments)) {
+    let words = arguments
+        .iter()
+        .flat_map(|argument| [Some(argument.name.as_str()), argument.value.as_deref()]);
+    let words: Vec<&str> = words.flatten().collect();
+    match T::from_args(&[program], &words) {
         Ok(options) => Parsed::Run(options),
         Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
-        Err(exit) => Parsed::Usage(refusal(&exit.output, &words(arguments), origins)),
+        Err(exit) => {
+            let refusal = bad_value(&exit.output, &words, origins);
+            Parsed::Usage(refusal.unwrap_or_else(|| in_our_words(&exit.output)))
+        }
     }
-}
-
-/// argh's message in one line, and in our form.
-fn refusal(message: &str, words: &[&str], origins: &Origins) -> String {
-    bad_value(message, words, origins).unwrap_or_else(|| in_our_words(message))
 }
 
 /// argh's message about a value, in our form; `None` if it is about something else.
@@ -329,16 +302,13 @@ pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
 fn our_help(text: String, booleans: &[&str]) -> String {
     let mut text = text.replace(ARGH_HELP, OUR_HELP).replace(ARGH_DASHES, " ");
     for boolean in booleans {
-        // A short option has no attached value.
-        let is_long = boolean.starts_with("--");
         if let Some((before, rest)) = text.split_once(&format!("[{boolean} <")) {
             if let Some((value, after)) = rest.split_once(">]") {
-                let value = if is_long {
-                    format!("[=<{value}>]")
-                } else {
-                    String::new()
+                text = match boolean.starts_with("--") {
+                    true => format!("{before}[{boolean}[=<{value}>]]{after}"),
+                    // A short option has no attached value.
+                    false => format!("{before}[{boolean}]{after}"),
                 };
-                text = format!("{before}[{boolean}{value}]{after}");
             }
         }
     }
@@ -435,7 +405,7 @@ mod tests {
             let mut arguments = arguments.iter().map(OsString::from);
             match super::read("prog", &["--debug"], &mut arguments, Dashes::OneOrTwo) {
                 Ok(arguments) => finish("prog", &arguments, &Origins::default()),
-                Err(instead) => instead.parsed("prog", &["--debug"]),
+                Err(instead) => instead,
             }
         };
         for text in [&["-text", "a"], &["--text", "a"]] {
