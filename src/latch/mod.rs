@@ -51,20 +51,20 @@ pub fn main() -> ExitCode {
     let command: Vec<OsString> = arguments.collect();
     let words = ours.iter().cloned();
     let is_run = ours.first().is_some_and(|name| name == "run");
-    let flags: Flags = match arguments::parse(PROGRAM, options::BOOLEANS, words) {
-        Parsed::Run(flags) => flags,
+    let parsed: Parsed<Flags> = arguments::parse(PROGRAM, options::BOOLEANS, words);
+    let ended = match parsed {
+        Parsed::Run(flags) => dispatch(&flags.command, &command),
         Parsed::Print(text) if is_run && text.starts_with("Usage") => {
             // argh does not know of what follows the two dashes.
-            let text = text.replacen('\n', " -- COMMAND [ARGS]\n", 1);
-            return print(&text).map_or_else(fail, ExitCode::from);
+            print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
         }
-        Parsed::Print(text) => return print(&text).map_or_else(fail, ExitCode::from),
-        Parsed::Usage(reason) => return fail(usage(with_hint(reason, &ours, &command))),
+        Parsed::Print(text) => print(&text),
+        Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
-    match dispatch(&flags.command, &command) {
-        Ok(status) => ExitCode::from(status),
-        Err(failure) => fail(failure),
-    }
+    ExitCode::from(ended.unwrap_or_else(|failure| {
+        explain(&failure);
+        failure.status
+    }))
 }
 
 /// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
@@ -85,11 +85,6 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
         Some(name) if name == word => format!("unknown command: {word}"),
         _ => reason,
     }
-}
-
-fn fail(failure: Failure) -> ExitCode {
-    explain(&failure);
-    ExitCode::from(failure.status)
 }
 
 fn explain(failure: &Failure) {
