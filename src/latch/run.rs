@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
-use crate::supervise::{self, Event, HeldLock, Job, JobEnd, SignalWatch};
+use crate::supervise::{self, Event, HeldLock, Job, SignalWatch};
 use crate::text::reason;
 
 use super::claim::wait;
@@ -90,20 +90,16 @@ fn run_under(
         kill_after,
         inherited: None,
     };
-    let end = supervise::run(&job, signals, &held)
+    let finish = supervise::run(&job, signals, &held)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    match end {
-        JobEnd::LockLost => {
-            // Without a loss, the server is silent, and the command was ended before the deadline.
-            let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
-            let _ = release(guard);
-            Err(lost_lock(place, &why))
-        }
-        JobEnd::Finished(finish) => {
-            finish_release(guard, place)?;
-            Ok(finish.follow())
-        }
-    }
+    let Some(finish) = finish else {
+        // Without a loss, the server is silent, and the command was ended before the deadline.
+        let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
+        let _ = release(guard);
+        return Err(lost_lock(place, &why));
+    };
+    finish_release(guard, place)?;
+    Ok(finish.follow())
 }
 
 /// How a release went that is no loss.

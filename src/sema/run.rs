@@ -7,7 +7,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
     acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, HeldLock, Job, JobEnd, SignalWatch};
+use crate::supervise::{self, HeldLock, Job, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
@@ -82,9 +82,9 @@ fn run_under(
         kill_after: options.kill_after,
         inherited: Some(guard.as_fd()),
     };
-    let end = supervise::run(&job, signals, &held)
+    let finish = supervise::run(&job, signals, &held)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let JobEnd::Finished(finish) = end else {
+    let Some(finish) = finish else {
         return Err(Failure::about(path, &SemaphoreError::Lost));
     };
     match guard.release() {

@@ -16,7 +16,7 @@ use crate::sys::moment::Moment;
 
 use super::signals::{has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
-use super::{has_living, Finish, HeldLock, JobEnd, Killed};
+use super::{has_living, Finish, HeldLock, Killed};
 
 /// How often to check whether the group is empty. Members that are not our children send no
 /// SIGCHLD.
@@ -62,7 +62,7 @@ pub(super) struct Group<'a> {
     passed_on: Option<i32>,
     pause: Pause,
     ending: Ending,
-    is_lost: bool,
+    pub(super) is_lost: bool,
 }
 
 impl<'a> Group<'a> {
@@ -254,7 +254,7 @@ impl<'a> Group<'a> {
 
     /// How the command ended, once its whole group has ended. If the command has ended and others
     /// of the group are left, they are told to end.
-    pub(super) fn end(&mut self) -> Option<JobEnd> {
+    pub(super) fn end(&mut self) -> Option<Finish> {
         let status = self.status?;
         if self.is_alive() {
             self.terminate();
@@ -265,10 +265,7 @@ impl<'a> Group<'a> {
             // It may have had no time to do that, and a shell does it only after a signal.
             self.terminal.restore_modes();
         }
-        if self.is_lost {
-            return Some(JobEnd::LockLost);
-        }
-        Some(JobEnd::Finished(match status.signal() {
+        Some(match status.signal() {
             Some(signal) => Finish::Killed(Killed {
                 signal,
                 foreground: match self.passed_on == Some(signal) {
@@ -277,8 +274,9 @@ impl<'a> Group<'a> {
                     false => self.foreground,
                 },
             }),
-            None => Finish::Exited(exit_status(status)),
-        }))
+            // The system keeps the status in eight bits.
+            None => Finish::Exited(status.code().unwrap_or_default() as u8),
+        })
     }
 
     /// When to look again even without a signal: for the kill, and for processes of the group that
@@ -308,10 +306,4 @@ impl<'a> Group<'a> {
         let leader = unistd::Pid::from_raw(self.leader.as_raw_nonzero().get());
         unistd::getpgid(Some(leader)).is_ok_and(|group| group != leader)
     }
-}
-
-/// The status of a command that has exited, which the system keeps in eight bits.
-fn exit_status(status: ExitStatus) -> u8 {
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    code.unwrap_or(u8::MAX)
 }

@@ -22,15 +22,6 @@ pub struct Job<'a> {
     pub inherited: Option<BorrowedFd<'a>>,
 }
 
-/// How a job ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobEnd {
-    /// The command finished while the lock was held.
-    Finished(Finish),
-    /// This program ended the command, because the lock was lost.
-    LockLost,
-}
-
 /// How a command finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {

@@ -23,31 +23,32 @@ use crate::sys::process;
 pub use crate::sys::event::Event;
 use group::Group;
 
-pub use job::{Finish, HeldLock, Job, JobEnd};
+pub use job::{Finish, HeldLock, Job};
 pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;
 use terminal::Terminal;
 
-/// Runs the job until the last process of its group has ended; starts none if the lock is lost
-/// already. Call it on the main thread. Fails if the job cannot be started.
-pub fn run(job: &Job<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> io::Result<JobEnd> {
+/// Runs the job until the last process of its group has ended. `None` if this ended the command
+/// because the lock was lost, or started none because it was lost already. Call it on the main
+/// thread. Fails if the job cannot be started.
+pub fn run(
+    job: &Job<'_>,
+    signals: &mut SignalWatch,
+    lock: &HeldLock<'_>,
+) -> io::Result<Option<Finish>> {
     if lock.lost.is_set() {
-        return Ok(JobEnd::LockLost);
+        return Ok(None);
     }
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
     let leader = shim::spawn(job, terminal.at_start())?;
-    let group = Group::new(leader, terminal, lock, job.kill_after);
-    Ok(attend(group, signals, lock))
-}
-
-fn attend(mut group: Group<'_>, signals: &mut SignalWatch, lock: &HeldLock<'_>) -> JobEnd {
+    let mut group = Group::new(leader, terminal, lock, job.kill_after);
     loop {
         group.reap();
-        if let Some(end) = group.end() {
-            return end;
+        if let Some(finish) = group.end() {
+            return Ok(Some(finish).filter(|_| !group.is_lost));
         }
         for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
             group.handle(signal);
