@@ -102,36 +102,28 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// How a release went that is no loss.
-pub(super) enum Released {
-    /// The server agreed, or will hear of it by the end of the connection.
-    Heard,
-    /// There was no server to hear of it, but the lease ran.
-    Unheard,
-}
-
 /// Releases the lock when its work is done. Fails if it was lost before.
 pub(super) fn finish_release(guard: Guard, place: &str) -> Result<(), Failure> {
-    match release(guard) {
-        Ok(Released::Heard) => {}
-        Ok(Released::Unheard) => complain(format_args!(
+    let is_heard = release(guard).map_err(|why| lost_lock(place, &why))?;
+    if !is_heard {
+        complain(format_args!(
             "{place}: no server takes the release: the key is free at the end of its lease"
-        )),
-        Err(why) => return Err(lost_lock(place, &why)),
+        ));
     }
     Ok(())
 }
 
 /// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
 /// the lease runs: the end of this process ends the connection, and that releases the lock, too.
-pub(super) fn release(guard: Guard) -> Result<Released, String> {
+/// False if there is no server to hear of it, but the lease runs.
+pub(super) fn release(guard: Guard) -> Result<bool, String> {
     if let Some(loss) = guard.loss() {
         return Err(loss.to_string());
     }
     let (was_held, was_leased) = (guard.is_held(), guard.is_leased());
     let deadline = Instant::now() + RELEASE_TIMEOUT;
     let Ok(over) = Event::new() else {
-        return Ok(Released::Heard);
+        return Ok(true);
     };
     let setter = over.clone();
     let releasing = thread::Builder::new()
@@ -142,16 +134,16 @@ pub(super) fn release(guard: Guard) -> Result<Released, String> {
             released
         });
     let Ok(releasing) = releasing else {
-        return Ok(Released::Heard);
+        return Ok(true);
     };
     let released = over.is_set_by(deadline).then(|| releasing.join());
     match released {
-        Some(Ok(Ok(()))) => Ok(Released::Heard),
+        Some(Ok(Ok(()))) => Ok(true),
         Some(Ok(Err(error @ (Error::Refused | Error::Closed { .. })))) => Err(error.reason()),
-        Some(Ok(Err(Error::Unreachable { .. }))) if was_leased => Ok(Released::Unheard),
-        _ if was_held => Ok(Released::Heard),
+        Some(Ok(Err(Error::Unreachable { .. }))) if was_leased => Ok(false),
+        _ if was_held => Ok(true),
         // Another server of the cluster may be about to take over.
-        _ if was_leased => Ok(Released::Unheard),
+        _ if was_leased => Ok(false),
         _ => Err(Loss::Deadline.to_string()),
     }
 }
