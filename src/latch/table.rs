@@ -72,19 +72,9 @@ impl Statistics {
     /// All keys in use, those with the most waiters first, with a row for each holder.
     pub(super) fn all(mut self) -> Table {
         self.queues.sort_unstable_by(|one, other| {
-            let by_waiters = other.waiter_count.cmp(&one.waiter_count);
-            by_waiters.then_with(|| one.key.cmp(&other.key))
+            (other.waiter_count, &one.key).cmp(&(one.waiter_count, &other.key))
         });
-        let header = [
-            "KIND",
-            "KEY",
-            "HOLDER",
-            "TAG",
-            "AGE",
-            "LEASE LEFT",
-            "WAITERS",
-        ];
-        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        let mut rows = vec![header("KIND,KEY,HOLDER,TAG,AGE,LEASE LEFT,WAITERS")];
         for queue in &self.queues {
             let listed = queue.holders.len() as u64;
             let others = queue.holder_count.saturating_sub(listed);
@@ -99,15 +89,10 @@ impl Statistics {
                 ..Place::default()
             });
             for holder in queue.holders.iter().chain(&others) {
-                rows.push(vec![
-                    queue.kind(),
-                    escaped(&queue.key),
-                    holder.peer.clone(),
-                    or_dash(holder.tag.clone()),
-                    or_dash(holder.age.map(time)),
-                    or_dash(holder.lease_left.map(time)),
-                    queue.waiter_count.to_string(),
-                ]);
+                let mut row = vec![queue.kind(), escaped(&queue.key)];
+                row.extend(holder.cells());
+                row.push(queue.waiter_count.to_string());
+                rows.push(row);
             }
         }
         let mut in_use = format!("{} in use", self.queues.len());
@@ -128,20 +113,15 @@ impl Statistics {
             "{shown}: {}, {held}, {} waiting",
             queue.kind, queue.waiter_count
         );
-        let header = ["PLACE", "CLIENT", "TAG", "AGE", "LEASE LEFT", "FENCE"];
-        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        let mut rows = vec![header("PLACE,CLIENT,TAG,AGE,LEASE LEFT,FENCE")];
         let holders = queue.holders.iter().map(|place| ("holder".into(), place));
         let waiters = queue.waiters.iter().enumerate();
         let waiters = waiters.map(|(index, place)| (format!("waiter {}", index + 1), place));
         for (name, place) in holders.chain(waiters) {
-            rows.push(vec![
-                name,
-                place.peer.clone(),
-                or_dash(place.tag.clone()),
-                or_dash(place.age.map(time)),
-                or_dash(place.lease_left.map(time)),
-                or_dash(place.fence.clone()),
-            ]);
+            let mut row = vec![name];
+            row.extend(place.cells());
+            row.push(or_dash(place.fence.clone()));
+            rows.push(row);
         }
         let mut foot = Vec::new();
         for (count, listed, name) in [
@@ -163,6 +143,18 @@ impl Queue {
             "lock" => "lock".to_owned(),
             kind => format!("{kind} {}/{}", self.holder_count, self.limit),
         }
+    }
+}
+
+impl Place {
+    /// Who it is, and the times, as both tables show them.
+    fn cells(&self) -> [String; 4] {
+        [
+            self.peer.clone(),
+            or_dash(self.tag.clone()),
+            or_dash(self.age.map(time)),
+            or_dash(self.lease_left.map(time)),
+        ]
     }
 }
 
@@ -243,6 +235,11 @@ pub(super) fn fit(tables: Vec<Table>, room: usize) -> Vec<String> {
         .into_iter()
         .flat_map(|table| table.lines_within(most.unwrap_or(1)));
     lines.take(room).collect()
+}
+
+/// The names of the columns.
+fn header(names: &str) -> Vec<String> {
+    names.split(',').map(str::to_owned).collect()
 }
 
 fn queue(entry: &Value) -> Option<Queue> {
