@@ -92,7 +92,7 @@ pub enum Wait {
 impl Wait {
     /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
     /// has half of one for its answer.
-    pub(super) fn after(self, elapsed: Duration) -> Wait {
+    pub(crate) fn after(self, elapsed: Duration) -> Wait {
         let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
             Wait::UpTo(time) => Wait::UpTo(time.saturating_sub(Duration::from_secs(elapsed))),

@@ -26,8 +26,8 @@ const STEADY: Duration = Duration::from_secs(1);
 /// How to wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// In seconds; `None` for no limit.
-    pub(super) timeout: Option<u64>,
+    /// In whole seconds; `None` for no limit.
+    pub(super) timeout: Option<Duration>,
     /// How long a server may be away; zero if it is not tried again.
     pub(super) retry: Duration,
     pub(super) talk: Talk,
@@ -86,16 +86,15 @@ impl Claim {
     /// Asks for the key; again after a failure that may pass, if the user wants that. `None` if
     /// another client held the key all that time.
     fn ask(&self) -> Result<Option<Guard>, Failure> {
+        let Patience { timeout, retry, .. } = self.patience;
         let mut outage = Outage::new();
-        let ends_at = self.patience.timeout.and_then(|timeout| {
-            let timeout = Duration::from_secs(timeout);
-            Instant::now().checked_add(timeout)
-        });
-        let mut timeout = self.patience.timeout;
+        let began = Instant::now();
+        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
         loop {
             let asked_at = Instant::now();
             let mut answered_at = None;
-            let asked = self.target.lock().claim(wait_of(timeout), |connection| {
+            let wait = wait_of(timeout).after(began.elapsed());
+            let asked = self.target.lock().claim(wait, |connection| {
                 answered_at = Some(Instant::now());
                 *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
                     connection.name_at_server();
@@ -112,19 +111,11 @@ impl Claim {
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = Outage::new();
             }
-            let pause = match may_pass(&error) {
-                true => outage.pause(self.patience.retry, ends_at),
-                false => None,
-            };
-            let Some(pause) = pause else {
-                return Err(self.target.failure(&error));
-            };
-            thread::sleep(pause);
-            timeout = ends_at.map(|ends_at| {
-                let left = ends_at.saturating_duration_since(Instant::now());
-                // To the nearest second.
-                (left + Duration::from_millis(500)).as_secs()
-            });
+            let pause = may_pass(&error).then(|| outage.pause(retry, ends_at));
+            match pause.flatten() {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(self.target.failure(&error)),
+            }
         }
     }
 

@@ -109,10 +109,10 @@ macro_rules! keeping_command {
                 pub(super) key: String,
                 /// how long to wait for the lock; 0 tries once (for ever)
                 #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-                pub(super) timeout: Option<u64>,
+                pub(super) timeout: Option<Duration>,
                 /// length of the lease (the server's default)
                 #[argh(option, arg_name = "time", from_str_fn(lease))]
-                pub(super) lease: Option<u64>,
+                pub(super) lease: Option<Duration>,
                 /// take one of this many slots of a semaphore
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 pub(super) limit: Option<u32>,
@@ -196,7 +196,7 @@ command! {
         pub(super) key: String,
         /// how long to wait; 0 tries once (for ever)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-        pub(super) timeout: Option<u64>,
+        pub(super) timeout: Option<Duration>,
         /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
@@ -212,10 +212,10 @@ command! {
         pub(super) key: String,
         /// how long to wait for the lock; 0 tries once (for ever)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-        pub(super) timeout: Option<u64>,
+        pub(super) timeout: Option<Duration>,
         /// length of the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
-        pub(super) lease: Option<u64>,
+        pub(super) lease: Option<Duration>,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
@@ -237,7 +237,7 @@ command! {
         pub(super) token: String,
         /// length of the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
-        pub(super) lease: Option<u64>,
+        pub(super) lease: Option<Duration>,
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         pub(super) limit: Option<u32>,
@@ -350,12 +350,12 @@ pub(super) struct FenceCheck {
     pub(super) token: String,
 }
 
-fn wait_time(text: &str) -> Result<u64, String> {
-    seconds(text, 0..=MAX_SECONDS).map(|time| time.as_secs())
+fn wait_time(text: &str) -> Result<Duration, String> {
+    seconds(text, 0..=MAX_SECONDS)
 }
 
-fn lease(text: &str) -> Result<u64, String> {
-    seconds(text, 1..=MAX_SECONDS).map(|time| time.as_secs())
+fn lease(text: &str) -> Result<Duration, String> {
+    seconds(text, 1..=MAX_SECONDS)
 }
 
 fn limit(text: &str) -> Result<u32, String> {

@@ -15,7 +15,7 @@ const ROUND_TRIP: Duration = Duration::from_secs(1);
 
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
-pub(super) fn client(reach: Reach<'_>, wait: Option<u64>) -> Result<Client, Failure> {
+pub(super) fn client(reach: Reach<'_>, wait: Option<Duration>) -> Result<Client, Failure> {
     let servers = match reach.servers {
         [] => environment::servers().map_err(unusable)?,
         named => named.to_vec(),
@@ -58,13 +58,12 @@ impl Target {
     /// Does not connect. `wait` is the value of `--timeout`.
     pub(super) fn new(
         reach: Reach<'_>,
-        wait: Option<u64>,
+        wait: Option<Duration>,
         key: &str,
-        lease: Option<u64>,
+        lease: Option<Duration>,
         limit: Option<u32>,
     ) -> Result<Target, Failure> {
         let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
-        let lease = lease.map(Duration::from_secs);
         Ok(Target {
             client: client(reach, wait)?,
             key: key.to_owned(),
@@ -100,7 +99,7 @@ impl Target {
     }
 
     /// Asks for the key. It is a failure if another client holds it all that time.
-    pub(super) fn claim(&self, timeout: Option<u64>) -> Result<Granted, Failure> {
+    pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
         match self.lock().claim(wait_of(timeout), |_| ()) {
             Ok(Some(granted)) => Ok(granted),
             Ok(None) => Err(busy(&self.place(), None)),
@@ -135,10 +134,6 @@ impl Target {
 }
 
 /// How long to wait, by the value of `--timeout`.
-pub(super) fn wait_of(timeout: Option<u64>) -> Wait {
-    match timeout {
-        None => Wait::Forever,
-        Some(0) => Wait::No,
-        Some(seconds) => Wait::UpTo(Duration::from_secs(seconds)),
-    }
+pub(super) fn wait_of(timeout: Option<Duration>) -> Wait {
+    timeout.map_or(Wait::Forever, Wait::UpTo)
 }
