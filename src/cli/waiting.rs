@@ -1,10 +1,12 @@
 //! The line on stderr that says what a program waits for, and who holds it.
 
 use std::io::{self, IsTerminal};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
 use rustix::process::getpgrp;
@@ -62,29 +64,19 @@ enum Place {
 
 /// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
 /// and removes a line on a terminal, unless that takes nothing: it blocks for a second at most.
-pub struct WaitingLine(Arc<Shared>);
-
-struct Shared {
-    state: Mutex<State>,
-    /// Signalled when the wait is over, and when a line has been written.
-    changed: Condvar,
+pub struct WaitingLine {
+    /// Sent to when the wait is over.
+    over: Sender<()>,
+    line: Arc<Mutex<Line>>,
 }
 
+/// Locked while a line is being written, which may block.
 #[derive(Default)]
-struct State {
-    is_over: bool,
-    /// Whether a line is being written, without the mutex: that may block.
-    is_writing: bool,
+struct Line {
     /// Whether a line is on the terminal.
     is_shown: bool,
     /// The last text.
     said: String,
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl WaitingLine {
@@ -95,77 +87,53 @@ impl WaitingLine {
         talk: Talk,
         describe: impl Fn() -> String + Send + 'static,
     ) -> WaitingLine {
-        let shared = Arc::new(Shared {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let (over, is_over) = channel();
+        let line = Arc::<Mutex<Line>>::default();
         let may_speak =
             talk == Talk::Always || (talk == Talk::OnTerminal && io::stderr().is_terminal());
         if may_speak {
-            let shared = Arc::clone(&shared);
+            let line = Arc::clone(&line);
+            let describe = move || format!("{program}: {}", describe());
             let _ = thread::Builder::new()
                 .name("waiting-line".into())
-                .spawn(move || shared.speak(program, talk, describe));
+                .spawn(move || speak(talk, describe, &is_over, &line));
         }
-        WaitingLine(shared)
+        WaitingLine { over, line }
     }
 }
 
 impl Drop for WaitingLine {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.is_over = true;
-        self.0.changed.notify_all();
-        let changed = &self.0.changed;
-        let waited = changed.wait_timeout_while(state, ROOM_WAIT, |state| state.is_writing);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if state.is_shown && !state.is_writing {
+        let _ = self.over.send(());
+        let line = self.line.try_lock_for(ROOM_WAIT);
+        if line.is_some_and(|line| line.is_shown) {
             write_if_room(b"\r\x1b[K");
         }
     }
 }
 
-impl Shared {
-    fn speak(&self, program: &str, talk: Talk, describe: impl Fn() -> String) {
-        let mut pause = FIRST_AFTER;
-        loop {
-            let state = self.state();
-            let waited = self
-                .changed
-                .wait_timeout_while(state, pause, |state| !state.is_over);
-            let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            if state.is_over {
-                return;
-            }
-            drop(state);
-            pause = INTERVAL;
-            if let Some(place) = talk.place() {
-                let text = format!("{program}: {}", describe());
-                self.say(place, text);
-            }
-        }
-    }
-
-    fn say(&self, place: Place, text: String) {
-        let mut state = self.state();
-        if state.is_over {
+fn speak(talk: Talk, describe: impl Fn() -> String, is_over: &Receiver<()>, line: &Mutex<Line>) {
+    let mut pause = FIRST_AFTER;
+    while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = INTERVAL;
+        let Some(place) = talk.place() else {
+            continue;
+        };
+        let text = describe();
+        let mut line = line.lock();
+        // If the wait ends after this look, the line is removed.
+        if is_over.try_recv() != Err(TryRecvError::Empty) {
             return;
         }
-        let line = match place {
+        let written = match place {
             Place::SameLine => format!("\r\x1b[K{}", fitting(&text)),
-            Place::NextLine if state.said == text => return,
+            Place::NextLine if line.said == text => continue,
             Place::NextLine => format!("{text}\n"),
         };
-        state.is_writing = true;
-        drop(state);
-        let is_written = write_if_room(line.as_bytes());
-        let mut state = self.state();
-        state.is_writing = false;
-        if is_written {
-            state.is_shown |= place == Place::SameLine;
-            state.said = text;
+        if write_if_room(written.as_bytes()) {
+            line.is_shown |= place == Place::SameLine;
+            line.said = text;
         }
-        self.changed.notify_all();
     }
 }
 
