@@ -1,8 +1,9 @@
 //! `latch run`: a command under a lock of a server.
 
 use std::ffi::OsString;
+use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
@@ -121,26 +122,17 @@ pub(super) fn release(guard: Guard) -> Result<bool, String> {
         return Err(loss.to_string());
     }
     let (was_held, was_leased) = (guard.is_held(), guard.is_leased());
-    let deadline = Instant::now() + RELEASE_TIMEOUT;
-    let Ok(over) = Event::new() else {
-        return Ok(true);
-    };
-    let setter = over.clone();
+    let (sender, released) = channel();
     let releasing = thread::Builder::new()
         .name("releasing".into())
-        .spawn(move || {
-            let released = guard.release();
-            setter.set();
-            released
-        });
-    let Ok(releasing) = releasing else {
+        .spawn(move || drop(sender.send(guard.release())));
+    if releasing.is_err() {
         return Ok(true);
-    };
-    let released = over.is_set_by(deadline).then(|| releasing.join());
-    match released {
-        Some(Ok(Ok(()))) => Ok(true),
-        Some(Ok(Err(error @ (Error::Refused | Error::Closed { .. })))) => Err(error.reason()),
-        Some(Ok(Err(Error::Unreachable { .. }))) if was_leased => Ok(false),
+    }
+    match released.recv_timeout(RELEASE_TIMEOUT) {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(error @ (Error::Refused | Error::Closed { .. }))) => Err(error.reason()),
+        Ok(Err(Error::Unreachable { .. })) if was_leased => Ok(false),
         _ if was_held => Ok(true),
         // Another server of the cluster may be about to take over.
         _ if was_leased => Ok(false),
