@@ -1,10 +1,11 @@
 //! Waiting for a grant that is kept: what `latch run` and `latch hold` have in common.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::cli::failure::Failure;
@@ -50,13 +51,12 @@ pub(super) fn wait(
         patience,
         name: Mutex::default(),
     });
-    let asking = (Arc::clone(&claim), is_over.clone());
+    let (asking, setter) = (Arc::clone(&claim), is_over.clone());
     let waiting = thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
-            let (claim, is_over) = asking;
-            let guard = claim.ask();
-            is_over.set();
+            let guard = asking.ask();
+            setter.set();
             guard
         })
         .map_err(Failure::cannot_start_thread)?;
@@ -96,8 +96,7 @@ impl Claim {
             let wait = wait_of(timeout).after(began.elapsed());
             let asked = self.target.lock().claim(wait, |connection| {
                 answered_at = Some(Instant::now());
-                *self.name.lock().unwrap_or_else(PoisonError::into_inner) =
-                    connection.name_at_server();
+                *self.name.lock() = connection.name_at_server();
             });
             let error = match asked.and_then(|granted| granted.map(Granted::keep).transpose()) {
                 Ok(guard) => return Ok(guard),
@@ -127,7 +126,7 @@ impl Claim {
             let queue = connection.holders(Some(&target.key));
             queue.map_err(|error| target.failure(&error))
         });
-        let name = self.name.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = self.name.lock();
         let details = match asked {
             Ok(json) => describe_queue(&json, name.as_deref()),
             Err(failure) if failure.status == UNAVAILABLE => failure.message,
