@@ -8,9 +8,8 @@ use crate::client::{Connection, Error};
 use crate::sys::secret;
 use crate::text::{reason, unusable_file};
 
-use super::servers::{client, Target};
+use super::servers::Target;
 use super::table::Statistics;
-use super::tag::tag_of;
 use super::{
     failure, options, print, report, shown, token, unprintable, FILE_ERROR, LOST, NO_PERMISSION,
     PROGRAM, PROTOCOL, UNAVAILABLE,
@@ -18,10 +17,9 @@ use super::{
 
 /// Waits until the lock is granted, and releases it at once.
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
-    let (reach, timeout) = (options.reach(), options.timeout);
-    let target = Target::new(reach, timeout, &options.key, None, options.limit)?;
-    let target = target.with_tag(tag_of(None, PROGRAM.as_ref()));
-    match target.claim(timeout)?.release() {
+    let client = options.client(options.timeout)?;
+    let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
+    match target.claim(options.timeout)?.release() {
         // The refusal says that the lock is not held: its lease was over before the release,
         // because this process was stopped.
         Ok(()) | Err(Error::Refused) => Ok(0),
@@ -31,10 +29,10 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
 
 /// Takes the lock, checks that it outlives the connection, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
-    let (reach, timeout) = (options.reach(), options.timeout);
-    let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
-    let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
-    let granted = target.claim(timeout)?.renewed_if_late();
+    let client = options.client(options.timeout)?;
+    let target = Target::new(client, &options.key, options.lease, options.limit);
+    let target = target.tagged(options.tag.as_deref(), PROGRAM);
+    let granted = target.claim(options.timeout)?.renewed_if_late();
     let granted = granted.map_err(|error| target.failure(&error))?;
     let (key, grant) = (&target.key, granted.grant);
     // The server may release the lock at the end of the connection, and then the token is useless.
@@ -62,8 +60,8 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
 
 pub(super) fn renew(options: &options::Renew) -> CommandResult {
     let token = token(&options.token)?;
-    let reach = options.reach();
-    let target = Target::new(reach, None, &options.key, options.lease, options.limit)?;
+    let client = options.client(None)?;
+    let target = Target::new(client, &options.key, options.lease, options.limit);
     let renewed = target.ask(|connection| connection.renew(&target.key, target.slot, token));
     let lease = renewed.map_err(|error| not_held(&target, &error))?;
     print(&format!("{}\n", lease.as_secs()))
@@ -71,7 +69,7 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
 
 pub(super) fn release(options: &options::Release) -> CommandResult {
     let token = token(&options.token)?;
-    let target = Target::new(options.reach(), None, &options.key, None, options.limit)?;
+    let target = Target::new(options.client(None)?, &options.key, None, options.limit);
     let mut asked_count = 0;
     let released = target.ask(|connection| {
         asked_count += 1;
@@ -98,7 +96,7 @@ fn not_held(target: &Target, error: &Error) -> Failure {
 /// Ends grants of other clients. The holders are asked for first: a server that does not know the
 /// one request does not know the other, and would answer as if there were no such grant.
 pub(super) fn break_grants(options: &options::Break) -> CommandResult {
-    let target = Target::new(options.reach(), None, &options.key, None, None)?;
+    let target = Target::new(options.client(None)?, &options.key, None, None);
     let file = options.admin_token_file.as_deref();
     let admin_token = file.map(|file| secret::read(Path::new(file))).transpose();
     let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
@@ -138,7 +136,7 @@ fn unusable(file: Option<&str>, why: &str) -> Failure {
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {
-    let client = client(options.reach(), None)?;
+    let client = options.client(None)?;
     let (mut answering, mut failures) = (String::new(), Vec::new());
     for server in client.servers() {
         match client.ask(server, Connection::ping) {

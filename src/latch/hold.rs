@@ -8,15 +8,14 @@ use crate::supervise::{Event, SignalWatch, StdinWatch};
 use super::claim::wait;
 use super::run::{finish_release, release};
 use super::servers::Target;
-use super::tag::tag_of;
 use super::{busy, options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
-    let (reach, timeout) = (options.reach(), options.timeout);
-    let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
-    let target = target.with_tag(tag_of(options.tag.as_deref(), PROGRAM.as_ref()));
+    let client = options.client(options.timeout)?;
+    let target = Target::new(client, &options.key, options.lease, options.limit);
+    let target = target.tagged(options.tag.as_deref(), PROGRAM);
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = target.place();
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;

@@ -10,7 +10,6 @@ mod run;
 mod servers;
 mod stats;
 mod table;
-mod tag;
 
 use std::env;
 use std::ffi::OsString;

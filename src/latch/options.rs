@@ -1,16 +1,18 @@
 //! The command line of `latch`: see latch(1).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use argh::FromArgs;
 
+use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
-use crate::client::Address;
+use crate::client::{Address, Client, Error};
 
 use super::claim::Patience;
+use super::{servers, usage, FILE_ERROR};
 
 /// The options that need no value, in both forms.
 pub(super) const BOOLEANS: &[&str] = &[
@@ -83,15 +85,21 @@ macro_rules! command {
         }
 
         impl $name {
-            pub(super) fn reach(&self) -> Reach<'_> {
-                Reach {
-                    servers: &self.server,
-                    auth_token_file: self.auth_token_file.as_deref(),
-                    connect_timeout: self.connect_timeout,
-                    tls: self.tls,
-                    tls_ca: self.tls_ca.as_deref(),
-                    tls_name: self.tls_name.as_deref(),
-                }
+            /// A client of the servers, for a command that waits for so long, if it waits.
+            pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
+                servers::client(
+                    &self.server,
+                    self.auth_token_file.as_deref(),
+                    self.connect_timeout,
+                    wait,
+                    self.tls,
+                    self.tls_ca.as_deref(),
+                    self.tls_name.as_deref(),
+                )
+                .map_err(|error| match error {
+                    Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
+                    _ => usage(error),
+                })
             }
         }
     };
@@ -143,17 +151,6 @@ macro_rules! keeping_command {
             }
         }
     };
-}
-
-/// The options that say how to reach the servers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reach<'a> {
-    pub(super) servers: &'a [Address],
-    pub(super) auth_token_file: Option<&'a Path>,
-    pub(super) connect_timeout: Duration,
-    pub(super) tls: Option<bool>,
-    pub(super) tls_ca: Option<&'a Path>,
-    pub(super) tls_name: Option<&'a str>,
 }
 
 keeping_command! {

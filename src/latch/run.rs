@@ -12,7 +12,6 @@ use crate::text::reason;
 
 use super::claim::wait;
 use super::servers::Target;
-use super::tag::tag_of;
 use super::{busy, complain, options, shown, usage, LOST};
 
 /// How long the release may take when the command has ended.
@@ -24,9 +23,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let (reach, timeout) = (options.reach(), options.timeout);
-    let target = Target::new(reach, timeout, &options.key, options.lease, options.limit)?;
-    let target = target.with_tag(tag_of(options.tag.as_deref(), &command[0]));
+    let client = options.client(options.timeout)?;
+    let target = Target::new(client, &options.key, options.lease, options.limit);
+    let target = target.tagged(options.tag.as_deref(), &command[0]);
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = target.place();

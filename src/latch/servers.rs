@@ -1,49 +1,51 @@
 //! The servers that a command asks, and what it asks them for.
 
+use std::path::Path;
+use std::process;
 use std::time::Duration;
+
+use rustix::system::uname;
 
 use crate::cli::failure::Failure;
 use crate::client::{
     environment, Address, Client, Connection, Error, Granted, Lock, Settings, Slot, Wait,
 };
+use crate::text::Plain;
 
-use super::options::Reach;
-use super::{busy, failure, shown, usage, FILE_ERROR};
+use super::{busy, failure, shown};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
 
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
-pub(super) fn client(reach: Reach<'_>, wait: Option<Duration>) -> Result<Client, Failure> {
-    let servers = match reach.servers {
-        [] => environment::servers().map_err(unusable)?,
+pub(super) fn client(
+    servers: &[Address],
+    auth_token_file: Option<&Path>,
+    connect_timeout: Duration,
+    wait: Option<Duration>,
+    tls: Option<bool>,
+    tls_ca: Option<&Path>,
+    tls_name: Option<&str>,
+) -> Result<Client, Error> {
+    let servers = match servers {
+        [] => environment::servers()?,
         named => named.to_vec(),
     };
-    let auth_token = match reach.auth_token_file {
-        Some(file) => environment::read_auth_token(file).map(Some),
-        None => environment::auth_token(),
+    let auth_token = match auth_token_file {
+        Some(file) => Some(environment::read_auth_token(file)?),
+        None => environment::auth_token()?,
     };
-    let auth_token = auth_token.map_err(unusable)?;
     #[cfg(not(feature = "tls"))]
-    environment::refuse_tls(reach.tls, reach.tls_ca, reach.tls_name).map_err(unusable)?;
-    let timeout = reach.connect_timeout;
+    environment::refuse_tls(tls, tls_ca, tls_name)?;
     let settings = Settings {
-        connect_timeout: timeout,
-        reply_timeout: wait.map_or(timeout, |_| ROUND_TRIP),
+        connect_timeout,
+        reply_timeout: wait.map_or(connect_timeout, |_| ROUND_TRIP),
         auth_token,
         #[cfg(feature = "tls")]
-        tls: environment::tls(reach.tls, reach.tls_ca, reach.tls_name).map_err(unusable)?,
+        tls: environment::tls(tls, tls_ca, tls_name)?,
     };
     Ok(Client::with_settings(servers, settings))
-}
-
-/// The failure for a wrong environment, or for what the command line has in its place.
-fn unusable(error: Error) -> Failure {
-    match error {
-        Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
-        _ => usage(error),
-    }
 }
 
 /// What a command asks for: a key, as a lock or a semaphore, and the client of its server.
@@ -55,26 +57,33 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Does not connect. `wait` is the value of `--timeout`.
+    /// Does not connect.
     pub(super) fn new(
-        reach: Reach<'_>,
-        wait: Option<Duration>,
+        client: Client,
         key: &str,
         lease: Option<Duration>,
         limit: Option<u32>,
-    ) -> Result<Target, Failure> {
+    ) -> Target {
         let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
-        Ok(Target {
-            client: client(reach, wait)?,
+        Target {
+            client,
             key: key.to_owned(),
             slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
             tag: String::new(),
-        })
+        }
     }
 
-    /// Tells the server who asks.
-    pub(super) fn with_tag(self, tag: String) -> Target {
-        Target { tag, ..self }
+    /// Tells the server who asks: the tag that `--tag` gives, or the name of the command with the
+    /// host and this process.
+    pub(super) fn tagged(mut self, given: Option<&str>, command: impl AsRef<Path>) -> Target {
+        self.tag = given.map(str::to_owned).unwrap_or_else(|| {
+            let command = command.as_ref();
+            let name = command.file_name().unwrap_or(command.as_os_str());
+            let (name, uname) = (Plain(name.as_encoded_bytes()), uname());
+            let host = Plain(uname.nodename().to_bytes());
+            format!("{name}@{host} pid {}", process::id())
+        });
+        self
     }
 
     pub(super) fn lock(&self) -> Lock<'_> {

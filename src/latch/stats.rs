@@ -12,7 +12,6 @@ use crate::client::{Address, Client, Error, Slot};
 use crate::text::escaped_json;
 
 use super::options::StatsForm;
-use super::servers::client;
 use super::table::{self, Statistics, Table};
 use super::{failure, options, prometheus, report, shown, unprintable, usage};
 
@@ -27,7 +26,7 @@ type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
     let form = options.form().map_err(usage)?;
-    let (client, key) = (client(options.reach(), None)?, options.key.as_deref());
+    let (client, key) = (options.client(None)?, options.key.as_deref());
     let servers = match key {
         Some(key) => {
             let checked = client.slot(key, Slot::LOCK).check();
