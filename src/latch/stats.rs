@@ -91,29 +91,27 @@ fn ask(
 
 /// All answers, one after the other, and the failures of the servers that gave none.
 fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Failure>) {
-    let (mut text, mut failures) = (String::new(), Vec::new());
+    let (mut lines, mut failures) = (Vec::new(), Vec::new());
+    let is_table = form == StatsForm::Table;
     let is_one_of_many = answers.len() > 1;
-    if watch && form == StatsForm::Table {
-        text += &format!("{}\n", title(&answers));
+    if watch && is_table {
+        lines.push(title(&answers));
     }
     for (server, answer) in answers {
-        if is_one_of_many && form == StatsForm::Table {
-            text += &format!("{server}\n");
+        if is_one_of_many && is_table {
+            lines.push(server.to_string());
         }
-        let table = answer.unwrap_or_else(|error| {
-            failures.push(failure(shown(&server.to_string()), &error));
-            match form {
-                StatsForm::Table if is_one_of_many => Table::line("no statistics".into()),
-                StatsForm::Table => Table::default(),
-                // Each server has a line, so that the lines can be matched to the servers.
-                _ => Table::line("null".into()),
-            }
-        });
-        for line in table.lines() {
-            text += &line;
-            text.push('\n');
+        let answer =
+            answer.map_err(|error| failures.push(failure(shown(&server.to_string()), &error)));
+        match answer {
+            Ok(table) => lines.extend(table.lines()),
+            // Each server has a line, so that the lines can be matched to the servers.
+            Err(()) if !is_table => lines.push("null".into()),
+            Err(()) if is_one_of_many => lines.push("no statistics".into()),
+            Err(()) => {}
         }
     }
+    let text = lines.iter().map(|line| format!("{line}\n")).collect();
     (text, failures)
 }
 
@@ -123,7 +121,7 @@ fn screen(answers: Answers<'_>) -> String {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
         _ => USUAL_SIZE,
     };
-    let title = title(&answers);
+    let mut lines = vec![title(&answers)];
     let is_one_of_many = answers.len() > 1;
     let tables = answers.into_iter().map(|(server, answer)| {
         let reason = |error: Error| Table::line(format!("no statistics: {}", error.reason()));
@@ -135,7 +133,6 @@ fn screen(answers: Answers<'_>) -> String {
     });
     // The first line is for the title, the last one for the cursor.
     let room = height.saturating_sub(2);
-    let mut lines = vec![title];
     lines.extend(table::fit(tables.collect(), room));
     let mut text = "\u{1b}[H".to_owned();
     for line in lines {
