@@ -189,16 +189,13 @@ impl FromStr for Address {
 /// The address of one server; `None` if the text is none.
 fn one(text: &str) -> Option<Address> {
     match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
-        (Some(path), _) => Some(path).filter(|path| !path.is_empty()).map(unix),
+        (Some(""), _) => None,
+        (Some(path), _) => Some(Address::Unix(path.into())),
         (None, Some(host)) => tcp(host),
         (None, None) if text.contains("://") => None,
-        (None, None) if text.contains('/') => Some(unix(text)),
+        (None, None) if text.contains('/') => Some(Address::Unix(text.into())),
         (None, None) => tcp(text),
     }
-}
-
-fn unix(path: &str) -> Address {
-    Address::Unix(path.into())
 }
 
 /// An address with a port; `None` if the text is none, or has another scheme.

@@ -2,7 +2,6 @@
 //! before the server can grant it to another holder.
 
 mod reconnecting;
-mod silent;
 mod timing;
 
 use std::fmt;
@@ -22,7 +21,7 @@ use super::outage::Outage;
 use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::{Grant, Token};
-use silent::Silent;
+use reconnecting::Silent;
 use timing::{deadline_of, fits, renewal_interval};
 
 /// The stack of a keeper, in bytes. The documentation of the callbacks names it.

@@ -1,10 +1,11 @@
 //! What a keeper does without a connection, with a new one, and while its server is silent.
 
 use std::io;
+use std::mem;
 use std::time::Duration;
 
 use super::{loss_of, Keeper, Loss};
-use crate::client::connection::Held;
+use crate::client::connection::{Connection, Held};
 use crate::client::error::Error;
 use crate::client::outage::Outage;
 use crate::protocol::request::Request;
@@ -13,6 +14,15 @@ use crate::sys::moment::Moment;
 /// How long a server of a cluster may take to answer a renewal, or to say who has the lock, before
 /// another one is asked.
 const LOOK_TIME: Duration = Duration::from_secs(1);
+
+/// The connection to a server that leaves a renewal unanswered: its host may have vanished, and
+/// another server may have taken over. It is kept open while others are asked: if the server is
+/// only slow, it would release the lock when the connection ends.
+pub(super) struct Silent {
+    pub(super) connection: Connection,
+    /// When the renewal was sent.
+    sent_at: Moment,
+}
 
 impl Keeper {
     /// Renews if the server has taken over from another one. Otherwise the lock is that of the
@@ -81,6 +91,40 @@ impl Keeper {
             Some(outage) if outage.is_looking => self.cut(),
             _ => self.set_aside(),
         }
+    }
+
+    /// Sets the connection aside, and has another server asked who has the lock.
+    pub(super) fn set_aside(&mut self) {
+        let Some(sent_at) = self.sent_at.take() else {
+            return;
+        };
+        let connection = &mut self.held.connection;
+        connection.try_another();
+        let other = connection.another();
+        self.silent = Some(Silent {
+            connection: mem::replace(connection, other),
+            sent_at,
+        });
+        self.outage.get_or_insert_with(|| Outage::new(sent_at));
+    }
+
+    /// Goes back to the silent server if it answers after all. If its connection has ended, the
+    /// next answer of another server is as good as after any end.
+    pub(super) fn hear_silent(&mut self) -> Result<(), Loss> {
+        let Some(mut silent) = self.silent.take() else {
+            return Ok(());
+        };
+        match silent.connection.renewal_reply().map_err(loss_of) {
+            Ok(None) => self.silent = Some(silent),
+            Ok(Some(lease)) => {
+                self.held.connection = silent.connection;
+                self.connecting = None;
+                self.renewed(lease, silent.sent_at);
+            }
+            Err(Loss::Closed) => self.shared.hold().is_cut = true,
+            Err(loss) => return Err(loss),
+        }
+        Ok(())
     }
 
     /// Connects and asks who has the lock, if that is due.
