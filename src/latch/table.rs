@@ -26,16 +26,10 @@ struct Queue {
     waiters: Vec<Place>,
 }
 
-/// A holder or a waiter. A server does not tell everything of each.
-#[derive(Debug, Default)]
-struct Place {
-    /// The address of the client, or the number of its connection.
-    peer: String,
-    tag: Option<String>,
-    age: Option<f64>,
-    lease_left: Option<f64>,
-    fence: Option<String>,
-}
+/// What the tables show of a holder or a waiter: the address of the client, or the number of its
+/// connection; its tag; since when; what is left of its lease; its fence. A server does not tell
+/// everything of each.
+type Place = [String; 5];
 
 /// Lines for the terminal, of which the rows can be cut.
 #[derive(Debug, Default)]
@@ -84,13 +78,9 @@ impl Statistics {
                 (others, 0) => Some(format!("{others} clients")),
                 (others, _) => Some(format!("{others} more")),
             };
-            let others = others.map(|peer| Place {
-                peer,
-                ..Place::default()
-            });
-            for holder in queue.holders.iter().chain(&others) {
+            for holder in queue.holders.iter().chain(&others.map(stranger)) {
                 let mut row = vec![queue.kind(), escaped(&queue.key)];
-                row.extend(holder.cells());
+                row.extend_from_slice(&holder[..4]);
                 row.push(queue.waiter_count.to_string());
                 rows.push(row);
             }
@@ -114,14 +104,10 @@ impl Statistics {
             queue.kind, queue.waiter_count
         );
         let mut rows = vec![header("PLACE,CLIENT,TAG,AGE,LEASE LEFT,FENCE")];
-        let holders = queue.holders.iter().map(|place| ("holder".into(), place));
-        let waiters = queue.waiters.iter().enumerate();
-        let waiters = waiters.map(|(index, place)| (format!("waiter {}", index + 1), place));
-        for (name, place) in holders.chain(waiters) {
-            let mut row = vec![name];
-            row.extend(place.cells());
-            row.push(or_dash(place.fence.clone()));
-            rows.push(row);
+        let holders = queue.holders.iter();
+        rows.extend(holders.map(|place| [&["holder".into()], &place[..]].concat()));
+        for (number, place) in (1..).zip(&queue.waiters) {
+            rows.push([&[format!("waiter {number}")], &place[..]].concat());
         }
         let mut foot = Vec::new();
         for (count, listed, name) in [
@@ -143,18 +129,6 @@ impl Queue {
             "lock" => "lock".to_owned(),
             kind => format!("{kind} {}/{}", self.holder_count, self.limit),
         }
-    }
-}
-
-impl Place {
-    /// Who it is, and the times, as both tables show them.
-    fn cells(&self) -> [String; 4] {
-        [
-            self.peer.clone(),
-            or_dash(self.tag.clone()),
-            or_dash(self.age.map(time)),
-            or_dash(self.lease_left.map(time)),
-        ]
     }
 }
 
@@ -247,13 +221,10 @@ fn queue(entry: &Value) -> Option<Queue> {
         let list = entry.get(name)?.as_array()?;
         list.iter().map(place).collect::<Option<Vec<_>>>()
     };
+    let kind = entry.get("kind")?.as_str()?;
     Some(Queue {
         key: text(entry, "key")?,
-        kind: match entry.get("kind")?.as_str()? {
-            "lock" => "lock",
-            "semaphore" => "semaphore",
-            _ => return None,
-        },
+        kind: ["lock", "semaphore"].into_iter().find(|it| *it == kind)?,
         limit: number(entry, "limit")?,
         holder_count: number(entry, "holder_count")?,
         waiter_count: number(entry, "waiter_count")?,
@@ -265,22 +236,27 @@ fn queue(entry: &Value) -> Option<Queue> {
 fn place(entry: &Value) -> Option<Place> {
     let peer = entry.get("peer")?.as_str().map(unquoted);
     let connection = number(entry, "conn_id")?;
-    Some(Place {
-        peer: peer.unwrap_or_else(|| format!("connection {connection}")),
-        tag: entry.get("tag")?.as_str().map(unquoted),
-        age: Some(entry.get("age_s")?.as_f64()?),
-        lease_left: entry.get("lease_expires_in_s").and_then(Value::as_f64),
-        fence: text(entry, "fence").map(|fence| escaped(&fence)),
-    })
+    let lease_left = entry.get("lease_expires_in_s").and_then(Value::as_f64);
+    Some([
+        peer.unwrap_or_else(|| format!("connection {connection}")),
+        or_dash(entry.get("tag")?.as_str().map(unquoted)),
+        time(entry.get("age_s")?.as_f64()?),
+        or_dash(lease_left.map(time)),
+        or_dash(text(entry, "fence").map(|fence| escaped(&fence))),
+    ])
+}
+
+/// A place of which nothing is known but who it is.
+fn stranger(peer: String) -> Place {
+    let mut place = [0; 5].map(|_| or_dash(None));
+    place[0] = peer;
+    place
 }
 
 /// A lock in the form that every server knows.
 fn lock(entry: &Value) -> Option<Queue> {
-    let holder = Place {
-        peer: format!("connection {}", number(entry, "owner_conn_id")?),
-        lease_left: Some(entry.get("lease_expires_in_s")?.as_f64()?),
-        ..Place::default()
-    };
+    let mut holder = stranger(format!("connection {}", number(entry, "owner_conn_id")?));
+    holder[3] = time(entry.get("lease_expires_in_s")?.as_f64()?);
     Some(Queue {
         key: text(entry, "key")?,
         kind: "lock",
