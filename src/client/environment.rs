@@ -74,10 +74,7 @@ pub(crate) fn tls(
     if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
         return Ok(None);
     }
-    let tls = match ca_file {
-        Some(file) => Tls::with_ca_file(file)?,
-        None => Tls::with_system_cas()?,
-    };
+    let tls = ca_file.map_or_else(Tls::with_system_cas, Tls::with_ca_file)?;
     match name {
         Some(name) => tls.server_name(&name).map(Some),
         None => Ok(Some(tls)),

@@ -422,13 +422,11 @@ impl Keeper {
         if has_ended_silence {
             self.hear_silent()?;
         }
-        if self.sent_at.is_none() && self.silent.is_none() {
-            let is_releasing = self.shared.hold().is_releasing;
-            if is_releasing {
-                let released = self.release();
-                self.shared.end(released);
-                return Ok(true);
-            }
+        let is_idle = self.sent_at.is_none() && self.silent.is_none();
+        if is_idle && self.shared.hold().is_releasing {
+            let released = self.release();
+            self.shared.end(released);
+            return Ok(true);
         }
         let now = Moment::now();
         if now >= self.deadline() {
@@ -502,13 +500,10 @@ impl Keeper {
 
     /// When the callback for a silent server is due.
     fn silent_at(&self) -> Option<Moment> {
-        let lead = self.lead()?;
-        let Granted {
-            asked_at, grant, ..
-        } = &self.held;
+        let (lead, lease) = (self.lead()?, self.held.grant.lease);
         let began = self.outage.as_ref().map(|outage| outage.began);
         let began = began.or(self.sent_at)?;
-        Some(timing::silent_at(began, *asked_at, grant.lease, lead))
+        Some(timing::silent_at(began, self.held.asked_at, lease, lead))
     }
 
     /// How long before the deadline that callback is due.
@@ -525,15 +520,9 @@ impl Keeper {
         if let Some(outage) = &mut self.outage {
             outage.is_looking = false;
         }
-        let Granted {
-            connection,
-            key,
-            slot,
-            grant,
-            ..
-        } = &mut self.held;
-        let renewal = renewal(key, *slot, grant.token);
-        let sent = renewal.and_then(|renewal| connection.send_only(&renewal, left));
+        let held = &mut self.held;
+        let renewal = renewal(&held.key, held.slot, held.grant.token);
+        let sent = renewal.and_then(|renewal| held.connection.send_only(&renewal, left));
         sent.or_else(|error| self.survive(error))
     }
 

@@ -468,15 +468,12 @@ impl QueuePlace {
     /// [`Error::Cancelled`] if the [`CancelHandle`] of its lock ended the wait (not if the lock
     /// [was granted](QueuePlace::is_granted) before), the server's refusal, or what can go wrong
     /// with a reply.
-    pub fn wait(mut self, wait: Wait) -> Result<Option<Guard>, Error> {
+    pub fn wait(mut self, mut wait: Wait) -> Result<Option<Guard>, Error> {
         // What is granted is not lost to a cancellation, and the reply is due at once.
-        let wait = match self.is_granted() {
-            true => {
-                self.connection.cancelled_by = None;
-                Wait::No
-            }
-            false => wait,
-        };
+        if self.is_granted() {
+            self.connection.cancelled_by = None;
+            wait = Wait::No;
+        }
         // The server starts the lease anew at the wait, also if the grant came before.
         let asked_at = Moment::now();
         let Some(grant) = self.connection.wait(&self.key, self.slot, wait)? else {

@@ -134,10 +134,8 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
 /// cannot be reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
     let mut statuses = failures.iter().map(|failure| failure.status);
-    let status = match statuses.clone().find(|status| *status == UNAVAILABLE) {
-        Some(unavailable) => unavailable,
-        None => statuses.next().unwrap_or(0),
-    };
+    let unavailable = statuses.clone().find(|status| *status == UNAVAILABLE);
+    let status = unavailable.or(statuses.next()).unwrap_or(0);
     for failure in failures {
         explain(&failure);
     }
