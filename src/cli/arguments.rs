@@ -133,10 +133,7 @@ impl Origins {
 }
 
 /// An option with its value, or a word.
-struct Argument {
-    name: String,
-    value: Option<String>,
-}
+type Argument = (String, Option<String>);
 
 /// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
 /// value and take one only after `=`.
@@ -173,36 +170,25 @@ pub fn parse_rows<T: Rows>(
 impl Variables<'_> {
     /// Adds the options that variables set, and says where all come from.
     fn add_to(&self, arguments: &mut Vec<Argument>, rows: &[Row]) -> Origins {
-        let names = arguments.iter().map(|argument| argument.name.clone());
+        let names = arguments.iter().map(|(name, _)| name.clone());
         let mut origins = Origins(names.map(|name| (name.clone(), name)).collect());
         for prefix in self.prefixes {
-            let found = self.find(prefix, rows, &origins);
-            for (argument, variable) in found {
-                origins.0.push((argument.name.clone(), variable));
+            let find = |row: &Row| {
+                let mut variables = row.variables.iter().map(|it| format!("{prefix}_{it}"));
+                variables.find_map(|variable| {
+                    let value = (self.lookup)(&variable).filter(|value| !value.is_empty())?;
+                    Some((row.option(), variable, value))
+                })
+            };
+            let is_open = |row: &&Row| !origins.overrule(&row.option(), self.rivals);
+            let found: Vec<_> = rows.iter().filter(is_open).filter_map(find).collect();
+            for (option, variable, value) in found {
+                origins.0.push((option.clone(), variable));
                 // In front: behind, it would be taken for the value of a last option without one.
-                arguments.insert(0, argument);
+                arguments.insert(0, (option, Some(value)));
             }
         }
         origins
-    }
-
-    /// The options that variables with this prefix set, each with its variable.
-    fn find(&self, prefix: &str, rows: &[Row], origins: &Origins) -> Vec<(Argument, String)> {
-        let wanted = rows
-            .iter()
-            .filter(|row| !origins.overrule(&row.option(), self.rivals));
-        let found = wanted.filter_map(|row| {
-            row.variables.iter().find_map(|variable| {
-                let variable = format!("{prefix}_{variable}");
-                let value = (self.lookup)(&variable).filter(|value| !value.is_empty())?;
-                let argument = Argument {
-                    name: row.option(),
-                    value: Some(value),
-                };
-                Some((argument, variable))
-            })
-        });
-        found.collect()
     }
 }
 
@@ -225,7 +211,7 @@ fn read<T: FromArgs>(
         match argument.as_str() {
             "-h" | "--help" => {
                 // A word without dashes is a command, which has its own help.
-                let first = read.first().map(|argument| argument.name.as_str());
+                let first = read.first().map(|(name, _)| name.as_str());
                 let command = first.filter(|word| !word.starts_with('-'));
                 let wanted: Vec<&str> = command.into_iter().chain(["--help"]).collect();
                 let exit = T::from_args(&[program], &wanted).err();
@@ -240,21 +226,20 @@ fn read<T: FromArgs>(
             "help" | "--" => return Err(Parsed::Usage(format!("unexpected argument: {argument}"))),
             _ => {}
         }
-        let (name, value) = if let Some((name, value)) = split_value(&argument) {
-            (name.to_owned(), Some(value.to_owned()))
-        } else if booleans.contains(&argument.as_str()) {
-            (argument, Some("true".to_owned()))
-        } else if argument.starts_with("--") {
-            // The next argument is the value, whatever it looks like.
-            let value = arguments
-                .next()
-                .transpose()
-                .map_err(|_| Parsed::Usage(format!("{argument}: the value is not UTF-8")))?;
-            (argument, value)
-        } else {
-            (argument, None)
+        let parts = argument.split_once('=');
+        let argument = match parts.filter(|(name, _)| name.starts_with("--")) {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None if booleans.contains(&argument.as_str()) => (argument, Some("true".to_owned())),
+            None if argument.starts_with("--") => {
+                // The next argument is the value, whatever it looks like.
+                let value = arguments.next().transpose();
+                let error = |_| Parsed::Usage(format!("{argument}: the value is not UTF-8"));
+                let value = value.map_err(error)?;
+                (argument, value)
+            }
+            None => (argument, None),
         };
-        read.push(Argument { name, value });
+        read.push(argument);
     }
     Ok(read)
 }
@@ -263,7 +248,7 @@ fn read<T: FromArgs>(
 fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
     let words = arguments
         .iter()
-        .flat_map(|argument| [Some(argument.name.as_str()), argument.value.as_deref()]);
+        .flat_map(|(name, value)| [Some(name.as_str()), value.as_deref()]);
     let words: Vec<&str> = words.flatten().collect();
     match T::from_args(&[program], &words) {
         Ok(options) => Parsed::Run(options),
@@ -322,12 +307,6 @@ fn our_help(text: String, booleans: &[&str]) -> String {
 fn is_long_with_one_dash(argument: &str) -> bool {
     let name = argument.strip_prefix('-').unwrap_or_default();
     name.chars().count() > 1 && !name.starts_with('-')
-}
-
-/// Splits `--name=value`.
-fn split_value(argument: &str) -> Option<(&str, &str)> {
-    argument.strip_prefix("--")?;
-    argument.split_once('=')
 }
 
 /// argh's message in one line and in the words of all programs. Its first line says what is wrong,
