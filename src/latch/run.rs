@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
-use crate::supervise::{self, Event, HeldLock, Job, SignalWatch};
+use crate::supervise::{self, Event, Job, SignalWatch};
 use crate::text::reason;
 
 use super::claim::wait;
@@ -75,11 +75,6 @@ fn run_under(
             return Ok(killed.follow());
         }
     }
-    let held = HeldLock {
-        lost: &lost,
-        confirmed: &confirmed,
-        look: &look,
-    };
     let job = Job {
         command,
         environment: &[
@@ -89,8 +84,11 @@ fn run_under(
         ],
         kill_after,
         inherited: None,
+        lost: &lost,
+        confirmed: &confirmed,
+        look: &look,
     };
-    let finish = supervise::run(&job, signals, &held)
+    let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let Some(finish) = finish else {
         // Without a loss, the server is silent, and the command was ended before the deadline.

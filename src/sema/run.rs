@@ -7,7 +7,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
     acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, HeldLock, Job, SignalWatch};
+use crate::supervise::{self, Job, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
@@ -71,18 +71,16 @@ fn run_under(
         true => confirmed.set(),
         false => lost.set(),
     };
-    let held = HeldLock {
-        lost,
-        confirmed: &confirmed,
-        look: &look,
-    };
     let job = Job {
         command: &request.words,
         environment: &[("SEMA_PATH", path.into())],
         kill_after: options.kill_after,
         inherited: Some(guard.as_fd()),
+        lost,
+        confirmed: &confirmed,
+        look: &look,
     };
-    let finish = supervise::run(&job, signals, &held)
+    let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let Some(finish) = finish else {
         return Err(Failure::about(path, &SemaphoreError::Lost));

@@ -16,7 +16,7 @@ use crate::sys::moment::Moment;
 
 use super::signals::{has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
-use super::{has_living, Finish, HeldLock, Killed};
+use super::{has_living, Finish, Job, Killed};
 
 /// How often to check whether the group is empty. Members that are not our children send no
 /// SIGCHLD.
@@ -52,8 +52,7 @@ pub(super) struct Group<'a> {
     /// The command, whose process number is that of the group.
     leader: Pid,
     terminal: Terminal,
-    lock: &'a HeldLock<'a>,
-    kill_after: Duration,
+    job: &'a Job<'a>,
     /// How the command ended.
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
@@ -66,17 +65,11 @@ pub(super) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(super) fn new(
-        leader: Pid,
-        terminal: Terminal,
-        lock: &'a HeldLock<'a>,
-        kill_after: Duration,
-    ) -> Group<'a> {
+    pub(super) fn new(leader: Pid, terminal: Terminal, job: &'a Job<'a>) -> Group<'a> {
         Group {
             leader,
             terminal,
-            lock,
-            kill_after,
+            job,
             status: None,
             foreground: Foreground::Ours,
             passed_on: None,
@@ -145,9 +138,9 @@ impl<'a> Group<'a> {
         if self.pause == Pause::UntilContinued {
             self.pause = Pause::UntilConfirmed;
             // The result of a look before the stop says nothing about the time after it.
-            self.lock.confirmed.take();
+            self.job.confirmed.take();
         }
-        (self.lock.look)();
+        (self.job.look)();
     }
 
     /// Continues a stopped command: a look has found the lock still held.
@@ -229,7 +222,7 @@ impl<'a> Group<'a> {
         if matches!(self.ending, Ending::NotAsked | Ending::TermAt(_)) {
             self.signal(Signal::TERM);
             self.signal(Signal::CONT);
-            self.ending = Ending::KillAt(Moment::now() + self.kill_after);
+            self.ending = Ending::KillAt(Moment::now() + self.job.kill_after);
         }
     }
 

@@ -7,56 +7,91 @@
 //! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
 
 mod group;
-
-mod job;
 mod shim;
 mod signals;
 mod stdin;
 mod terminal;
 
+use std::ffi::OsString;
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use rustix::process::{getpid, set_child_subreaper, Pid};
 
+pub use crate::sys::event::Event;
 use crate::sys::process;
 
-pub use crate::sys::event::Event;
 use group::Group;
-
-pub use job::{Finish, HeldLock, Job};
 pub use shim::{check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;
 use terminal::Terminal;
 
+/// A command, and the lock that it runs under.
+pub struct Job<'a> {
+    /// The command and its arguments: at least one word.
+    pub command: &'a [OsString],
+    /// Variables that the command gets besides those of this program.
+    pub environment: &'a [(&'a str, OsString)],
+    /// How long the command may run on after SIGTERM.
+    pub kill_after: Duration,
+    /// A lock that the command holds together with this program: a descriptor that it inherits
+    /// besides the standard streams. If this program is killed, the command goes on. Without one it
+    /// then gets SIGTERM, because the lock ends with its parent.
+    pub inherited: Option<BorrowedFd<'a>>,
+    /// Set when the lock is lost.
+    pub lost: &'a Event,
+    /// Set when a look has found the lock still held.
+    pub confirmed: &'a Event,
+    /// Starts a look at the lock, without blocking. It sets one of the two events, now or later.
+    pub look: &'a dyn Fn(),
+}
+
+/// How a command finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It exited with this status.
+    Exited(u8),
+    /// A signal ended it.
+    Killed(Killed),
+}
+
+impl Finish {
+    /// Returns the exit status of the command, or ends this process by the signal that ended the
+    /// command ([`Killed::follow`]). Call it last.
+    pub fn follow(self) -> u8 {
+        match self {
+            Finish::Exited(status) => status,
+            Finish::Killed(killed) => killed.follow(),
+        }
+    }
+}
+
 /// Runs the job until the last process of its group has ended. `None` if this ended the command
 /// because the lock was lost, or started none because it was lost already. Call it on the main
 /// thread. Fails if the job cannot be started.
-pub fn run(
-    job: &Job<'_>,
-    signals: &mut SignalWatch,
-    lock: &HeldLock<'_>,
-) -> io::Result<Option<Finish>> {
-    if lock.lost.is_set() {
+pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Option<Finish>> {
+    if job.lost.is_set() {
         return Ok(None);
     }
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
     let leader = shim::spawn(job, terminal.at_start())?;
-    let mut group = Group::new(leader, terminal, lock, job.kill_after);
+    let mut group = Group::new(leader, terminal, job);
     loop {
         group.reap();
         if let Some(finish) = group.end() {
             return Ok(Some(finish).filter(|_| !group.is_lost));
         }
-        for signal in signals.next(&[lock.lost, lock.confirmed], group.next_look()) {
+        for signal in signals.next(&[job.lost, job.confirmed], group.next_look()) {
             group.handle(signal);
         }
-        if lock.lost.take() {
+        if job.lost.take() {
             group.lose();
         }
-        if lock.confirmed.take() {
+        if job.confirmed.take() {
             group.resume();
         }
         group.kill_if_due();
