@@ -158,11 +158,8 @@ struct Hold {
     outcome: Option<Result<(), Error>>,
 }
 
-struct OnSilence {
-    /// How long before the deadline.
-    lead: Duration,
-    callback: Box<dyn FnOnce() + Send>,
-}
+/// How long before the deadline it is called, and what.
+type OnSilence = (Duration, Box<dyn FnOnce() + Send>);
 
 /// What is called with the outcome of a renewal; dropped if the lock is lost.
 type Answer = Box<dyn FnOnce(bool) + Send>;
@@ -255,10 +252,7 @@ impl Guard {
     /// The callback should be short: until it returns, nothing is renewed, and no loss is noticed.
     /// Its stack is 128 KiB. If it panics, the keeper closes the connection, and the lock is lost.
     pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
-        let silence = fits(lead, self.grant.lease).then(|| OnSilence {
-            lead,
-            callback: Box::new(callback),
-        });
+        let silence = fits(lead, self.grant.lease).then(|| (lead, Box::new(callback) as Box<_>));
         let is_fit = silence.is_some();
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         self.shared.bell.set();
@@ -444,8 +438,8 @@ impl Keeper {
         }
         if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
             let silence = self.shared.hold().on_silence.take();
-            if let Some(silence) = silence {
-                (silence.callback)();
+            if let Some((_, callback)) = silence {
+                callback();
             }
         }
         Ok(false)
@@ -509,7 +503,7 @@ impl Keeper {
     /// How long before the deadline that callback is due.
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
-        let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
+        let lead = hold.on_silence.as_ref().map(|(lead, _)| *lead);
         lead.filter(|lead| fits(*lead, self.held.grant.lease))
     }
 
