@@ -50,11 +50,11 @@ impl Statistics {
                 connections: None,
             });
         }
-        let locks = stats.get("locks")?.as_array()?.iter().map(lock);
-        let semaphores = stats.get("semaphores")?.as_array()?.iter().map(semaphore);
+        let locks = stats["locks"].as_array()?.iter().map(lock);
+        let semaphores = stats["semaphores"].as_array()?.iter().map(semaphore);
         Some(Statistics {
             queues: locks.chain(semaphores).collect::<Option<_>>()?,
-            connections: Some(stats.get("connections")?.as_u64()?),
+            connections: Some(stats["connections"].as_u64()?),
         })
     }
 
@@ -217,17 +217,17 @@ fn header(names: &str) -> Vec<String> {
 }
 
 fn queue(entry: &Value) -> Option<Queue> {
-    let places = |name| {
-        let list = entry.get(name)?.as_array()?;
+    let places = |name: &str| {
+        let list = entry[name].as_array()?;
         list.iter().map(place).collect::<Option<Vec<_>>>()
     };
-    let kind = entry.get("kind")?.as_str()?;
+    let kind = entry["kind"].as_str()?;
     Some(Queue {
-        key: text(entry, "key")?,
+        key: entry["key"].as_str()?.to_owned(),
         kind: ["lock", "semaphore"].into_iter().find(|it| *it == kind)?,
-        limit: number(entry, "limit")?,
-        holder_count: number(entry, "holder_count")?,
-        waiter_count: number(entry, "waiter_count")?,
+        limit: entry["limit"].as_u64()?,
+        holder_count: entry["holder_count"].as_u64()?,
+        waiter_count: entry["waiter_count"].as_u64()?,
         holders: places("holders")?,
         waiters: places("waiters")?,
     })
@@ -235,14 +235,14 @@ fn queue(entry: &Value) -> Option<Queue> {
 
 fn place(entry: &Value) -> Option<Place> {
     let peer = entry.get("peer")?.as_str().map(unquoted);
-    let connection = number(entry, "conn_id")?;
-    let lease_left = entry.get("lease_expires_in_s").and_then(Value::as_f64);
+    let connection = entry["conn_id"].as_u64()?;
+    let lease_left = entry["lease_expires_in_s"].as_f64();
     Some([
         peer.unwrap_or_else(|| format!("connection {connection}")),
         or_dash(entry.get("tag")?.as_str().map(unquoted)),
-        time(entry.get("age_s")?.as_f64()?),
+        time(entry["age_s"].as_f64()?),
         or_dash(lease_left.map(time)),
-        or_dash(text(entry, "fence").map(|fence| escaped(&fence))),
+        or_dash(entry["fence"].as_str().map(escaped)),
     ])
 }
 
@@ -255,14 +255,14 @@ fn stranger(peer: String) -> Place {
 
 /// A lock in the form that every server knows.
 fn lock(entry: &Value) -> Option<Queue> {
-    let mut holder = stranger(format!("connection {}", number(entry, "owner_conn_id")?));
-    holder[3] = time(entry.get("lease_expires_in_s")?.as_f64()?);
+    let mut holder = stranger(format!("connection {}", entry["owner_conn_id"].as_u64()?));
+    holder[3] = time(entry["lease_expires_in_s"].as_f64()?);
     Some(Queue {
-        key: text(entry, "key")?,
+        key: entry["key"].as_str()?.to_owned(),
         kind: "lock",
         limit: 1,
         holder_count: 1,
-        waiter_count: number(entry, "waiters")?,
+        waiter_count: entry["waiters"].as_u64()?,
         holders: vec![holder],
         waiters: Vec::new(),
     })
@@ -271,22 +271,14 @@ fn lock(entry: &Value) -> Option<Queue> {
 /// A semaphore in that form.
 fn semaphore(entry: &Value) -> Option<Queue> {
     Some(Queue {
-        key: text(entry, "key")?,
+        key: entry["key"].as_str()?.to_owned(),
         kind: "semaphore",
-        limit: number(entry, "limit")?,
-        holder_count: number(entry, "holders")?,
-        waiter_count: number(entry, "waiters")?,
+        limit: entry["limit"].as_u64()?,
+        holder_count: entry["holders"].as_u64()?,
+        waiter_count: entry["waiters"].as_u64()?,
         holders: Vec::new(),
         waiters: Vec::new(),
     })
-}
-
-fn text(entry: &Value, name: &str) -> Option<String> {
-    Some(entry.get(name)?.as_str()?.to_owned())
-}
-
-fn number(entry: &Value, name: &str) -> Option<u64> {
-    entry.get(name)?.as_u64()
 }
 
 /// Untrusted text in printable ASCII.
