@@ -24,33 +24,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A connection that lasted so long after the first answer ends an outage of its server.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// How to wait.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// In whole seconds; `None` for no limit.
-    pub(super) timeout: Option<Duration>,
-    /// How long a server may be away; zero if it is not tried again.
-    pub(super) retry: Duration,
-    pub(super) talk: Talk,
-}
-
 /// Waits on a thread of its own, so that this one can handle signals meanwhile. When `abandoned` is
 /// set, the standard input is closed, and nothing waits any longer. `None` if another client held
 /// the key all that time. Unless the wait ends with a grant or a reply, the end of this process
 /// ends the connection, and so gives up its place in the queue.
 pub(super) fn wait(
-    target: Target,
-    patience: Patience,
+    claim: Claim,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
 ) -> Result<Option<Guard>, Failure> {
-    let place = target.place();
+    let (place, talk) = (claim.target.place(), claim.talk);
     let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let claim = Arc::new(Claim {
-        target,
-        patience,
-        name: Mutex::default(),
-    });
+    let claim = Arc::new(claim);
     let (asking, setter) = (Arc::clone(&claim), is_over.clone());
     let waiting = thread::Builder::new()
         .name("waiting".into())
@@ -60,7 +45,7 @@ pub(super) fn wait(
             guard
         })
         .map_err(Failure::cannot_start_thread)?;
-    let line = WaitingLine::start(PROGRAM, patience.talk, move || claim.describe());
+    let line = WaitingLine::start(PROGRAM, talk, move || claim.describe());
     let events: Vec<&Event> = [&is_over].into_iter().chain(abandoned).collect();
     let killed = signals.wait_for(&events).err();
     drop(line);
@@ -74,26 +59,29 @@ pub(super) fn wait(
     waiting.join().expect("the thread does not panic")
 }
 
-/// What is waited for, and under which name the server knows the waiter.
-struct Claim {
-    target: Target,
-    patience: Patience,
+/// What is waited for, how, and under which name the server knows the waiter.
+pub(super) struct Claim {
+    pub(super) target: Target,
+    /// In whole seconds; `None` for no limit.
+    pub(super) timeout: Option<Duration>,
+    /// How long a server may be away; zero if it is not tried again.
+    pub(super) retry: Duration,
+    pub(super) talk: Talk,
     /// The latest connection, as the server shows it.
-    name: Mutex<Option<String>>,
+    pub(super) name: Mutex<Option<String>>,
 }
 
 impl Claim {
     /// Asks for the key; again after a failure that may pass, if the user wants that. `None` if
     /// another client held the key all that time.
     fn ask(&self) -> Result<Option<Guard>, Failure> {
-        let Patience { timeout, retry, .. } = self.patience;
         let mut outage = Outage::new();
         let began = Instant::now();
-        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
+        let ends_at = self.timeout.and_then(|timeout| began.checked_add(timeout));
         loop {
             let asked_at = Instant::now();
             let mut answered_at = None;
-            let wait = wait_of(timeout).after(began.elapsed());
+            let wait = wait_of(self.timeout).after(began.elapsed());
             let asked = self.target.lock().claim(wait, |connection| {
                 answered_at = Some(Instant::now());
                 *self.name.lock() = connection.name_at_server();
@@ -110,7 +98,7 @@ impl Claim {
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = Outage::new();
             }
-            let pause = may_pass(&error).then(|| outage.pause(retry, ends_at));
+            let pause = may_pass(&error).then(|| outage.pause(self.retry, ends_at));
             match pause.flatten() {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(self.target.failure(&error)),
@@ -184,30 +172,25 @@ fn may_pass(error: &Error) -> bool {
 /// for its queue. `None` if the answer is something else.
 fn describe_queue(json: &str, name: Option<&str>) -> Option<String> {
     let answer: Value = serde_json::from_str(json).ok()?;
-    let queue = answer.get("keys")?.get(0)?;
-    let waiters = queue.get("waiters")?.as_array()?;
+    let queue = &answer["keys"][0];
+    let mut waiters = queue["waiters"].as_array()?.iter();
     let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
-    let ahead = waiters.iter().position(|waiter| {
-        waiter
-            .get("peer")
-            .and_then(Value::as_str)
-            .is_some_and(is_ours)
-    });
+    let ahead = waiters.position(|waiter| waiter["peer"].as_str().is_some_and(is_ours));
     let mut text = match ahead {
         Some(ahead) => format!("{ahead} ahead"),
         // The way to the server changes addresses, or the queue is longer than the answer.
-        None => format!("{} waiting", queue.get("waiter_count")?.as_u64()?),
+        None => format!("{} waiting", queue["waiter_count"].as_u64()?),
     };
     if let Some(holder) = queue.get("holders")?.get(0) {
         let who = ["tag", "peer"].into_iter().find_map(|member| {
-            let text = holder.get(member)?.as_str()?;
+            let text = holder[member].as_str()?;
             Some(Plain(text.as_bytes()).to_string()).filter(|text| !text.is_empty())
         });
         let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
         // It is a number with a fraction, and not negative.
-        let held_for = age(holder.get("age_s")?.as_f64()? as u64);
+        let held_for = age(holder["age_s"].as_f64()? as u64);
         text += &format!(", held by {who} for {held_for}");
-        match queue.get("holder_count")?.as_u64()? {
+        match queue["holder_count"].as_u64()? {
             0 | 1 => {}
             count => text += &format!(" and by {} more", count - 1),
         }

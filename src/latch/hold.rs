@@ -7,20 +7,17 @@ use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::claim::wait;
 use super::run::{finish_release, release};
-use super::servers::Target;
 use super::{busy, options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
-    let client = options.client(options.timeout)?;
-    let target = Target::new(client, &options.key, options.lease, options.limit);
-    let target = target.tagged(options.tag.as_deref(), PROGRAM);
+    let claim = options.claim(PROGRAM)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = target.place();
+    let place = claim.target.place();
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);
-    match wait(target, options.patience(), abandoned, &mut signals)? {
+    match wait(claim, abandoned, &mut signals)? {
         Some(guard) => keep(guard, &place, &input, &mut signals),
         None => Err(busy(&place, options.busy_status)),
     }

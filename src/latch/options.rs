@@ -1,9 +1,10 @@
 //! The command line of `latch`: see latch(1).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use argh::FromArgs;
+use parking_lot::Mutex;
 
 use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
@@ -11,8 +12,9 @@ use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::{Address, Client, Error};
 
-use super::claim::Patience;
-use super::{servers, usage, FILE_ERROR};
+use super::claim::Claim;
+use super::servers::{self, Target};
+use super::{usage, FILE_ERROR};
 
 /// The options that need no value, in both forms.
 pub(super) const BOOLEANS: &[&str] = &[
@@ -142,12 +144,17 @@ macro_rules! keeping_command {
         }
 
         impl $name {
-            pub(super) fn patience(&self) -> Patience {
-                Patience {
+            /// What it asks for, in the name of `command`.
+            pub(super) fn claim(&self, command: impl AsRef<Path>) -> Result<Claim, Failure> {
+                let client = self.client(self.timeout)?;
+                let target = Target::new(client, &self.key, self.lease, self.limit);
+                Ok(Claim {
+                    target: target.tagged(self.tag.as_deref(), command),
                     timeout: self.timeout,
                     retry: self.retry,
                     talk: Talk::of(self.quiet == Some(true), self.verbose == Some(true)),
-                }
+                    name: Mutex::default(),
+                })
             }
         }
     };

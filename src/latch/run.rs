@@ -11,7 +11,6 @@ use crate::supervise::{self, Event, Job, SignalWatch};
 use crate::text::reason;
 
 use super::claim::wait;
-use super::servers::Target;
 use super::{busy, complain, options, shown, usage, LOST};
 
 /// How long the release may take when the command has ended.
@@ -23,13 +22,11 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let client = options.client(options.timeout)?;
-    let target = Target::new(client, &options.key, options.lease, options.limit);
-    let target = target.tagged(options.tag.as_deref(), &command[0]);
+    let claim = options.claim(&command[0])?;
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = target.place();
-    match wait(target, options.patience(), None, &mut signals)? {
+    let place = claim.target.place();
+    match wait(claim, None, &mut signals)? {
         Some(guard) => run_under(guard, &place, options, command, &mut signals),
         None if options.busy_ok => Ok(0),
         None => Err(busy(&place, options.busy_status)),
