@@ -40,22 +40,21 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     granted.connection.finish();
     let slot = target.slot.with_lease(grant.lease);
     let mut connection = target.connect()?;
-    match connection.renew(key, slot, grant.token) {
-        Ok(_) => match output::print(&format!("{}\n", grant.token)) {
-            Ok(()) => Ok(0),
-            Err(error) => {
-                // No other process has the token to release the lock with.
-                let _ = connection.release(key, slot, grant.token);
-                Err(unprintable(&error))
-            }
-        },
-        Err(Error::Refused) => Err(target.fails(
+    let renewed = connection.renew(key, slot, grant.token);
+    renewed.map_err(|error| match error {
+        Error::Refused => target.fails(
             LOST,
             "the server released it when the connection closed; it keeps locks only if it runs \
              with --no-auto-release-on-disconnect; use latch hold or latch run",
-        )),
-        Err(error) => Err(target.failure(&error)),
-    }
+        ),
+        error => target.failure(&error),
+    })?;
+    output::print(&format!("{}\n", grant.token)).map_err(|error| {
+        // No other process has the token to release the lock with.
+        let _ = connection.release(key, slot, grant.token);
+        unprintable(&error)
+    })?;
+    Ok(0)
 }
 
 pub(super) fn renew(options: &options::Renew) -> CommandResult {

@@ -69,21 +69,20 @@ pub fn main() -> ExitCode {
 /// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
 /// it belongs there; or that an option is in front of the sub-command, or that there is none such.
 fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
+    let first = ours.first().and_then(|word| word.to_str());
+    let first = first.unwrap_or_default();
     if let Some(option) = reason.strip_prefix("unknown option: ") {
-        let first = ours.first().and_then(|word| word.to_str());
-        return match first.is_some_and(|first| first.split('=').next() == Some(option)) {
-            true => format!("options come after the command: {option}"),
-            false => reason,
-        };
+        if first.split('=').next() == Some(option) {
+            return format!("options come after the command: {option}");
+        }
+    } else if let Some(word) = reason.strip_prefix("unexpected argument: ") {
+        if first == "run" && command.is_empty() {
+            return "put -- before the command".into();
+        } else if first == word {
+            return format!("unknown command: {word}");
+        }
     }
-    let Some(word) = reason.strip_prefix("unexpected argument: ") else {
-        return reason;
-    };
-    match ours.first() {
-        Some(name) if name == "run" && command.is_empty() => "put -- before the command".into(),
-        Some(name) if name == word => format!("unknown command: {word}"),
-        _ => reason,
-    }
+    reason
 }
 
 fn explain(failure: &Failure) {
