@@ -23,11 +23,8 @@ impl<'a> Escaped<'a> {
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_ambiguous = |byte: &u8| matches!(*byte, b' ' | b'"' | b'\'' | b'\\' | b'=');
-        let quote = if self.0.is_empty() || self.0.iter().any(is_ambiguous) {
-            "\""
-        } else {
-            ""
-        };
+        let is_quoted = self.0.is_empty() || self.0.iter().any(is_ambiguous);
+        let quote = if is_quoted { "\"" } else { "" };
         f.write_str(quote)?;
         for byte in self.0 {
             match byte {

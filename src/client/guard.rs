@@ -531,12 +531,11 @@ impl Keeper {
         if self.outage.as_ref().is_some_and(|outage| outage.is_looking) {
             return self.hear_of_holder();
         }
-        let lease = match self.held.connection.renewal_reply() {
-            Ok(Some(lease)) => lease,
-            Ok(None) => return Ok(()),
+        match self.held.connection.renewal_reply() {
+            Ok(Some(lease)) => self.renewed(lease, sent_at),
+            Ok(None) => {}
             Err(error) => return self.survive(error),
-        };
-        self.renewed(lease, sent_at);
+        }
         Ok(())
     }
 

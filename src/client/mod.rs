@@ -331,7 +331,8 @@ impl<'a> Lock<'a> {
     /// Whether the key and the slot can be asked for at all.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_key(self.key)?;
-        self.slot.check()
+        self.slot.checked_lease()?;
+        self.slot.checked_limit().map(drop)
     }
 
     /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:

@@ -49,11 +49,6 @@ impl Slot {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
-        self.checked_lease()?;
-        self.checked_limit().map(drop)
-    }
-
     pub(super) fn kind(&self) -> Kind {
         match self.limit {
             None => Kind::Lock,
