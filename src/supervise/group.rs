@@ -258,18 +258,16 @@ impl<'a> Group<'a> {
             // It may have had no time to do that, and a shell does it only after a signal.
             self.terminal.restore_modes();
         }
-        Some(match status.signal() {
-            Some(signal) => Finish::Killed(Killed {
-                signal,
-                foreground: match self.passed_on == Some(signal) {
-                    // We received this signal, and passed it on: it was not typed.
-                    true => Foreground::Ours,
-                    false => self.foreground,
-                },
-            }),
+        let Some(signal) = status.signal() else {
             // The system keeps the status in eight bits.
-            None => Finish::Exited(status.code().unwrap_or_default() as u8),
-        })
+            return Some(Finish::Exited(status.code().unwrap_or_default() as u8));
+        };
+        let foreground = match self.passed_on == Some(signal) {
+            // We received this signal, and passed it on: it was not typed.
+            true => Foreground::Ours,
+            false => self.foreground,
+        };
+        Some(Finish::Killed(Killed { signal, foreground }))
     }
 
     /// When to look again even without a signal: for the kill, and for processes of the group that

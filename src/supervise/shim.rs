@@ -110,12 +110,10 @@ pub fn exec_shim(program: &str) {
     );
     // If stderr is closed, the exit status still says it.
     let _ = io::stderr().write_all(line.as_bytes());
-    let status = if error.kind() == io::ErrorKind::NotFound {
-        NOT_FOUND
-    } else {
-        CANNOT_RUN
-    };
-    std::process::exit(status);
+    std::process::exit(match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        _ => CANNOT_RUN,
+    });
 }
 
 /// Whether no directory of PATH has the command. The system reports the same error for a directory

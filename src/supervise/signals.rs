@@ -80,10 +80,8 @@ impl SignalWatch {
                 match signal {
                     SIGTSTP | SIGTTIN | SIGTTOU if has_job_control() => stop(signal, None),
                     signal if PASSED_ON.contains(&signal) => {
-                        return Err(Killed {
-                            signal,
-                            foreground: Foreground::Ours,
-                        });
+                        let foreground = Foreground::Ours;
+                        return Err(Killed { signal, foreground });
                     }
                     _ => {}
                 }

@@ -7,12 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 
-use crate::sys::event::Event;
+use crate::sys::event::{wait_for, Event};
 
 /// How long a wait is before an input that is closed ends it. A lock that is free is granted
 /// before, however the two threads run.
@@ -67,8 +66,7 @@ fn read_to_end(mut input: impl Read + AsFd) -> io::Result<()> {
 /// is for another: to read it would stop this one (SIGTTIN).
 fn wait_for_input(input: &impl AsFd) -> io::Result<()> {
     loop {
-        let mut watched = [PollFd::new(input, PollFlags::IN)];
-        retry_on_intr(|| poll(&mut watched, None))?;
+        wait_for(&mut [PollFd::new(input, PollFlags::IN)], None)?;
         // What has no foreground is no terminal, or one that has hung up.
         if tcgetpgrp(input).map_or(true, |foreground| foreground == getpgrp()) {
             return Ok(());
