@@ -97,7 +97,7 @@ fn not_held(target: &Target, error: &Error) -> Failure {
 pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     let target = Target::new(options.client(None)?, &options.key, None, None);
     let file = options.admin_token_file.as_deref();
-    let admin_token = file.map(|file| secret::read(Path::new(file))).transpose();
+    let admin_token = file.map(secret::read).transpose();
     let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
     let mut connection = target.connect()?;
     let has_holders = match connection.holders(Some(&target.key)) {
@@ -129,8 +129,8 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
 }
 
 /// The failure about the file with the admin token.
-fn unusable(file: Option<&str>, why: &str) -> Failure {
-    let file = Path::new(file.unwrap_or_default());
+fn unusable(file: Option<&Path>, why: &str) -> Failure {
+    let file = file.unwrap_or(Path::new(""));
     Failure::new(FILE_ERROR, unusable_file("admin token", file, why))
 }
 

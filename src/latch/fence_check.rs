@@ -25,12 +25,11 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     let token = token(&options.token)?;
-    let file = Path::new(&options.file);
-    match remember_if_current(file, token.fence()) {
+    match remember_if_current(&options.file, token.fence()) {
         Ok(true) => Ok(0),
         Ok(false) => Err(Failure::silent(OUTDATED)),
         Err(error) => {
-            let message = unusable_file("fence", options.file.as_ref(), reason(&error));
+            let message = unusable_file("fence", &options.file, reason(&error));
             Err(Failure::new(FILE_ERROR, message))
         }
     }

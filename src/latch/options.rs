@@ -296,7 +296,7 @@ command! {
         pub(super) fence: Option<u64>,
         /// a file with the admin token of the server
         #[argh(option, arg_name = "path")]
-        pub(super) admin_token_file: Option<String>,
+        pub(super) admin_token_file: Option<PathBuf>,
     }
 }
 
@@ -348,7 +348,7 @@ impl Stats {
 pub(super) struct FenceCheck {
     /// the file with the highest fence; created if it does not exist
     #[argh(positional)]
-    pub(super) file: String,
+    pub(super) file: PathBuf,
     /// the token to check
     #[argh(positional)]
     pub(super) token: String,
