@@ -14,6 +14,8 @@ use rustix::process::{getpgrp, getpid, getppid, set_parent_process_death_signal,
 use rustix::termios::tcsetpgrp;
 use signal_hook::consts::signal::SIGTERM;
 
+use crate::text::{reason, Plain};
+
 use super::terminal::Foreground;
 use super::Job;
 
@@ -39,10 +41,8 @@ const SYSTEM_ERROR: i32 = 71;
 
 /// Checks, before a wait for a lock, that a command can be started: that /proc is mounted.
 pub fn check_proc() -> Result<(), String> {
-    match fs::metadata(THIS_PROGRAM) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("{THIS_PROGRAM}: {}", crate::text::reason(&error))),
-    }
+    let found = fs::metadata(THIS_PROGRAM).map(drop);
+    found.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))
 }
 
 /// Starts the shim, which becomes the command, in a process group of its own.
@@ -66,10 +66,8 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
             Foreground::Ours => "-",
         })
         .args(job.command)
+        .envs(job.environment.iter().cloned())
         .process_group(0);
-    for (name, value) in job.environment {
-        shim.env(name, value);
-    }
     let child = shim.spawn()?;
     Ok(Pid::from_child(&child))
 }
@@ -103,11 +101,7 @@ pub fn exec_shim(program: &str) {
         true => b"\"\"",
         false => command.as_bytes(),
     };
-    let line = format!(
-        "{program}: {}: {}\n",
-        crate::text::Plain(name),
-        crate::text::reason(&error)
-    );
+    let line = format!("{program}: {}: {}\n", Plain(name), reason(&error));
     // If stderr is closed, the exit status still says it.
     let _ = io::stderr().write_all(line.as_bytes());
     std::process::exit(match error.kind() {

@@ -148,13 +148,11 @@ impl Killed {
     /// an exit, and ends its loop or its script after Ctrl-C. Call it last. If it returns, the
     /// process exits with the status that it returns.
     pub fn follow(self) -> u8 {
-        let typed = [(SIGINT, Signal::INT), (SIGQUIT, Signal::QUIT)];
-        let typed = typed.iter().find(|(number, _)| *number == self.signal);
-        if let (Some((_, signal)), Foreground::Command, Some(group)) =
-            (typed, self.foreground, our_group())
-        {
+        let group = our_group().filter(|_| self.foreground == Foreground::Command);
+        let typed = Signal::from_named_raw(self.signal);
+        if let (Some(typed @ (Signal::INT | Signal::QUIT)), Some(group)) = (typed, group) {
             // This reaches the script that runs us, or the rest of our pipeline.
-            let _ = kill_process_group(group, *signal);
+            let _ = kill_process_group(group, typed);
         }
         // Process 1 cannot end itself by a signal.
         if PASSED_ON.contains(&self.signal) && getpid() != Pid::INIT {
