@@ -124,11 +124,9 @@ impl Origins {
     }
 
     fn overrule(&self, option: &str, rivals: &[[&str; 2]]) -> bool {
-        self.get(option).is_some()
-            || rivals
-                .iter()
-                .filter(|pair| pair.contains(&option))
-                .any(|pair| pair.iter().any(|rival| self.get(rival).is_some()))
+        let pairs = rivals.iter().filter(|pair| pair.contains(&option));
+        let mut options = pairs.flatten().chain([&option]);
+        options.any(|option| self.get(option).is_some())
     }
 }
 

@@ -74,12 +74,10 @@ pub fn time(text: &str) -> Result<Duration, String> {
 
 /// A time in whole seconds, or the range that is expected.
 pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
+    let (least, most) = (range.start(), range.end());
     duration(text)
         .filter(|time| time.subsec_nanos() == 0 && range.contains(&time.as_secs()))
-        .ok_or_else(|| {
-            let (least, most) = range.into_inner();
-            format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s")
-        })
+        .ok_or_else(|| format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s"))
 }
 
 /// The permissions of a file, in octal.
