@@ -122,8 +122,9 @@ impl Connection {
         let (stream, deadline, reached) = settings.connect(server, within, others)?;
         let mut connection = Connection {
             others,
+            reached,
             stream: Some(stream),
-            ..Connection::unconnected(server, reached, settings)
+            ..Connection::unconnected(server, settings)
         };
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
@@ -141,8 +142,7 @@ impl Connection {
         self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`. Calls `answered` once
-    /// the server has answered to the tag, if there is one.
+    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,

@@ -401,9 +401,6 @@ impl<'a> Lock<'a> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
-            if connection.tag.is_none() {
-                answered(connection);
-            }
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
             let (key, slot) = (self.key, self.slot);

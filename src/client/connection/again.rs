@@ -64,15 +64,11 @@ impl Connection {
     }
 
     /// A connection that has yet to be made.
-    pub(super) fn unconnected(
-        server: &Address,
-        reached: Address,
-        settings: &Settings,
-    ) -> Connection {
+    pub(super) fn unconnected(server: &Address, settings: &Settings) -> Connection {
         Connection {
             server: server.clone(),
             others: 0,
-            reached,
+            reached: server.clone(),
             stream: None,
             buffer: Vec::new(),
             has_answered: false,
@@ -87,11 +83,10 @@ impl Connection {
 
     /// Another connection to the same servers, that has yet to be made.
     pub(in crate::client) fn another(&self) -> Connection {
-        let reached = self.reached.clone();
         Connection {
-            others: self.others,
+            reached: self.reached.clone(),
             accepted_tag: self.accepted_tag.clone(),
-            ..Connection::unconnected(&self.server, reached, &self.settings)
+            ..Connection::unconnected(&self.server, &self.settings)
         }
     }
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::{Connection, Error, Reply, Request};
 
 impl Connection {
-    /// Sends a claim, behind the tag in the same write, and reads both replies.
+    /// Sends a claim, behind the tag in the same write, and reads both replies. Calls `answered` in
+    /// between; at once if there is no tag.
     pub(super) fn claim(
         &mut self,
         request: &Request<'_>,
@@ -13,6 +14,7 @@ impl Connection {
         answered: impl FnOnce(&Connection),
     ) -> Result<Reply, Error> {
         let Some(tag) = self.tag.clone() else {
+            answered(self);
             return self.exchange(request, due);
         };
         let tag = Request::Tag(&tag);
