@@ -10,11 +10,10 @@ use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
-use crate::client::{Address, Client, Error};
+use crate::client::{Address, Client};
 
 use super::claim::Claim;
 use super::servers::{self, Target};
-use super::{usage, FILE_ERROR};
 
 /// The options that need no value, in both forms.
 pub(super) const BOOLEANS: &[&str] = &[
@@ -98,10 +97,7 @@ macro_rules! command {
                     self.tls_ca.as_deref(),
                     self.tls_name.as_deref(),
                 )
-                .map_err(|error| match error {
-                    Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
-                    _ => usage(error),
-                })
+                .map_err(servers::unusable)
             }
         }
     };

@@ -12,7 +12,7 @@ use crate::client::{
 };
 use crate::text::Plain;
 
-use super::{busy, failure, shown};
+use super::{busy, failure, shown, usage, FILE_ERROR};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -46,6 +46,14 @@ pub(super) fn client(
         tls: environment::tls(tls, tls_ca, tls_name)?,
     };
     Ok(Client::with_settings(servers, settings))
+}
+
+/// The failure for a wrong environment, or for what the command line has in its place.
+pub(super) fn unusable(error: Error) -> Failure {
+    match error {
+        Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
+        _ => usage(error),
+    }
 }
 
 /// What a command asks for: a key, as a lock or a semaphore, and the client of its server.
