@@ -166,7 +166,6 @@ pub fn parse_rows<T: Rows>(
 }
 
 impl Variables<'_> {
-    /// Adds the options that variables set, and says where all come from.
     fn add_to(&self, arguments: &mut Vec<Argument>, rows: &[Row]) -> Origins {
         let names = arguments.iter().map(|(name, _)| name.clone());
         let mut origins = Origins(names.map(|name| (name.clone(), name)).collect());
@@ -242,7 +241,6 @@ fn read<T: FromArgs>(
     Ok(read)
 }
 
-/// Has argh make sense of the arguments.
 fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins) -> Parsed<T> {
     let words = arguments
         .iter()

@@ -12,7 +12,6 @@ pub const SYSTEM_ERROR: u8 = 71;
 /// How a command ends: with an exit status, or with a failure.
 pub type CommandResult = Result<u8, Failure>;
 
-/// Why a command fails.
 #[derive(Debug)]
 pub struct Failure {
     pub status: u8,
@@ -21,7 +20,6 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with a reason.
     pub fn new(status: u8, message: impl Display) -> Failure {
         Failure {
             status,
@@ -45,7 +43,6 @@ impl Failure {
         Failure::system("catch signals", reason(&error))
     }
 
-    /// A failure that only the exit status tells of.
     pub fn silent(status: u8) -> Failure {
         Failure {
             status,

@@ -5,7 +5,6 @@ use std::io::{self, Write};
 
 use crate::text::reason;
 
-/// Writes `text` to stdout at once.
 pub fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     stdout.write_all(text.as_bytes())?;
@@ -20,7 +19,6 @@ pub fn print_if_read(text: &str) -> io::Result<()> {
     }
 }
 
-/// The message for a text that could not be printed.
 pub fn unprintable(error: &io::Error) -> String {
     format!("standard output: {}", reason(error))
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 // Variables of the client library are switches, too.
 pub use crate::text::{digits, yes_or_no};
 
-/// A number in decimal digits, or the range that is expected.
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
 where
     N: FromStr + PartialOrd + Display,
@@ -67,7 +66,6 @@ fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
     Some(whole + fraction.parse::<u128>().ok()? * nanoseconds / scale)
 }
 
-/// A time, or what is expected.
 pub fn time(text: &str) -> Result<Duration, String> {
     duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
 }
@@ -98,7 +96,6 @@ pub fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, S
     })
 }
 
-/// A path that is not empty.
 pub fn path(text: &str) -> Result<PathBuf, String> {
     match text {
         "" => Err("expected a path".into()),

@@ -15,7 +15,6 @@ use super::{
     PROGRAM, PROTOCOL, UNAVAILABLE,
 };
 
-/// Waits until the lock is granted, and releases it at once.
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let client = options.client(options.timeout)?;
     let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
@@ -128,7 +127,6 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     })
 }
 
-/// The failure about the file with the admin token.
 fn unusable(file: Option<&Path>, why: &str) -> Failure {
     let file = file.unwrap_or(Path::new(""));
     Failure::new(FILE_ERROR, unusable_file("admin token", file, why))

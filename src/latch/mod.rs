@@ -150,7 +150,6 @@ fn busy(place: &str, status: Option<u8>) -> Failure {
     Failure::new(status, format_args!("{place}: another client holds it"))
 }
 
-/// Turns an error of the client library into a failure about the key, the server, or both.
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
         Error::System(_) => SYSTEM_ERROR,

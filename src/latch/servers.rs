@@ -65,7 +65,6 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Does not connect.
     pub(super) fn new(
         client: Client,
         key: &str,
@@ -133,7 +132,6 @@ impl Target {
         format!("{} at {}", shown(&self.key), shown(&server))
     }
 
-    /// A failure about the key.
     pub(super) fn fails(&self, status: u8, why: &str) -> Failure {
         Failure::new(status, format_args!("{}: {why}", self.place()))
     }
@@ -150,7 +148,6 @@ impl Target {
     }
 }
 
-/// How long to wait, by the value of `--timeout`.
 pub(super) fn wait_of(timeout: Option<Duration>) -> Wait {
     timeout.map_or(Wait::Forever, Wait::UpTo)
 }

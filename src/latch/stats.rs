@@ -144,7 +144,6 @@ fn screen(answers: Answers<'_>) -> String {
     text + "\u{1b}[J"
 }
 
-/// The time, and the server if there is one.
 fn title(answers: &Answers<'_>) -> String {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
     let seconds = since_1970.unwrap_or_default().as_secs() % 86_400;

@@ -160,7 +160,6 @@ impl Table {
         }
     }
 
-    /// A table of one line.
     pub(super) fn line(text: String) -> Table {
         Table {
             head: vec![text],
@@ -168,18 +167,15 @@ impl Table {
         }
     }
 
-    /// The same under one more line.
     pub(super) fn under(mut self, title: String) -> Table {
         self.head.insert(0, title);
         self
     }
 
-    /// The number of lines.
     fn len(&self) -> usize {
         self.head.len() + self.rows.len() + self.foot.len()
     }
 
-    /// All lines.
     pub(super) fn lines(self) -> Vec<String> {
         [self.head, self.rows, self.foot].concat()
     }
@@ -211,7 +207,6 @@ pub(super) fn fit(tables: Vec<Table>, room: usize) -> Vec<String> {
     lines.take(room).collect()
 }
 
-/// The names of the columns.
 fn header(names: &str) -> Vec<String> {
     names.split(',').map(str::to_owned).collect()
 }
@@ -281,7 +276,6 @@ fn semaphore(entry: &Value) -> Option<Queue> {
     })
 }
 
-/// Untrusted text in printable ASCII.
 fn escaped(text: &str) -> String {
     Escaped(text.as_bytes()).to_string()
 }

@@ -211,7 +211,6 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Ends the command because the lock is lost.
     pub(super) fn lose(&mut self) {
         self.is_lost = true;
         self.terminate();
@@ -226,7 +225,6 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Sends SIGTERM or SIGKILL if its time has come.
     pub(super) fn kill_if_due(&mut self) {
         match self.ending {
             Ending::TermAt(time) if time <= Moment::now() => self.terminate(),

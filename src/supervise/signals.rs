@@ -43,7 +43,6 @@ pub struct SignalWatch {
 }
 
 impl SignalWatch {
-    /// Catches the signals from now on.
     pub fn new() -> io::Result<SignalWatch> {
         let ignored = process::ignored_signals();
         // Blocked, SIGTTOU does not stop us while we take the terminal back in the background. What

@@ -29,7 +29,6 @@ pub struct StdinWatch {
 }
 
 impl StdinWatch {
-    /// Begins to read.
     pub fn watch() -> io::Result<StdinWatch> {
         let (closed, abandoned) = (Event::new()?, Event::new()?);
         let events = (closed.clone(), abandoned.clone());

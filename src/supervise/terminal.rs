@@ -91,7 +91,6 @@ impl Terminal {
         }
     }
 
-    /// Gives the terminal to the group, and says whether that worked.
     fn give_to(&self, group: Pid) -> bool {
         // Blocked, SIGTTOU does not keep us from doing that in the background.
         let blocked = SigSet::from(NixSignal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
