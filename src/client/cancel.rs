@@ -65,13 +65,6 @@ impl CancelHandle {
         self.0.is_set()
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
-        if self.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        Ok(())
-    }
-
     /// Waits for at most `time` until the stream is readable, and tells whether it is. Fails if the
     /// handle was cancelled and the stream is not readable.
     pub(super) fn wait_for(&self, stream: &Stream, time: Duration) -> Result<bool, Error> {

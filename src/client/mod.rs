@@ -339,8 +339,8 @@ impl<'a> Lock<'a> {
     /// so many other servers get their share of the time until then.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         self.check()?;
-        if let Some(handle) = self.cancelled_by {
-            handle.check()?;
+        if self.cancelled_by.is_some_and(CancelHandle::is_cancelled) {
+            return Err(Error::Cancelled);
         }
         let settings = &self.client.settings;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

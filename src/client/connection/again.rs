@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::mpsc::{channel, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Address, Connection, Error, Reply, Request, Settings};
 use crate::net::stream::Stream;
@@ -16,8 +16,8 @@ const STACK_LEN: usize = 128 * 1024;
 /// may wait. If it is dropped, its connection is closed as soon as there is one.
 pub(in crate::client) type Attempt = Receiver<Connected>;
 
-/// The stream, and the one server of the cluster that was reached.
-type Connected = Result<(Stream, Address), Error>;
+/// What [`Settings::connect`] returns.
+type Connected = Result<(Stream, Instant, Address), Error>;
 
 fn start_attempt(connect: impl FnOnce() -> Connected + Send + 'static) -> io::Result<Attempt> {
     let (sender, outcome) = channel();
@@ -48,15 +48,14 @@ impl Connection {
         attempt: &mut Option<Attempt>,
         within: Duration,
     ) -> Result<(), Error> {
-        let under_way = attempt
-            .take()
-            .map_or_else(|| self.start_attempt(within), Ok)?;
+        let under_way = attempt.take();
+        let under_way = under_way.map_or_else(|| self.start_attempt(within), Ok)?;
         let Ok(connected) = under_way.recv_timeout(within) else {
             *attempt = Some(under_way);
             let error = io::ErrorKind::TimedOut.into();
             return Err(Error::unreachable(&self.server, error));
         };
-        let (stream, reached) = connected?;
+        let (stream, _, reached) = connected?;
         self.close();
         (self.stream, self.reached) = (Some(stream), reached);
         self.greet();
@@ -94,11 +93,7 @@ impl Connection {
         // Without a lookup, it ends in the time for which it is waited for.
         let within = within.min(self.settings.connect_timeout) * 9 / 10;
         let (server, settings) = (self.server.clone(), self.settings.clone());
-        let connect = move || {
-            let (stream, _, reached) = settings.connect(&server, within, 0)?;
-            Ok((stream, reached))
-        };
-        start_attempt(connect).map_err(Error::System)
+        start_attempt(move || settings.connect(&server, within, 0)).map_err(Error::System)
     }
 
     /// Puts the auth token and the tag in front of the next request.
@@ -154,7 +149,8 @@ mod tests {
         let (found, is_found) = channel::<()>();
         let slow_lookup = move || {
             let _ = is_found.recv();
-            Ok((Stream::Unix(ours), Address::Unix("/nowhere".into())))
+            let nowhere = Address::Unix("/nowhere".into());
+            Ok((Stream::Unix(ours), Instant::now(), nowhere))
         };
         let attempt = start_attempt(slow_lookup).expect("a thread");
         let moment = Duration::from_millis(10);
