@@ -41,25 +41,6 @@ impl Talk {
             (false, true) => Talk::Always,
         }
     }
-
-    /// Where the next line belongs; `None` if there is to be none.
-    fn place(self) -> Option<Place> {
-        let stderr = io::stderr();
-        // In the background the line would be in the middle of what the user types.
-        let is_ours = || tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp());
-        match self {
-            Talk::Never => None,
-            _ if stderr.is_terminal() && is_ours() => Some(Place::SameLine),
-            Talk::OnTerminal => None,
-            Talk::Always => Some(Place::NextLine),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    SameLine,
-    NextLine,
 }
 
 /// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
@@ -116,25 +97,33 @@ fn speak(talk: Talk, describe: impl Fn() -> String, is_over: &Receiver<()>, line
     let mut pause = FIRST_AFTER;
     while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         pause = INTERVAL;
-        let Some(place) = talk.place() else {
+        let is_on_terminal = has_terminal();
+        if !is_on_terminal && talk != Talk::Always {
             continue;
-        };
+        }
         let text = describe();
         let mut line = line.lock();
         // If the wait ends after this look, the line is removed.
         if is_over.try_recv() != Err(TryRecvError::Empty) {
             return;
         }
-        let written = match place {
-            Place::SameLine => format!("\r\x1b[K{}", fitting(&text)),
-            Place::NextLine if line.said == text => continue,
-            Place::NextLine => format!("{text}\n"),
+        let written = match is_on_terminal {
+            true => format!("\r\x1b[K{}", fitting(&text)),
+            false if line.said == text => continue,
+            false => format!("{text}\n"),
         };
         if write_if_room(written.as_bytes()) {
-            line.is_shown |= place == Place::SameLine;
+            line.is_shown |= is_on_terminal;
             line.said = text;
         }
     }
+}
+
+/// Whether stderr is a terminal that this program has: in the background, a line would be in the
+/// middle of what the user types.
+fn has_terminal() -> bool {
+    let stderr = io::stderr();
+    stderr.is_terminal() && tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp())
 }
 
 /// Writes to stderr, and tells whether it had room in time. The line is a courtesy: neither a grant
@@ -199,6 +188,5 @@ mod tests {
         assert_eq!(Talk::of(true, true), Talk::Never);
         assert_eq!(Talk::of(false, true), Talk::Always);
         assert_eq!(Talk::of(false, false), Talk::OnTerminal);
-        assert_eq!(Talk::Never.place(), None);
     }
 }
