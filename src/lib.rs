@@ -16,8 +16,7 @@
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let server: Address = "127.0.0.1:6388".parse()?;
-//! # let running = Server::in_place_of(server);
-//! # let server = running.address();
+//! # let (_running, server) = Server::in_place_of(server);
 //! let guard = Client::new([server]).lock("nightly-backup").acquire()?;
 //! assert!(guard.is_held());
 //! guard.release()?;

@@ -25,8 +25,7 @@ use crate::sys::event::Event;
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server: Address = "127.0.0.1:6388".parse()?;
-/// # let running = Server::in_place_of(server);
-/// # let server = running.address();
+/// # let (_running, server) = Server::in_place_of(server);
 /// let client = Client::new([server]);
 /// let guard = client.lock("deploy").acquire()?;
 ///

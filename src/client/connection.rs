@@ -57,8 +57,7 @@ pub enum Enqueued {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server: Address = "127.0.0.1:6388".parse()?;
-/// # let running = Server::in_place_of(server);
-/// # let server = running.address();
+/// # let (_running, server) = Server::in_place_of(server);
 /// let mut connection = Connection::open(&server, &Settings::default())?;
 /// let grant = connection.acquire("ledger", Slot::LOCK, Wait::No)?.expect("it is free");
 /// assert!(connection.stats()?.contains("ledger"));

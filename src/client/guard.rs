@@ -82,8 +82,7 @@ impl fmt::Display for Loss {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server: Address = "127.0.0.1:6388".parse()?;
-/// # let running = Server::in_place_of(server);
-/// # let server = running.address();
+/// # let (_running, server) = Server::in_place_of(server);
 /// let client = Client::new([server]);
 /// let lock = client.lock("ledger").lease(Duration::from_secs(10));
 /// let guard = lock.acquire()?;

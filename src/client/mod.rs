@@ -9,8 +9,7 @@
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let server: Address = "127.0.0.1:6388".parse()?;
-//! # let running = Server::in_place_of(server);
-//! # let server = running.address();
+//! # let (_running, server) = Server::in_place_of(server);
 //! let client = Client::new([server]);
 //!
 //! let guard = client.lock("nightly-backup").acquire()?;
@@ -85,8 +84,7 @@ pub use tls::Tls;
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server: Address = "127.0.0.1:6388".parse()?;
-/// # let running = Server::in_place_of(server);
-/// # let server = running.address();
+/// # let (_running, server) = Server::in_place_of(server);
 /// let mut settings = Settings::default();
 /// settings.connect_timeout = Duration::from_secs(1);
 /// let client = Client::with_settings([server], settings);
@@ -144,12 +142,12 @@ impl Client {
     ///
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let running = Server::in_place_of("127.0.0.1:6388".parse()?);
-    /// # std::env::set_var("LATCH_SERVER", running.address().to_string());
+    /// # let (_running, server) = Server::in_place_of("127.0.0.1:6388".parse()?);
+    /// # std::env::set_var("LATCH_SERVER", server.to_string());
     /// # std::env::remove_var("LATCH_AUTH_TOKEN_FILE");
     /// let client = Client::from_env()?;
     /// assert!(client.lock("deploy").try_acquire()?.is_some());
-    /// # assert_eq!(client.servers(), [running.address()]);
+    /// # assert_eq!(client.servers(), [server]);
     /// # Ok(())
     /// # }
     /// ```
@@ -269,8 +267,7 @@ impl<'a> Lock<'a> {
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let server: Address = "127.0.0.1:6388".parse()?;
-    /// # let running = Server::in_place_of(server);
-    /// # let server = running.address();
+    /// # let (_running, server) = Server::in_place_of(server);
     /// let client = Client::new([server.clone()]);
     /// let guard = client.lock("ledger").tag("worker 7").acquire()?;
     /// let holders = client.connect(&server)?.holders(Some("ledger"))?;
@@ -428,8 +425,7 @@ impl<'a> Lock<'a> {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server: Address = "127.0.0.1:6388".parse()?;
-/// # let running = Server::in_place_of(server);
-/// # let server = running.address();
+/// # let (_running, server) = Server::in_place_of(server);
 /// let client = Client::new([server]);
 /// let guard = client.lock("deploy").acquire()?;
 ///

@@ -4,8 +4,9 @@
 struct Server(tempfile::TempDir);
 
 impl Server {
-    /// Starts one in place of that which the example names, and waits until it answers.
-    fn in_place_of(_named: latchd::client::Address) -> Server {
+    /// Starts one in place of that which the example names, and waits until it answers. Gives its
+    /// address, too.
+    fn in_place_of(_named: latchd::client::Address) -> (Server, latchd::client::Address) {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             let prefixes = ["LATCHD_", "DFLOCKD_", "LISTEN_", "NOTIFY_"];
@@ -22,11 +23,8 @@ impl Server {
             assert!(std::time::Instant::now() < deadline, "the server does not answer");
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
-        server
-    }
-
-    fn address(&self) -> latchd::client::Address {
-        latchd::client::Address::Unix(self.path())
+        let address = latchd::client::Address::Unix(server.path());
+        (server, address)
     }
 
     fn path(&self) -> std::path::PathBuf {
