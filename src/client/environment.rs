@@ -2,12 +2,11 @@
 //! user starts.
 
 use std::env::{self, VarError};
-use std::path::Path;
-#[cfg(feature = "tls")]
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::address::Address;
 use super::error::Error;
+use super::settings::Settings;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
 use crate::sys::secret;
@@ -36,21 +35,34 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     Ok(servers)
 }
 
-/// The auth token in the file that `LATCH_AUTH_TOKEN_FILE` names, if it names one.
-pub(crate) fn auth_token() -> Result<Option<String>, Error> {
-    let file = variable(AUTH_TOKEN_FILE)?;
-    file.map(|file| read_auth_token(file.as_ref())).transpose()
+/// The auth token, and how to speak TLS. What the options of latch leave open is up to
+/// `LATCH_AUTH_TOKEN_FILE`, `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
+pub(crate) fn settings(
+    auth_token_file: Option<&Path>,
+    is_tls_wanted: Option<bool>,
+    ca_file: Option<&Path>,
+    name: Option<&str>,
+) -> Result<Settings, Error> {
+    let file = match auth_token_file {
+        Some(file) => Some(file.to_owned()),
+        None => variable(AUTH_TOKEN_FILE)?.map(PathBuf::from),
+    };
+    let read =
+        |file: PathBuf| secret::read(&file).map_err(|error| Error::AuthTokenFile(file, error));
+    let auth_token = file.map(read).transpose()?;
+    #[cfg(not(feature = "tls"))]
+    refuse_tls(is_tls_wanted, ca_file, name)?;
+    Ok(Settings {
+        auth_token,
+        #[cfg(feature = "tls")]
+        tls: tls(is_tls_wanted, ca_file, name)?,
+        ..Settings::default()
+    })
 }
 
-/// The auth token in a file. An error names the file.
-pub(crate) fn read_auth_token(file: &Path) -> Result<String, Error> {
-    secret::read(file).map_err(|error| Error::AuthTokenFile(file.into(), error))
-}
-
-/// How to speak TLS, if that is wanted: a file or a name is a wish, too. What the options of latch
-/// leave open is up to `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
+/// How to speak TLS, if that is wanted: a file or a name is a wish, too.
 #[cfg(feature = "tls")]
-pub(crate) fn tls(
+fn tls(
     is_wanted: Option<bool>,
     ca_file: Option<&Path>,
     name: Option<&str>,
@@ -84,7 +96,7 @@ pub(crate) fn tls(
 /// Refuses options or an environment that ask for TLS, which this build does not have: the
 /// connection would not be encrypted.
 #[cfg(not(feature = "tls"))]
-pub(crate) fn refuse_tls(
+fn refuse_tls(
     is_wanted: Option<bool>,
     ca_file: Option<&Path>,
     name: Option<&str>,

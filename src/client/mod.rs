@@ -152,14 +152,7 @@ impl Client {
     /// # }
     /// ```
     pub fn from_env() -> Result<Client, Error> {
-        #[cfg(not(feature = "tls"))]
-        environment::refuse_tls(None, None, None)?;
-        let settings = Settings {
-            auth_token: environment::auth_token()?,
-            #[cfg(feature = "tls")]
-            tls: environment::tls(None, None, None)?,
-            ..Settings::default()
-        };
+        let settings = environment::settings(None, None, None, None)?;
         Ok(Client::with_settings(environment::servers()?, settings))
     }
 

@@ -7,9 +7,7 @@ use std::time::Duration;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
-use crate::client::{
-    environment, Address, Client, Connection, Error, Granted, Lock, Settings, Slot, Wait,
-};
+use crate::client::{environment, Address, Client, Connection, Error, Granted, Lock, Slot, Wait};
 use crate::text::Plain;
 
 use super::{busy, failure, shown, usage, FILE_ERROR};
@@ -32,19 +30,9 @@ pub(super) fn client(
         [] => environment::servers()?,
         named => named.to_vec(),
     };
-    let auth_token = match auth_token_file {
-        Some(file) => Some(environment::read_auth_token(file)?),
-        None => environment::auth_token()?,
-    };
-    #[cfg(not(feature = "tls"))]
-    environment::refuse_tls(tls, tls_ca, tls_name)?;
-    let settings = Settings {
-        connect_timeout,
-        reply_timeout: wait.map_or(connect_timeout, |_| ROUND_TRIP),
-        auth_token,
-        #[cfg(feature = "tls")]
-        tls: environment::tls(tls, tls_ca, tls_name)?,
-    };
+    let mut settings = environment::settings(auth_token_file, tls, tls_ca, tls_name)?;
+    settings.connect_timeout = connect_timeout;
+    settings.reply_timeout = wait.map_or(connect_timeout, |_| ROUND_TRIP);
     Ok(Client::with_settings(servers, settings))
 }
 
