@@ -375,8 +375,9 @@ fn two_standbys_make_no_loop() {
         asked.read_exact(&mut first).expect("a word");
         assert_eq!(&first, b"relay\n");
         let mut again = TcpStream::connect(back).expect("it listens");
-        again.write_all(&first).expect("a reader");
-        again.write_all(b"1\n_\nping\n_\n_\n").expect("a reader");
+        // In one piece: the standby may close the connection once it has read the word.
+        let relayed = [&first[..], b"1\n_\nping\n_\n_\n"].concat();
+        again.write_all(&relayed).expect("a reader");
         let mut said = Vec::new();
         let _ = again.read_to_end(&mut said);
         said
