@@ -2,33 +2,29 @@
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::lockfile::{Semaphore, SemaphoreGuard, Waited};
-use crate::supervise::{Event, SignalWatch, StdinWatch};
+use crate::lockfile::{Semaphore, Waited};
+use crate::supervise::StdinWatch;
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::run::{tell_busy, wait};
-use super::{acquired_object, slots, BUSY, DONE};
+use super::run::{prepare, refuse_run, wait};
+use super::{acquired_object, BUSY, DONE};
 
 /// Waits for the lock, prints its path, and keeps it until the standard input is closed or a signal
 /// comes.
 pub(super) fn hold(request: &SemaRequest) -> CommandResult {
-    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let lost_setter = lost.clone();
-    let watched = request.options.lock.clone().heartbeat(true);
-    let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
+    let (mut signals, lost, slots) = prepare(request)?;
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
         Waited::Granted(at, guard) => {
             tell_granted(&slots[at], request)?;
-            keep(guard, &slots[at], &[&input.closed, &lost], &mut signals)
+            let killed = signals.wait_for(&[&input.closed, &lost]).err();
+            let released = guard.release();
+            released.map_err(|error| Failure::about(slots[at].path(), &error))?;
+            Ok(killed.map_or(DONE, |killed| killed.follow()))
         }
-        Waited::Busy(at, busy) => {
-            tell_busy(&slots[at], &busy, request)?;
-            Ok(request.options.busy_status.unwrap_or(BUSY))
-        }
+        Waited::Busy(at, busy) => refuse_run(&slots[at], &busy, request, BUSY),
     }
 }
 
@@ -39,18 +35,4 @@ fn tell_granted(slot: &Semaphore, request: &SemaRequest) -> Result<(), Failure> 
         false => shown_path(slot.path()),
     };
     output::print(&format!("{line}\n")).map_err(Failure::unprintable)
-}
-
-/// Keeps the lock until one of the events is set or a signal comes, and releases it.
-fn keep(
-    guard: SemaphoreGuard<'_>,
-    slot: &Semaphore,
-    ends: &[&Event],
-    signals: &mut SignalWatch,
-) -> CommandResult {
-    let killed = signals.wait_for(ends).err();
-    guard
-        .release()
-        .map_err(|error| Failure::about(slot.path(), &error))?;
-    Ok(killed.map_or(DONE, |killed| killed.follow()))
 }

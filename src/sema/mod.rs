@@ -44,6 +44,9 @@ const LOST: u8 = 70;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 
+/// Why no lock can be at a path.
+const NOT_A_FILE: &str = "not a regular file";
+
 /// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
 /// The first line when the timeout of a command that takes the lock is over.
@@ -120,8 +123,8 @@ pub fn main() -> ExitCode {
 
 fn dispatch(request: &SemaRequest) -> CommandResult {
     match request.command {
-        SubCommand::Try => try_once(request),
-        SubCommand::Acquire => acquire(request),
+        SubCommand::Try => take(request, Some(Duration::ZERO), ALREADY_HELD),
+        SubCommand::Acquire => take(request, request.options.timeout, TIMEOUT),
         SubCommand::Release => release(request),
         SubCommand::Status => status(request),
         SubCommand::Wait => wait(request),
@@ -131,25 +134,9 @@ fn dispatch(request: &SemaRequest) -> CommandResult {
     }
 }
 
-fn try_once(request: &SemaRequest) -> CommandResult {
-    take(request, Some(Duration::ZERO), |slot, busy| {
-        tell_held(ALREADY_HELD, slot, busy, request)
-    })
-}
-
-fn acquire(request: &SemaRequest) -> CommandResult {
-    take(request, request.options.timeout, |slot, busy| {
-        tell_timeout(TIMEOUT, slot, busy, request)
-    })
-}
-
 /// Takes the lock, or one of the slots, within the timeout, and leaves it held. If there is none to
-/// take, `tell` says so.
-fn take(
-    request: &SemaRequest,
-    timeout: Option<Duration>,
-    tell: impl Fn(&Semaphore, &Busy) -> Result<(), Failure>,
-) -> CommandResult {
+/// take, prints the line `refusal`.
+fn take(request: &SemaRequest, timeout: Option<Duration>, refusal: &str) -> CommandResult {
     let slots = slots(request, &request.options.lock)?;
     let limit = WaitLimit::new(timeout, None);
     let line = match timeout {
@@ -160,11 +147,7 @@ fn take(
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
         Waited::Granted(at, ()) => acquired(&slots[at], request),
-        Waited::Busy(at, busy) => {
-            refuse_if_hopeless(&slots[at], &busy)?;
-            tell(&slots[at], &busy)?;
-            Ok(HELD)
-        }
+        Waited::Busy(at, busy) => refuse(refusal, &slots[at], &busy, request, HELD),
     }
 }
 
@@ -262,24 +245,15 @@ fn not_released(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> Command
         true => "Lock held by different process",
         false => "Lock not released",
     };
-    tell_held(line, slot, busy, request)?;
-    Ok(HELD)
+    refuse(line, slot, busy, request, HELD)
 }
 
 /// Why a lock file cannot be removed, apart from its holder.
 fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
-        Obstacle::NotAFile => Some("not a regular file"),
+        Obstacle::NotAFile => Some(NOT_A_FILE),
         Obstacle::NotRemovable => Some("this user may not remove the file"),
         _ => None,
-    }
-}
-
-/// Fails if the path can never be a lock.
-fn refuse_if_hopeless(slot: &Semaphore, busy: &Busy) -> Result<(), Failure> {
-    match impediment(busy.obstacle) {
-        Some(cause) if busy.is_hopeless() => Err(Failure::at(slot.path(), cause)),
-        _ => Ok(()),
     }
 }
 
@@ -319,11 +293,7 @@ fn wait(request: &SemaRequest) -> CommandResult {
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        Waited::Busy(at, busy) => {
-            refuse_if_hopeless(&slots[at], &busy)?;
-            tell_timeout(TIMEOUT_OF_WAIT, &slots[at], &busy, request)?;
-            Ok(HELD)
-        }
+        Waited::Busy(at, busy) => refuse(TIMEOUT_OF_WAIT, &slots[at], &busy, request, HELD),
     }
 }
 
@@ -382,42 +352,38 @@ fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &SemaRequest) -> C
 /// Prints what was done: as JSON with `--json`, else as a line, and not at all with `--quiet`.
 fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     if request.options.json {
-        print(&format!("{}\n", object.compact())).map_err(Failure::unprintable)?;
+        print_json(object)?;
     } else if !request.options.quiet {
         print(&format!("{line}\n")).map_err(Failure::unprintable)?;
     }
     Ok(DONE)
 }
 
-/// Prints that a lock is held, and who holds it.
-fn tell_held(
+/// Prints why a lock is not granted or not released, and who holds it. Fails if the path can never
+/// be a lock, else returns `status`.
+fn refuse(
     line: &str,
     slot: &Semaphore,
     busy: &Busy,
     request: &SemaRequest,
-) -> Result<(), Failure> {
-    if request.options.json {
-        print(&format!("{}\n", report::held(busy).compact())).map_err(Failure::unprintable)?;
-    } else if !request.options.quiet {
+    status: u8,
+) -> CommandResult {
+    if busy.obstacle == Obstacle::NotAFile {
+        return Err(Failure::at(slot.path(), NOT_A_FILE));
+    }
+    let is_json = request.options.json;
+    let is_json_alone = is_json && matches!(request.command, SubCommand::Try | SubCommand::Release);
+    if !request.options.quiet && !is_json_alone {
         complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
-    Ok(())
+    if is_json {
+        print_json(&report::held(busy))?;
+    }
+    Ok(status)
 }
 
-/// Prints that the timeout is over, who holds the lock, and what else prevents the grant.
-fn tell_timeout(
-    line: &str,
-    slot: &Semaphore,
-    busy: &Busy,
-    request: &SemaRequest,
-) -> Result<(), Failure> {
-    if !request.options.quiet {
-        complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
-    }
-    if request.options.json {
-        print(&format!("{}\n", report::held(busy).compact())).map_err(Failure::unprintable)?;
-    }
-    Ok(())
+fn print_json(object: &Object) -> Result<(), Failure> {
+    print(&format!("{}\n", object.compact())).map_err(Failure::unprintable)
 }
 
 /// The lock at the path, or all of its slots.

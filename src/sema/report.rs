@@ -11,6 +11,8 @@ use crate::cli::waiting::age;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status, WrittenHolder};
 use crate::text::Plain;
 
+use super::NOT_A_FILE;
+
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
 pub(super) struct Object(Vec<(&'static str, Member)>);
@@ -184,7 +186,7 @@ fn note(busy: &Busy) -> Option<&'static str> {
         // Presumably the holder has it locked.
         Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
         Obstacle::Locked => Some("another process keeps the file locked"),
-        Obstacle::NotAFile => Some("not a regular file"),
+        Obstacle::NotAFile => Some(NOT_A_FILE),
         Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::thread;
+use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
@@ -13,43 +14,51 @@ use crate::text::reason;
 
 use super::options::{LossPolicy, SemaRequest};
 use super::report::{complain, shown_path};
-use super::{
-    refuse_if_hopeless, slots, tell_timeout, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT,
-};
+use super::{refuse, slots, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT};
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
 pub(super) fn run(request: &SemaRequest) -> CommandResult {
-    let options = &request.options;
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
-    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let lost_setter = lost.clone();
-    let watched = options.lock.clone().heartbeat(true);
-    let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
+    let (mut signals, lost, slots) = prepare(request)?;
     let waited = wait(&slots, request, None, &mut signals)?;
     match waited {
         Waited::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
-        Waited::Busy(at, busy) => {
-            tell_busy(&slots[at], &busy, request)?;
-            // As flock(1) has it.
-            Ok(options.busy_status.unwrap_or(HELD))
-        }
+        // As flock(1) has it.
+        Waited::Busy(at, busy) => refuse_run(&slots[at], &busy, request, HELD),
     }
 }
 
-/// Prints that the lock was not granted, and who holds it.
-pub(super) fn tell_busy(
+/// The signals of this process, the event of a lost lock, and the locks to wait for.
+pub(super) fn prepare(
+    request: &SemaRequest,
+) -> Result<(SignalWatch, Event, Vec<Semaphore>), Failure> {
+    let signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
+    let lost = event()?;
+    let lost_setter = lost.clone();
+    let watched = request.options.lock.clone().heartbeat(true);
+    let slots = slots(request, &watched.on_lost(move || lost_setter.set()))?;
+    Ok((signals, lost, slots))
+}
+
+fn event() -> Result<Event, Failure> {
+    Event::new().map_err(Failure::cannot_catch_signals)
+}
+
+/// Prints that the lock was not granted, and who holds it. Returns the status for that, which is
+/// `status` by default.
+pub(super) fn refuse_run(
     slot: &Semaphore,
     busy: &Busy,
     request: &SemaRequest,
-) -> Result<(), Failure> {
-    refuse_if_hopeless(slot, busy)?;
+    status: u8,
+) -> CommandResult {
     let line = match request.options.timeout {
-        Some(timeout) if timeout.is_zero() => ALREADY_HELD,
+        Some(Duration::ZERO) => ALREADY_HELD,
         _ => TIMEOUT,
     };
-    tell_timeout(line, slot, busy, request)
+    let status = request.options.busy_status.unwrap_or(status);
+    refuse(line, slot, busy, request, status)
 }
 
 /// Runs the command while the guard holds the lock, and releases the lock.
@@ -61,8 +70,8 @@ fn run_under(
     lost: &Event,
 ) -> CommandResult {
     let (options, path) = (&request.options, slot.path());
-    let never = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let never = event()?;
+    let confirmed = event()?;
     let (lost, is_ignored) = match options.on_lost {
         LossPolicy::Term => (lost, false),
         LossPolicy::Ignore => (&never, true),
@@ -110,8 +119,8 @@ pub(super) fn wait<'a>(
         tag: options.tag.clone(),
         ..LockInfo::new()
     };
-    let cancel = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let over = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let cancel = event()?;
+    let over = event()?;
     let line = waiting_line(request)?;
     thread::scope(|scope| {
         let waiting = thread::Builder::new()
