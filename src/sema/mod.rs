@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
     let is_like_latch = matches!(command, Some(SubCommand::Run | SubCommand::Hold));
     let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => dispatch(&request),
-        Parsed::Print(text) => print(&text).map(|()| DONE).map_err(Failure::unprintable),
+        Parsed::Print(text) => print(&text).map(|()| DONE),
         Parsed::Usage(reason) => {
             complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
             return ExitCode::from(if is_like_latch { USAGE } else { OLDER_USAGE });
@@ -279,7 +279,7 @@ fn status(request: &SemaRequest) -> CommandResult {
             false => report::status_text(path, &status),
         });
     }
-    print(&texts.join(if options.json { "" } else { "\n" })).map_err(Failure::unprintable)?;
+    print(&texts.join(if options.json { "" } else { "\n" }))?;
     Ok(if is_any_free { DONE } else { HELD })
 }
 
@@ -354,7 +354,7 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     if request.options.json {
         print_json(object)?;
     } else if !request.options.quiet {
-        print(&format!("{line}\n")).map_err(Failure::unprintable)?;
+        print(&format!("{line}\n"))?;
     }
     Ok(DONE)
 }
@@ -383,7 +383,7 @@ fn refuse(
 }
 
 fn print_json(object: &Object) -> Result<(), Failure> {
-    print(&format!("{}\n", object.compact())).map_err(Failure::unprintable)
+    print(&format!("{}\n", object.compact()))
 }
 
 /// The lock at the path, or all of its slots.

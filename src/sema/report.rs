@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-pub(super) use crate::cli::output::print_if_read as print;
+use crate::cli::failure::Failure;
+use crate::cli::output;
 use crate::cli::waiting::age;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status, WrittenHolder};
 use crate::text::Plain;
@@ -126,8 +127,9 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
 
 /// A status as lines of `key: value`, with the path of a slot.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
-    let path = path.map_or_else(String::new, |path| format!("path: {}\n", shown_path(path)));
-    let object = Object::new().with("locked", status.is_locked());
+    let object = Object::new()
+        .with_any("path", path.map(shown_path))
+        .with("locked", status.is_locked());
     let object = match status.details() {
         None => object,
         Some(details) => object
@@ -139,28 +141,23 @@ pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
             .with("alive", alive(details.alive))
             .with("stale", if details.is_stale { "yes" } else { "no" }),
     };
-    path + &object.lines()
+    object.lines()
 }
 
 /// The holder of a lock, in indented lines.
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     let details = &busy.details;
-    let mut text = String::new();
-    let mut line = |key: &str, value: Option<String>| {
-        if let Some(value) = value {
-            text.push_str(&format!("  {key}: {value}\n"));
-        }
-    };
-    line("Holder PID", details.pid.map(|pid| pid.to_string()));
-    line("Path", Some(shown_path(path)));
-    line("Tag", details.tag.as_deref().map(shown));
-    line("Age", details.age.map(|age| format!("{age}s")));
     let is_unknown = details.alive == Alive::Unknown;
     let note = note(busy)
         .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
-    line("Note", note.map(str::to_owned));
-    text
+    Object::new()
+        .with_any("  Holder PID", details.pid)
+        .with("  Path", shown_path(path))
+        .with_any("  Tag", details.tag.clone())
+        .with_any("  Age", details.age.map(|age| format!("{age}s")))
+        .with_any("  Note", note)
+        .lines()
 }
 
 /// The holder of a lock in one line, as its file has it.
@@ -209,6 +206,11 @@ fn alive(alive: Alive) -> &'static str {
         Alive::No => "no",
         Alive::Unknown => "unknown",
     }
+}
+
+/// Prints on stdout.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    output::print_if_read(text).map_err(Failure::unprintable)
 }
 
 /// Prints on stderr. If that fails, the exit status still tells of the failure.

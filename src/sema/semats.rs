@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::cli::output::unprintable;
 use crate::lockfile::{
     acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
     Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
@@ -58,6 +57,9 @@ struct SematsRequest {
     help: bool,
 }
 
+/// The exit status of a command, or the failure to print on stderr.
+type Outcome = Result<u8, Object>;
+
 /// Runs one command and returns its exit status.
 pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     let request = read(arguments);
@@ -83,13 +85,15 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
         complain("Error: Lock path is required\n");
         return FAILED;
     };
-    match semaphore(Path::new(path)) {
-        Ok(semaphore) => command(&semaphore, &request),
-        Err(message) => {
-            complain(&format!("Error: {message}\n"));
-            FAILED
-        }
-    }
+    let failure = match semaphore(Path::new(path)) {
+        Ok(semaphore) => match command(&semaphore, &request) {
+            Ok(status) => return status,
+            Err(failure) => shown(&failure, &request),
+        },
+        Err(message) => format!("Error: {message}\n"),
+    };
+    complain(&failure);
+    FAILED
 }
 
 fn read(arguments: impl Iterator<Item = OsString>) -> SematsRequest {
@@ -154,35 +158,35 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
     })
 }
 
-fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
+fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     announce("Trying to acquire lock", semaphore, request);
     match semaphore.try_acquire_detached(&info(request)) {
-        Ok(Attempt::Granted(())) => granted(semaphore, request),
-        Ok(Attempt::Busy(busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Attempt::Granted(())) => Ok(granted(semaphore, request)),
+        Ok(Attempt::Busy(busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
         Ok(Attempt::Busy(busy)) => {
             let status = &busy.details;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
                 .undefined_or("holderPid", status.pid, request)
                 .undefined_or("lockedSince", status.timestamp, request);
-            print_out(&shown(&failure, request), FAILED)
+            Ok(print_out(&shown(&failure, request), FAILED))
         }
-        Err(error) => io_error(&error, request),
+        Err(error) => Err(io_error(error)),
     }
 }
 
-fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
+fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     announce("Acquiring lock", semaphore, request);
     let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
     match acquire_any_detached(slots, &info(request), &limit) {
-        Ok(Waited::Granted(..)) => granted(semaphore, request),
-        Ok(Waited::Busy(_, busy)) if busy.is_hopeless() => refused(busy.obstacle, request),
+        Ok(Waited::Granted(..)) => Ok(granted(semaphore, request)),
+        Ok(Waited::Busy(_, busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
         Ok(Waited::Busy(..)) => {
             let waited = request.timeout.unwrap_or_default().as_millis();
             let message = format!("Timeout waiting for lock after {waited}ms");
-            fail(&failed("TIMEOUT", &message), request)
+            Err(failed("TIMEOUT", &message))
         }
-        Err(error) => io_error(&error, request),
+        Err(error) => Err(io_error(error)),
     }
 }
 
@@ -201,7 +205,7 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     status
 }
 
-fn release(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
+fn release(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     announce("Releasing lock", semaphore, request);
     let asking = asking(semaphore);
     let own = ReleaseTerms {
@@ -218,34 +222,24 @@ fn release(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     match released {
         Ok(ReleaseOutcome::Released) => {
             let object = Object::new().with("status", "released");
-            print_out(&shown(&object, request), DONE)
+            Ok(print_out(&shown(&object, request), DONE))
+        }
+        Ok(ReleaseOutcome::Kept(busy)) if impediment(busy.obstacle).is_some() => {
+            Err(refused(busy.obstacle))
         }
         Ok(ReleaseOutcome::Kept(busy)) => {
-            if impediment(busy.obstacle).is_some() {
-                return refused(busy.obstacle, request);
-            }
-            let holder = busy
-                .details
-                .pid
-                .map_or_else(|| "undefined".to_owned(), |pid| pid.to_string());
+            let pid = busy.details.pid;
+            let holder = pid.map_or_else(|| "undefined".to_owned(), |pid| pid.to_string());
             let message = format!("Lock held by different process (PID {holder})");
-            let failure = failed("PERMISSION_DENIED", &message).undefined_or(
-                "holderPid",
-                busy.details.pid,
-                request,
-            );
-            fail(&failure, request)
+            Err(failed("PERMISSION_DENIED", &message).undefined_or("holderPid", pid, request))
         }
-        Err(SemaphoreError::NotLocked) => fail(&failed("NOT_LOCKED", "Lock not held"), request),
-        Err(error) => io_error(&error, request),
+        Err(SemaphoreError::NotLocked) => Err(failed("NOT_LOCKED", "Lock not held")),
+        Err(error) => Err(io_error(error)),
     }
 }
 
-fn status(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
-    let status = match semaphore.status() {
-        Ok(status) => status,
-        Err(error) => return io_error(&error, request),
-    };
+fn status(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+    let status = semaphore.status().map_err(io_error)?;
     let info = status.details().and_then(LockDetails::info);
     let object = Object::new()
         .with("locked", status.is_locked())
@@ -258,18 +252,14 @@ fn status(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
             "isOwnedByCurrentProcess",
             info.is_some_and(|info| info.pid == caller()),
         );
-    print_out(&shown(&object, request), DONE)
+    Ok(print_out(&shown(&object, request), DONE))
 }
 
-fn clean(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
+fn clean(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     announce("Cleaning stale locks", semaphore, request);
-    match semaphore.clean() {
-        Ok(cleaned) => {
-            let object = Object::new().with("cleaned", cleaned.lock);
-            print_out(&shown(&object, request), DONE)
-        }
-        Err(error) => io_error(&error, request),
-    }
+    let cleaned = semaphore.clean().map_err(io_error)?;
+    let object = Object::new().with("cleaned", cleaned.lock);
+    Ok(print_out(&shown(&object, request), DONE))
 }
 
 fn info(request: &SematsRequest) -> LockInfo {
@@ -294,20 +284,16 @@ fn failed(kind: &str, message: &str) -> Object {
         .with("message", message)
 }
 
-fn refused(obstacle: Obstacle, request: &SematsRequest) -> u8 {
-    let failure = failed("IO_ERROR", "IO error").with_any("cause", impediment(obstacle));
-    fail(&failure, request)
+fn refused(obstacle: Obstacle) -> Object {
+    failed("IO_ERROR", "IO error").with_any("cause", impediment(obstacle))
 }
 
-fn io_error(error: &SemaphoreError, request: &SematsRequest) -> u8 {
+fn io_error(error: SemaphoreError) -> Object {
     let cause = match error {
-        SemaphoreError::IoError(error) => reason(error),
+        SemaphoreError::IoError(error) => reason(&error),
         other => other.to_string(),
     };
-    fail(
-        &failed("IO_ERROR", "IO error").with("cause", cause),
-        request,
-    )
+    failed("IO_ERROR", "IO error").with("cause", cause)
 }
 
 impl Object {
@@ -332,16 +318,11 @@ fn shown(object: &Object, request: &SematsRequest) -> String {
     }
 }
 
-fn fail(object: &Object, request: &SematsRequest) -> u8 {
-    complain(&shown(object, request));
-    FAILED
-}
-
 fn print_out(text: &str, status: u8) -> u8 {
     match print(text) {
         Ok(()) => status,
-        Err(error) => {
-            complain(&format!("Error: {}\n", unprintable(&error)));
+        Err(failure) => {
+            failure.explain();
             FAILED
         }
     }
