@@ -23,8 +23,7 @@ use crate::cli::output;
 use crate::cli::waiting::{Talk, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, check_path, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
-    ReleaseTerms, Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
-    WithoutFlock,
+    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, WaitLimit, Waited, WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -402,7 +401,7 @@ fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaph
     let mut unusable = Unusable::among(paths.len());
     let mut slots = Vec::new();
     for path in paths {
-        match semaphore(&path, &request.options, options) {
+        match Semaphore::with_options(&path, request.options.config.clone(), options.clone()) {
             Ok(semaphore) => slots.push(semaphore),
             Err(error) => unusable.pass_over(&path, error)?,
         }
@@ -438,22 +437,6 @@ impl Unusable {
             error => Err(Failure::about(path, &error)),
         }
     }
-}
-
-fn semaphore(
-    path: &Path,
-    given: &SemaOptions,
-    options: &SemaphoreOptions,
-) -> Result<Semaphore, SemaphoreError> {
-    let config = SemaphoreConfig {
-        stale_timeout: given.stale,
-        ..SemaphoreConfig::default()
-    };
-    let options = match &given.token {
-        Some(token) => options.clone().token(token),
-        None => options.clone(),
-    };
-    Semaphore::with_options(path, config, options)
 }
 
 /// The contents of the lock file. The grant sets the timestamp.

@@ -130,7 +130,8 @@ const OPTIONS: [OptionRow; 20] = [
         name: "--stale",
         help: "the age at which a lock may be stale; 0 for never (3600)",
         set: Value("time", |options, value| {
-            time(value).map(|time| options.stale = (!time.is_zero()).then_some(time))
+            let timeout = |time: Duration| (!time.is_zero()).then_some(time);
+            time(value).map(|time| options.config.stale_timeout = timeout(time))
         }),
         ..ROW
     },
@@ -202,8 +203,11 @@ const OPTIONS: [OptionRow; 20] = [
             let is_word = !value.is_empty()
                 && value.len() <= MAX_TOKEN_LEN
                 && !value.contains(|c: char| c.is_whitespace() || c.is_control());
-            let token = is_word.then(|| value.to_owned());
-            options.token = Some(token.ok_or("expected a word of 1-256 bytes without blanks")?);
+            if !is_word {
+                return Err("expected a word of 1-256 bytes without blanks".into());
+            }
+            options.token = Some(value.to_owned());
+            options.set_lock(|lock| lock.token(value));
             Ok(())
         }),
         ..ROW
@@ -259,8 +263,8 @@ const OPTIONS: [OptionRow; 20] = [
         help: "if the lock is lost, end the program: term or ignore (term)",
         commands: &[Run],
         set: Value("what", |options, value| {
-            let all = [("term", LossPolicy::Term), ("ignore", LossPolicy::Ignore)];
-            choice(value, all).map(|what| options.on_lost = what)
+            let all = [("term", false), ("ignore", true)];
+            choice(value, all).map(|is_ignored| options.ignores_loss = is_ignored)
         }),
         ..ROW
     },
@@ -269,7 +273,7 @@ const OPTIONS: [OptionRow; 20] = [
         help: "how long the program may take to end once the lock is lost (10)",
         commands: &[Run],
         set: Value("time", |options, value| {
-            time(value).map(|time| options.kill_after = time)
+            time(value).map(|time| options.kill_after = Some(time))
         }),
         ..ROW
     },
@@ -287,20 +291,10 @@ const OPTIONS: [OptionRow; 20] = [
     },
 ];
 
-/// What `run` does with the command if the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LossPolicy {
-    /// Ends the command.
-    Term,
-    /// Lets the command go on.
-    Ignore,
-}
-
-/// The values of the options, with defaults for the missing ones.
-#[derive(Debug)]
+/// The values of the options; `None` for the default.
+#[derive(Debug, Default)]
 pub(super) struct SemaOptions {
     pub(super) timeout: Option<Duration>,
-    pub(super) stale: Option<Duration>,
     pub(super) tag: Option<String>,
     pub(super) json: bool,
     pub(super) quiet: bool,
@@ -309,33 +303,12 @@ pub(super) struct SemaOptions {
     pub(super) pid: Option<u32>,
     pub(super) token: Option<String>,
     pub(super) force: bool,
-    /// The options that the library takes, except for the token.
+    pub(super) config: SemaphoreConfig,
     pub(super) lock: SemaphoreOptions,
-    /// `None` for that of the command.
     pub(super) busy_status: Option<u8>,
-    pub(super) on_lost: LossPolicy,
-    pub(super) kill_after: Duration,
-}
-
-impl Default for SemaOptions {
-    fn default() -> SemaOptions {
-        SemaOptions {
-            timeout: None,
-            stale: SemaphoreConfig::default().stale_timeout,
-            tag: None,
-            json: false,
-            quiet: false,
-            verbose: false,
-            slots: None,
-            pid: None,
-            token: None,
-            force: false,
-            lock: SemaphoreOptions::new(),
-            busy_status: None,
-            on_lost: LossPolicy::Term,
-            kill_after: Duration::from_secs(10),
-        }
-    }
+    /// Whether the command of `run` goes on if the lock is lost.
+    pub(super) ignores_loss: bool,
+    pub(super) kill_after: Option<Duration>,
 }
 
 impl SemaOptions {

@@ -12,9 +12,12 @@ use crate::supervise::{self, Job, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
-use super::options::{LossPolicy, SemaRequest};
+use super::options::SemaRequest;
 use super::report::{complain, shown_path};
 use super::{refuse, slots, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT};
+
+/// How long the command may take to end once the lock is lost.
+const KILL_AFTER: Duration = Duration::from_secs(10);
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
@@ -72,18 +75,15 @@ fn run_under(
     let (options, path) = (&request.options, slot.path());
     let never = event()?;
     let confirmed = event()?;
-    let (lost, is_ignored) = match options.on_lost {
-        LossPolicy::Term => (lost, false),
-        LossPolicy::Ignore => (&never, true),
-    };
-    let look = || match is_ignored || guard.is_held() {
+    let lost = if options.ignores_loss { &never } else { lost };
+    let look = || match options.ignores_loss || guard.is_held() {
         true => confirmed.set(),
         false => lost.set(),
     };
     let job = Job {
         command: &request.words,
         environment: &[("SEMA_PATH", path.into())],
-        kill_after: options.kill_after,
+        kill_after: options.kill_after.unwrap_or(KILL_AFTER),
         inherited: Some(guard.as_fd()),
         lost,
         confirmed: &confirmed,
