@@ -145,7 +145,8 @@ impl LockInfo {
 
     /// Whether the lock is older than `timeout`. Its holder may be alive all the same.
     pub fn is_stale(&self, timeout: Duration) -> bool {
-        self.is_stale_at(seconds_since_1970(), timeout)
+        let age = seconds_since_1970().saturating_sub(self.timestamp);
+        Duration::from_secs(age) > timeout
     }
 }
 
@@ -171,5 +172,26 @@ pub(super) fn stamped(host: HostId, pid: u32, tag: Option<&str>, token: Option<&
         token: token.map(str::to_owned),
         is_live: false,
         has_read_lock: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn age_is_counted_from_the_timestamp_and_the_future_is_young() {
+        let now = seconds_since_1970();
+        let info = |timestamp| LockInfo {
+            pid: 1,
+            timestamp,
+            tag: None,
+        };
+        assert!(info(now - 10).is_stale(Duration::from_secs(5)));
+        assert!(!info(now - 10).is_stale(Duration::from_secs(3600)));
+        assert!(!info(now + 1000).is_stale(Duration::ZERO));
+        assert!(!info(0).is_stale(Duration::MAX));
+        assert!(!info(u64::MAX).is_stale(Duration::from_secs(1)));
+        assert!(info(0).is_stale(Duration::ZERO));
     }
 }

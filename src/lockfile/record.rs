@@ -1,7 +1,6 @@
 //! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use super::error::SemaphoreError;
 use crate::text::digits;
@@ -71,11 +70,6 @@ impl LockInfo {
             timestamp: record.timestamp.ok_or_else(|| missing("timestamp"))?,
             tag: record.tag,
         })
-    }
-
-    /// Whether the lock was older than `timeout` at `now`, in seconds since 1970.
-    pub(super) fn is_stale_at(&self, now: u64, timeout: Duration) -> bool {
-        Duration::from_secs(now.saturating_sub(self.timestamp)) > timeout
     }
 }
 
@@ -612,21 +606,5 @@ mod tests {
             "{} bytes",
             text.len()
         );
-    }
-
-    #[test]
-    fn age_is_counted_from_the_timestamp_and_the_future_is_young() {
-        let now = 2_000_000_000;
-        let info = |timestamp| LockInfo {
-            pid: 1,
-            timestamp,
-            tag: None,
-        };
-        assert!(info(now - 10).is_stale_at(now, Duration::from_secs(5)));
-        assert!(!info(now - 10).is_stale_at(now, Duration::from_secs(3600)));
-        assert!(!info(now + 1000).is_stale_at(now, Duration::ZERO));
-        assert!(!info(0).is_stale_at(now, Duration::MAX));
-        assert!(!info(u64::MAX).is_stale_at(now, Duration::from_secs(1)));
-        assert!(info(0).is_stale_at(now, Duration::ZERO));
     }
 }
