@@ -22,7 +22,7 @@ use super::files::{read, LockFileOptions, LockFiles};
 use super::host::seconds_since_1970;
 use super::record::{Record, TIMESTAMP};
 use super::takeover;
-use super::watch::{Watch, Woken};
+use super::watch::Watch;
 use super::Semaphore;
 
 /// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
@@ -36,16 +36,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The watch begins only after this time, because its end delays the end of the process by 5 to 20
 /// ms. A lock held for a shorter time needs none.
 const WATCH_DELAY: Duration = Duration::from_millis(50);
-
-/// The stack of the thread that watches, in bytes.
-const STACK_LEN: usize = if cfg!(debug_assertions) {
-    512 * 1024
-} else {
-    64 * 1024
-};
-
-/// The stack of that thread if it runs the callback, in bytes: the default of a thread.
-const CALLER_STACK_LEN: usize = 2 * 1024 * 1024;
 
 /// The number of digits in a timestamp that a heartbeat can replace.
 const TIMESTAMP_LEN: usize = 10;
@@ -87,18 +77,17 @@ struct HeldFile {
 }
 
 impl<'a> SemaphoreGuard<'a> {
-    /// `heartbeat` is the time between two heartbeats, if there are any.
+    /// The guard of a lock that was just granted.
     pub(super) fn new(
         semaphore: &'a Semaphore,
         directory: Directory,
         file: File,
-        heartbeat: Option<Duration>,
-        on_lost: Option<OnLost>,
     ) -> io::Result<SemaphoreGuard<'a>> {
+        let options = &semaphore.options;
         let held = Arc::new(HeldFile {
             directory,
             name: semaphore.lock_path.name.clone(),
-            options: semaphore.options.files,
+            options: options.files,
             record: Record::parse(&read(&file)?.bytes),
             file,
             creator: process::id(),
@@ -110,9 +99,12 @@ impl<'a> SemaphoreGuard<'a> {
             watch_stop: None,
             is_released: false,
         };
-        if heartbeat.is_some() || on_lost.is_some() {
+        if options.has_heartbeat || options.on_lost.is_some() {
+            let heartbeat = beat_for(semaphore.config.stale_timeout);
+            let heartbeat = options.has_heartbeat.then_some(heartbeat);
+            let watch = start_watch(&guard.held, heartbeat, options.on_lost.clone());
             // If that fails, the guard releases the lock.
-            guard.watch_stop = Some(start_watch(&guard.held, heartbeat, on_lost)?);
+            guard.watch_stop = Some(watch?);
         }
         Ok(guard)
     }
@@ -245,14 +237,8 @@ fn start_watch(
     let stop = Event::new()?;
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
-    let stack_len = if on_lost.is_some() {
-        CALLER_STACK_LEN
-    } else {
-        STACK_LEN
-    };
     thread::Builder::new()
         .name("lock-watcher".into())
-        .stack_size(stack_len)
         .spawn(move || {
             let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
             let held_now = held.upgrade().filter(|_| !is_over);
@@ -306,15 +292,15 @@ fn watch_over(
         let look = Instant::now() + LOOK_INTERVAL;
         let next = next_beat.map_or(look, |beat| beat.min(look));
         match watch.wait(&|other| other == name.as_bytes(), &[], Some(stop), next) {
-            Ok(Woken::Look) => {}
-            Ok(Woken::Cancelled) => return,
+            Ok(()) => {}
+            Err(SemaphoreError::Cancelled) => return,
             Err(_) => thread::sleep(LOOK_INTERVAL),
         }
     }
 }
 
 /// The time between two heartbeats for a stale timeout.
-pub(super) fn beat_for(stale_timeout: Option<Duration>) -> Duration {
+fn beat_for(stale_timeout: Option<Duration>) -> Duration {
     stale_timeout.map_or(LONGEST_BEAT, |timeout| {
         (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
     })

@@ -56,7 +56,6 @@ pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
-use guard::beat_for;
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
@@ -159,7 +158,7 @@ impl Semaphore {
     /// the grant.
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt(&info, HolderKind::Guard)? {
-            Attempt::Granted((directory, file)) => self.guard(directory, file),
+            Attempt::Granted((directory, file)) => Ok(SemaphoreGuard::new(self, directory, file)?),
             Attempt::Busy(busy) => Err(busy.to_error()),
         }
     }
@@ -227,10 +226,7 @@ impl Semaphore {
         match self.release(&terms) {
             Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
             Ok(ReleaseOutcome::Kept(busy)) => Err(match busy.obstacle {
-                Obstacle::NotAFile => {
-                    let path = self.path.display();
-                    SemaphoreError::InvalidPath(format!("not a regular file: {path}"))
-                }
+                Obstacle::NotAFile => path::invalid("not a regular file", &self.path),
                 Obstacle::Unreadable | Obstacle::NotRemovable => {
                     SemaphoreError::IoError(io::ErrorKind::PermissionDenied.into())
                 }
@@ -251,14 +247,6 @@ impl Semaphore {
 
     fn files<'a>(&'a self, directory: &'a Directory) -> LockFiles<'a> {
         LockFiles::new(directory, &self.lock_path.name, self.options.files)
-    }
-
-    fn guard(&self, directory: Directory, file: File) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let has_heartbeat = self.options.has_heartbeat;
-        let heartbeat = has_heartbeat.then(|| beat_for(self.config.stale_timeout));
-        let on_lost = self.options.on_lost.clone();
-        let guard = SemaphoreGuard::new(self, directory, file, heartbeat, on_lost)?;
-        Ok(guard)
     }
 
     /// Tries once.

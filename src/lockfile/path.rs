@@ -26,23 +26,22 @@ pub(super) struct LockPath {
 
 /// Checks whether a lock file can have this path, without a look at the file system.
 pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
-    let invalid = |reason: String| Err(SemaphoreError::InvalidPath(reason));
     let bytes = path.as_os_str().as_bytes();
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        return invalid("it is empty".into());
+        return Err(SemaphoreError::InvalidPath("it is empty".into()));
     }
     if bytes.contains(&0) {
-        return invalid("it contains a NUL byte".into());
+        return Err(SemaphoreError::InvalidPath("it contains a NUL byte".into()));
     }
     if path
         .components()
         .any(|component| component == Component::ParentDir)
     {
-        return invalid(format!("it contains `..`: {}", path.display()));
+        return Err(invalid("it contains `..`", path));
     }
     let names_directory = bytes.ends_with(b"/") || bytes.ends_with(b"/.") || bytes == b".";
     if names_directory || path.file_name().is_none() {
-        return invalid(format!("it names a directory: {}", path.display()));
+        return Err(invalid("it names a directory", path));
     }
     Ok(())
 }
@@ -57,10 +56,7 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
         if let Ok(_) | Err(io::ErrorKind::NotFound) =
             fs::metadata(parent).map_err(|error| error.kind())
         {
-            return Err(SemaphoreError::InvalidPath(format!(
-                "parent directory does not exist: {}",
-                parent.display()
-            )));
+            return Err(invalid("parent directory does not exist", parent));
         }
     }
     if path.is_absolute() {
@@ -84,17 +80,16 @@ fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
         let is_owner = |directory: Metadata| directory.uid() == owner;
         let is_ours = owner == rustix::process::geteuid().as_raw();
         if !is_ours && !fs::metadata(&directory).is_ok_and(is_owner) {
-            return Err(SemaphoreError::InvalidPath(format!(
-                "it is a symbolic link of another user: {}",
-                path.display()
-            )));
+            return Err(invalid("it is a symbolic link of another user", &path));
         }
         path = directory.join(target);
     }
-    Err(SemaphoreError::InvalidPath(format!(
-        "its links lead nowhere: {}",
-        path.display()
-    )))
+    Err(invalid("its links lead nowhere", &path))
+}
+
+/// The error for a path, with the reason.
+pub(super) fn invalid(reason: &str, path: &Path) -> SemaphoreError {
+    SemaphoreError::InvalidPath(format!("{reason}: {}", path.display()))
 }
 
 /// The target and the owner of a link; `None` if it is no link. Both are of the same link, even if

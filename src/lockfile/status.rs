@@ -12,10 +12,12 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::sys::directory::{has_range_lock, Directory, Entry};
 use crate::sys::process;
+use crate::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, STAGED_NAMES};
 use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
+use super::path::invalid;
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
 use super::takeover::{self, Files, Obstacle, Removal};
@@ -138,7 +140,7 @@ impl Busy {
     /// The error for a caller that has waited for the lock at `path`.
     pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
         match self.is_hopeless() {
-            true => SemaphoreError::InvalidPath(format!("not a regular file: {}", path.display())),
+            true => invalid("not a regular file", path),
             false => SemaphoreError::Timeout,
         }
     }
@@ -401,12 +403,8 @@ impl Semaphore {
             .strip_prefix(b".")?;
         let rest = std::str::from_utf8(rest).ok()?.strip_suffix(".tmp")?;
         let (pid, random) = rest.split_once('.')?;
-        let is_random = random.len() == 16
-            && random
-                .bytes()
-                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let is_pid = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
-        (is_random && is_pid).then(|| pid.parse().ok()).flatten()
+        let is_lower = !random.bytes().any(|byte| byte.is_ascii_uppercase());
+        hex(random).filter(|_| is_lower).and(digits(pid))
     }
 }
 

@@ -10,7 +10,7 @@ use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
 use super::status::{Busy, LockDetails};
-use super::watch::{HolderProcess, Watch, Woken};
+use super::watch::{HolderProcess, Watch};
 use super::{Attempt, HolderKind, Obstacle, Semaphore};
 
 /// The shortest time between two looks, whatever the retry interval.
@@ -62,7 +62,7 @@ pub(crate) fn acquire_any<'a>(
     })?;
     Ok(match waited {
         Waited::Granted(at, (directory, file)) => {
-            Waited::Granted(at, slots[at].guard(directory, file)?)
+            Waited::Granted(at, SemaphoreGuard::new(&slots[at], directory, file)?)
         }
         Waited::Busy(at, busy) => Waited::Busy(at, busy),
     })
@@ -143,7 +143,7 @@ fn until_any<T>(
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {
-            return Err(SemaphoreError::HolderEnded(ended.pid()));
+            return Err(SemaphoreError::HolderEnded(ended.pid));
         }
     }
 }
@@ -162,9 +162,9 @@ pub(super) fn rest(
         .clone()
         .filter_map(LockDetails::end_of_holder)
         .collect();
-    let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
     // Where there is no such descriptor, the next look finds the end.
-    let ends = [&ends[..], holder.and_then(HolderProcess::end).as_slice()].concat();
+    let end = holder.and_then(|holder| holder.end.as_ref());
+    let ends: Vec<_> = ends.iter().chain(end).map(AsFd::as_fd).collect();
     let retry = slots
         .iter()
         .map(|slot| slot.config.retry_interval)
@@ -185,10 +185,7 @@ pub(super) fn rest(
             .iter()
             .any(|slot| slot.lock_path.name.as_bytes() == name)
     };
-    match watch.wait(&concerns, &ends, limit.cancel, until)? {
-        Woken::Look => Ok(()),
-        Woken::Cancelled => Err(SemaphoreError::Cancelled),
-    }
+    watch.wait(&concerns, &ends, limit.cancel, until)
 }
 
 fn jitter() -> Duration {

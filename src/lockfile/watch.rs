@@ -15,24 +15,14 @@ use crate::sys::directory::Directory;
 use crate::sys::event::{wait_for, Event};
 use crate::sys::process;
 
-/// Enough to close a descriptor, in bytes.
-const CLOSER_STACK_LEN: usize = 64 * 1024;
-
-/// Why a wait has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Woken {
-    /// Something has changed, or it is time to look.
-    Look,
-    /// The caller has cancelled the wait.
-    Cancelled,
-}
+use super::error::{SemaphoreError, SemaphoreResult};
 
 /// A process that is to hold a lock, and may end before that.
 #[derive(Debug)]
 pub(super) struct HolderProcess {
-    pid: u32,
+    pub(super) pid: u32,
     /// Readable once the process has ended; `None` on a kernel without pidfds.
-    end: Option<OwnedFd>,
+    pub(super) end: Option<OwnedFd>,
     /// Tells the process from a later one with its number, where there is no pidfd.
     start_ticks: Option<u64>,
 }
@@ -56,10 +46,6 @@ impl HolderProcess {
         (!lifetime.is_over()).then_some(lifetime)
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// Whether the process has ended. A zombie has.
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
@@ -69,11 +55,6 @@ impl HolderProcess {
             }
             None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
         }
-    }
-
-    /// A descriptor that becomes readable when the process ends, if there is one.
-    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
-        self.end.as_ref().map(AsFd::as_fd)
     }
 }
 
@@ -94,7 +75,6 @@ impl Drop for Watch {
         if let Some(inotify) = self.0.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
-                .stack_size(CLOSER_STACK_LEN)
                 .spawn(move || drop(inotify));
         }
     }
@@ -107,14 +87,14 @@ impl Watch {
     }
 
     /// Blocks until a name that `concerns` accepts changes, until a descriptor in `ends` is
-    /// readable, until `cancel` is set, or until an instant.
+    /// readable, or until an instant. Fails with [`SemaphoreError::Cancelled`] once `cancel` is set.
     pub(super) fn wait(
         &self,
         concerns: &dyn Fn(&[u8]) -> bool,
         ends: &[BorrowedFd<'_>],
         cancel: Option<&Event>,
         until: Instant,
-    ) -> io::Result<Woken> {
+    ) -> SemaphoreResult<()> {
         loop {
             let own = self.0.as_ref().map(AsFd::as_fd).into_iter();
             let own = own.chain(cancel.map(AsFd::as_fd));
@@ -126,11 +106,11 @@ impl Watch {
             let mut is_ready = waited_for.iter().map(|waited| !waited.revents().is_empty());
             let has_happened = self.0.is_some() && is_ready.next() == Some(true);
             if cancel.is_some() && is_ready.next() == Some(true) {
-                return Ok(Woken::Cancelled);
+                return Err(SemaphoreError::Cancelled);
             }
             let has_ended = is_ready.any(|is_ready| is_ready);
             if has_ended || (has_happened && self.concerns(concerns)) || Instant::now() >= until {
-                return Ok(Woken::Look);
+                return Ok(());
             }
         }
     }
