@@ -60,7 +60,7 @@ use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
-use takeover::{Acquisition, Taker, Verdict};
+use takeover::{Taker, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
@@ -268,10 +268,9 @@ impl Semaphore {
             may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
         };
         match takeover::acquire(&files, &taker)? {
-            Acquisition::Granted(file) => Ok(Attempt::Granted((directory, file))),
-            Acquisition::Obstructed(Obstacle::NotALockFile, _) => Err(self.not_a_lock_file()),
-            Acquisition::Obstructed(obstacle, content) => {
-                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)))
+            Ok(file) => Ok(Attempt::Granted((directory, file))),
+            Err((obstacle, content)) => {
+                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)?))
             }
         }
     }
@@ -302,20 +301,27 @@ impl Semaphore {
         SemaphoreError::NotALockFile(self.path.clone())
     }
 
-    fn busy(&self, obstacle: Obstacle, content: Option<Content>, directory: &Directory) -> Busy {
+    /// The lock with its obstacle. Fails if the file belongs to another program.
+    fn busy(
+        &self,
+        obstacle: Obstacle,
+        content: Option<Content>,
+        directory: &Directory,
+    ) -> SemaphoreResult<Busy> {
         let flock = match obstacle {
+            Obstacle::NotALockFile => return Err(self.not_a_lock_file()),
             Obstacle::Locked => Flock::Theirs,
             _ => Flock::Unknown,
         };
         let Some(content) = content else {
-            return Busy::unknown(obstacle);
+            return Ok(Busy::unknown(obstacle));
         };
         let mut busy = self.busy_with(obstacle, &content, flock, directory);
         // Stale only if its holder has not locked it, which cannot be told: the process decides.
         if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
             busy.obstacle = Obstacle::NotStale;
         }
-        busy
+        Ok(busy)
     }
 
     /// Waits until the lock is free or stale, without taking it.

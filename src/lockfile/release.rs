@@ -7,7 +7,7 @@ use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
 use super::staleness::{Alive, Content, Flock, HostId};
 use super::status::Busy;
-use super::takeover::{self, may_pass, Obstacle, Removal, Verdict};
+use super::takeover::{self, may_pass, Obstacle, Verdict};
 use super::Semaphore;
 
 /// The conditions of a release.
@@ -71,11 +71,10 @@ impl Semaphore {
         let files = self.files(&directory);
         let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
         Ok(match takeover::remove(&files, &allows)? {
-            Removal::Removed => ReleaseOutcome::Released,
-            Removal::Nothing => return Err(SemaphoreError::NotLocked),
-            Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-            Removal::Kept(obstacle, content) => {
-                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory))
+            Ok(true) => ReleaseOutcome::Released,
+            Ok(false) => return Err(SemaphoreError::NotLocked),
+            Err((obstacle, content)) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory)?)
             }
         })
     }

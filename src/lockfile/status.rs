@@ -20,7 +20,7 @@ use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
 use super::path::invalid;
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
-use super::takeover::{self, Files, Obstacle, Removal};
+use super::takeover::{self, Files, Obstacle};
 use super::Semaphore;
 
 /// A younger temporary file of another implementation is left alone.
@@ -342,9 +342,9 @@ impl Semaphore {
                 }))
             };
             match takeover::remove(&files, &allows)? {
-                Removal::Removed => cleaned.lock = true,
-                Removal::Kept(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-                Removal::Kept(why, content) => {
+                Ok(was_there) => cleaned.lock = was_there,
+                Err((Obstacle::NotALockFile, _)) => return Err(self.not_a_lock_file()),
+                Err((why, content)) => {
                     let names_no_holder =
                         |content: Content| Record::parse(&content.bytes).info().is_none();
                     // Only the clock of the file system tells how old such a lock is. Without it,
@@ -357,7 +357,6 @@ impl Semaphore {
                     }
                     obstacle = Some(why);
                 }
-                Removal::Nothing => {}
             }
         }
         for entry in entries.into_iter().flatten() {

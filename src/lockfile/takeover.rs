@@ -97,13 +97,8 @@ pub(super) struct Taker<'a> {
 /// Whether a file may be taken over or removed; if not, why.
 pub(super) type Verdict = Result<(), Obstacle>;
 
-/// The result of an attempt to take a lock.
-pub(super) enum Acquisition<F> {
-    /// The file of the lock, which is granted.
-    Granted(F),
-    /// What is in the way, and what the file says, if it could be read.
-    Obstructed(Obstacle, Option<Content>),
-}
+/// The result of an attempt, or what is in the way, and what the file says, if it could be read.
+pub(super) type Attempted<T> = io::Result<Result<T, (Obstacle, Option<Content>)>>;
 
 /// Why a lock cannot be taken or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,15 +123,15 @@ pub enum Obstacle {
     NotALockFile,
 }
 
-/// Tries to take the lock once.
-pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acquisition<F::File>> {
+/// Tries to take the lock once. Returns its file, which is locked.
+pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> Attempted<F::File> {
     let mut after = After::Nothing;
     for _ in 0..MAX_ROUNDS {
         match files.open()? {
             Entry::Nothing => {}
-            Entry::Unreadable => return Ok(Acquisition::Obstructed(Obstacle::Unreadable, None)),
-            Entry::Other => return Ok(Acquisition::Obstructed(Obstacle::NotAFile, None)),
-            Entry::File(found) => match take_over(files, taker, found)? {
+            Entry::Unreadable => return Ok(Err((Obstacle::Unreadable, None))),
+            Entry::Other => return Ok(Err((Obstacle::NotAFile, None))),
+            Entry::File(found) => match take_over(files, taker, found)?.transpose() {
                 Some(attempt) => return Ok(attempt),
                 // This or another process has removed the stale file. A process that judged the old
                 // file as stale may still act on that.
@@ -150,17 +145,13 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Acqu
             return settled(files, after, ours);
         }
     }
-    Ok(Acquisition::Obstructed(Obstacle::Contended, None))
+    Ok(Err((Obstacle::Contended, None)))
 }
 
 /// Takes over the lock whose file is `found`. `None` if that was stale, and has lost the lock's
 /// name.
-fn take_over<F: Files>(
-    files: &F,
-    taker: &Taker<'_>,
-    found: F::File,
-) -> io::Result<Option<Acquisition<F::File>>> {
-    let held = |why, content| Ok(Some(Acquisition::Obstructed(why, Some(content))));
+fn take_over<F: Files>(files: &F, taker: &Taker<'_>, found: F::File) -> Attempted<Option<F::File>> {
+    let held = |why, content| Ok(Err((why, Some(content))));
     // A lock that is simply held is only read. Its file is not locked even for a moment.
     let content = files.read(&found)?;
     if let Err(why) = (taker.may_take)(&content)? {
@@ -181,7 +172,7 @@ fn take_over<F: Files>(
     // only while it is alive.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
-        return Ok(None);
+        return Ok(Ok(None));
     }
     if let Err(why) = verdict {
         return held(why, judged);
@@ -198,10 +189,10 @@ fn take_over<F: Files>(
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name and does no harm.
         Ok(()) if can_rewrite && files.identity()? == Some(id) => {
-            settled(files, After::Takeover, file).map(Some)
+            settled(files, After::Takeover, file).map(|attempt| attempt.map(Some))
         }
-        Ok(()) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Ok(()) => Ok(Ok(None)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Ok(None)),
         Err(error) if is_forbidden(&error) => held(Obstacle::NotRemovable, judged),
         Err(error) => Err(error),
     }
@@ -237,11 +228,11 @@ pub(super) fn lock<F: Files>(
 }
 
 /// A grant, unless a process that judged the file earlier has acted on that since.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Acquisition<F::File>> {
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> Attempted<F::File> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
-        return Ok(Acquisition::Obstructed(Obstacle::Contended, None));
+        return Ok(Err((Obstacle::Contended, None)));
     }
-    Ok(Acquisition::Granted(ours))
+    Ok(Ok(ours))
 }
 
 /// Whether the lock's name still belongs to our file.
@@ -255,20 +246,16 @@ pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     if !is_still_ours(files, ours)? {
         return Ok(false);
     }
+    remove_name(files)
+}
+
+/// Returns whether the name was there.
+fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     match files.remove() {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// The result of a removal.
-pub(super) enum Removal {
-    /// There was no lock.
-    Nothing,
-    Removed,
-    /// What is in the way, and what the file says, if it could be read.
-    Kept(Obstacle, Option<Content>),
 }
 
 /// Whether a release that names the lock may go on although another process has the file locked:
@@ -281,16 +268,17 @@ pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     }
 }
 
-/// Removes the lock if `allows` permits that for its content and its flock.
+/// Removes the lock if `allows` permits that for its content and its flock. False if there was no
+/// lock.
 pub(super) fn remove<F: Files>(
     files: &F,
     allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
-) -> io::Result<Removal> {
+) -> Attempted<bool> {
     for _ in 0..MAX_ROUNDS {
         let found = match files.open()? {
-            Entry::Nothing => return Ok(Removal::Nothing),
-            Entry::Unreadable => return Ok(Removal::Kept(Obstacle::Unreadable, None)),
-            Entry::Other => return Ok(Removal::Kept(Obstacle::NotAFile, None)),
+            Entry::Nothing => return Ok(Ok(false)),
+            Entry::Unreadable => return Ok(Err((Obstacle::Unreadable, None))),
+            Entry::Other => return Ok(Err((Obstacle::NotAFile, None))),
             Entry::File(found) => found,
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
@@ -300,18 +288,16 @@ pub(super) fn remove<F: Files>(
             continue;
         }
         if let Err(why) = verdict {
-            return Ok(Removal::Kept(why, Some(content)));
+            return Ok(Err((why, Some(content))));
         }
-        return match files.remove() {
-            Ok(()) => Ok(Removal::Removed),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Removal::Nothing),
+        return match remove_name(files) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Ok(Removal::Kept(Obstacle::NotRemovable, Some(content)))
+                Ok(Err((Obstacle::NotRemovable, Some(content))))
             }
-            Err(error) => Err(error),
+            removed => removed.map(Ok),
         };
     }
-    Ok(Removal::Kept(Obstacle::Contended, None))
+    Ok(Err((Obstacle::Contended, None)))
 }
 
 /// Whether this user, or every user, lacks the right to change names here.

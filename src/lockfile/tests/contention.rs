@@ -84,14 +84,11 @@ fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
         may_take: &|_| Ok(Ok(())),
     };
     let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");
-    assert!(matches!(
-        attempt,
-        Acquisition::Obstructed(Obstacle::Contended, None)
-    ));
+    assert!(matches!(attempt, Err((Obstacle::Contended, None))));
 }
 
 #[test]
 fn a_removal_ends_although_the_file_is_replaced_for_ever() {
     let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(Ok(()))).expect("a removal");
-    assert!(matches!(removal, Removal::Kept(Obstacle::Contended, None)));
+    assert!(matches!(removal, Err((Obstacle::Contended, None))));
 }

@@ -43,8 +43,8 @@ fn victim() {
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
     let files = FaultyFiles::new(files, 0, 0, Death::At(step));
     match acquire(&files, &directory, 0) {
-        Acquisition::Granted(file) => assert!(takeover::release(&files, &file).expect("a release")),
-        Acquisition::Obstructed(why, _) => panic!("{why:?}"),
+        Ok(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Err((why, _)) => panic!("{why:?}"),
     }
 }
 
@@ -53,7 +53,7 @@ fn acquire<F: takeover::Files>(
     files: &F,
     directory: &Directory,
     seconds: u64,
-) -> Acquisition<F::File> {
+) -> Result<F::File, (Obstacle, Option<Content>)> {
     let taker = Taker {
         record: &|| stamped(std::process::id()).print().into_bytes(),
         is_live: true,
@@ -68,9 +68,9 @@ fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) 
     let over = Instant::now() + Duration::from_secs(10);
     loop {
         match acquire(files, directory, 7200) {
-            Acquisition::Granted(file) => return file,
-            Acquisition::Obstructed(Obstacle::Locked, _) if Instant::now() < over => {}
-            Acquisition::Obstructed(why, _) => panic!("{what}: {why:?}"),
+            Ok(file) => return file,
+            Err((Obstacle::Locked, _)) if Instant::now() < over => {}
+            Err((why, _)) => panic!("{what}: {why:?}"),
         }
     }
 }
@@ -119,14 +119,11 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     // It may succeed at once, and must succeed in two hours; then nothing else may.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
-        Acquisition::Granted(file) => file,
-        Acquisition::Obstructed(..) => acquire_in_the_end(&files, &directory, what),
+        Ok(file) => file,
+        Err(_) => acquire_in_the_end(&files, &directory, what),
     };
     assert!(
-        matches!(
-            acquire(&files, &directory, 7200),
-            Acquisition::Obstructed(..)
-        ),
+        matches!(acquire(&files, &directory, 7200), Err(_)),
         "{what}"
     );
     assert!(

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant, SystemTime};
 use super::files::{LockFileOptions, MissingFeatures};
 use super::host::{self, host_id, LocalHost};
 use super::staleness::{judge, Host, HostId};
-use super::takeover::Removal;
 use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;

@@ -20,7 +20,7 @@ use crate::sys::directory::{Entry, FileId, RangeLock};
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, may_pass, release, remove, Acquisition, After, Files, Obstacle, Taker,
+    acquire, may_pass, release, remove, After, Files, Obstacle, Taker,
 };
 
 /// The holder in the stale file, which is no process of the model.
@@ -549,8 +549,8 @@ fn taker<'a>(
         may_take: &may_take,
     };
     match acquire(&replay, &taker)? {
-        Acquisition::Granted(file) => then(file),
-        Acquisition::Obstructed(..) => Ok(()),
+        Ok(file) => then(file),
+        Err(_) => Ok(()),
     }
 }
 

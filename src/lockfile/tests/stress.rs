@@ -190,7 +190,7 @@ fn run(run: &Run) -> Seen {
     };
     let last = takeover::acquire(&files, &taker).expect("an attempt");
     assert!(
-        matches!(last, Acquisition::Granted(_)) || run.is_unguarded,
+        matches!(last, Ok(_)) || run.is_unguarded,
         "the lock is stuck"
     );
     let seen = Seen {
@@ -263,8 +263,7 @@ fn worker() {
             is_live,
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
-        let Acquisition::Granted(file) = takeover::acquire(&files, &taker).expect("an attempt")
-        else {
+        let Ok(file) = takeover::acquire(&files, &taker).expect("an attempt") else {
             files.rest();
             continue;
         };
@@ -291,10 +290,7 @@ fn worker() {
                 Some(pid) if pid == dead_pid => Ok(Ok(())),
                 _ => Ok(Err(Obstacle::NotStale)),
             };
-            if !matches!(
-                takeover::remove(&files, &own).expect("a release"),
-                Removal::Removed
-            ) {
+            if !matches!(takeover::remove(&files, &own).expect("a release"), Ok(true)) {
                 witness.note("losses");
             }
         } else {
