@@ -58,7 +58,9 @@ pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Wa
 use files::LockFiles;
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
-pub(crate) use record::{is_of_lock_file, Record};
+pub(crate) use record::is_of_lock_file;
+#[cfg(any(test, fuzzing))]
+pub(crate) use record::Record;
 use staleness::{judge, Content, Flock, Judgement};
 use takeover::{Taker, Verdict};
 
@@ -280,21 +282,14 @@ impl Semaphore {
         if !is_of_lock_file(&content.bytes) {
             return Err(Obstacle::NotALockFile);
         }
-        let record = Record::parse(&content.bytes);
-        let judgement = self.judge(content, &record, flock, directory);
+        let judgement = self.judge(content, flock, directory);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
     }
 
-    fn judge(
-        &self,
-        content: &Content,
-        record: &Record,
-        flock: Flock,
-        directory: &Directory,
-    ) -> Judgement {
+    fn judge(&self, content: &Content, flock: Flock, directory: &Directory) -> Judgement {
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
         let host = LocalHost { directory };
-        judge(content, record, flock, timeout, rule, &host)
+        judge(content, flock, timeout, rule, &host)
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {

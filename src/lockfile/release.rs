@@ -5,7 +5,7 @@ use crate::sys::directory::Directory;
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
-use super::staleness::{Alive, Content, Flock, HostId};
+use super::staleness::{is_of_elsewhere, Alive, Content, Flock};
 use super::status::Busy;
 use super::takeover::{self, may_pass, Obstacle, Verdict};
 use super::Semaphore;
@@ -127,7 +127,7 @@ impl Semaphore {
         if flock == Flock::Theirs {
             return Err(Obstacle::Locked);
         }
-        let judgement = self.judge(content, &record, flock, directory);
+        let judgement = self.judge(content, flock, directory);
         let is_released = match judgement.alive {
             Alive::Yes => false,
             Alive::No => judgement.is_stale || record.info().is_some(),
@@ -135,14 +135,4 @@ impl Semaphore {
         };
         is_released.then_some(()).ok_or(Obstacle::NotStale)
     }
-}
-
-/// Whether a process of another host or another pid namespace wrote the record.
-fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
-    let differs = |theirs: &Option<String>, ours: &Option<String>| {
-        theirs.is_some() && ours.is_some() && theirs != ours
-    };
-    differs(&record.boot, &own.boot)
-        || differs(&record.pid_namespace, &own.pid_namespace)
-        || (record.boot.is_none() && differs(&record.host, &own.host))
 }

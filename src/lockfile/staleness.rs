@@ -105,12 +105,12 @@ pub(super) struct Judgement {
 /// Judges a lock file by the stale timeout and the rule of the process that asks.
 pub(super) fn judge(
     content: &Content,
-    record: &Record,
     flock: Flock,
     timeout: Option<Duration>,
     rule: StaleRule,
     host: &impl Host,
 ) -> Judgement {
+    let record = &Record::parse(&content.bytes);
     let alive = liveness(record, flock, host);
     let own = &host.id();
     let is_dead_for_sure = is_of_an_earlier_boot(record, host)
@@ -212,7 +212,8 @@ enum Origin {
     Unknown,
 }
 
-fn origin(record: &Record, own: &HostId) -> Origin {
+/// Whether the record is of the same kernel, and of the same pid namespace.
+fn agreements(record: &Record, own: &HostId) -> (Agreement, Agreement) {
     // Hosts can change and share names. The id of a boot belongs to one kernel.
     let kernel = match agreement(&record.boot, &own.boot) {
         Agreement::Unsaid => agreement(&record.host, &own.host),
@@ -224,7 +225,17 @@ fn origin(record: &Record, own: &HostId) -> Origin {
         (Some(theirs), None) if theirs == UNKNOWN_PID_NAMESPACE => Agreement::Unsaid,
         (theirs, ours) => agreement(theirs, ours),
     };
-    match (kernel, namespace) {
+    (kernel, namespace)
+}
+
+/// Whether a process of another host or another pid namespace wrote the record.
+pub(super) fn is_of_elsewhere(record: &Record, own: &HostId) -> bool {
+    let (kernel, namespace) = agreements(record, own);
+    kernel == Agreement::Other || namespace == Agreement::Other
+}
+
+fn origin(record: &Record, own: &HostId) -> Origin {
+    match agreements(record, own) {
         (Agreement::Unknown, _) => Origin::Unknown,
         (Agreement::Other, _) | (_, Agreement::Other) => Origin::Elsewhere,
         (_, Agreement::Unknown) => Origin::Unknown,
@@ -335,9 +346,8 @@ mod tests {
             bytes: text.as_bytes().to_vec(),
             modified,
         };
-        let record = Record::parse(&content.bytes);
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, &record, flock, timeout, rule, host)
+        judge(&content, flock, timeout, rule, host)
     }
 
     fn judged(text: &str) -> Judgement {
@@ -578,10 +588,9 @@ mod tests {
                 bytes: text.clone().into_bytes(),
                 modified: 0,
             };
-            let record = Record::parse(&content.bytes);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                 let host = VirtualHost::new();
-                let judgement = judge(&content, &record, Flock::Ours, None, rule, &host);
+                let judgement = judge(&content, Flock::Ours, None, rule, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -692,17 +701,9 @@ mod tests {
                         bytes: text.into_bytes(),
                         modified: u64::MAX,
                     };
-                    let record = Record::parse(&content.bytes);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                         let host = VirtualHost::new();
-                        let judgement = judge(
-                            &content,
-                            &record,
-                            Flock::Unknown,
-                            Some(timeout),
-                            rule,
-                            &host,
-                        );
+                        let judgement = judge(&content, Flock::Unknown, Some(timeout), rule, &host);
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -717,11 +718,9 @@ mod tests {
                 bytes: lines(DEAD, timestamp, "").into_bytes(),
                 modified: NOW,
             };
-            let record = Record::parse(&content.bytes);
             let timeout = Some(Duration::from_millis(250));
             judge(
                 &content,
-                &record,
                 Flock::Ours,
                 timeout,
                 StaleRule::Age,

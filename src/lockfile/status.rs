@@ -254,7 +254,7 @@ impl Semaphore {
         directory: &Directory,
     ) -> Busy {
         let record = Record::parse(&content.bytes);
-        let judgement = self.judge(content, &record, flock, directory);
+        let judgement = self.judge(content, flock, directory);
         let now = seconds_since_1970();
         let since = record.since.or(record.timestamp);
         let details = LockDetails {

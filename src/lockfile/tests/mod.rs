@@ -115,10 +115,9 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
         now: LocalHost { directory },
         seconds,
     };
-    let record = Record::parse(&content.bytes);
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, &record, Flock::Ours, timeout, rule, &host);
+    let judgement = judge(content, Flock::Ours, timeout, rule, &host);
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
