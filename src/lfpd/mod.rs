@@ -64,29 +64,25 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => return server::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
-    let inherited = match inherited::from_environment(Ok) {
-        Ok(inherited) => inherited,
-        Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
-    };
-    let source = match options.source(!inherited.is_empty()) {
-        Ok(source) => source,
-        Err(reason) => return refuse(PROGRAM, USAGE, reason),
-    };
-    if source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
-        return refuse(
-            PROGRAM,
-            USAGE,
-            "descriptor 0 is a terminal, not a socket: give --listen 127.0.0.1:50001, or --stdio",
-        );
-    }
-    let log = match options.log(std::env::var_os("RUST_LOG")) {
-        Ok(log) => log,
-        Err(reason) => return refuse(PROGRAM, USAGE, reason),
-    };
-    match run(&options, &log, source, inherited) {
+    match start(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
+        Err((status, reason)) => refuse(PROGRAM, status, reason),
     }
+}
+
+/// Checks the options against the surroundings, and serves. An error has its exit status.
+fn start(options: &Options) -> Result<(), (u8, String)> {
+    let usage = |reason| (USAGE, reason);
+    let cannot_start = |reason| (CANNOT_START, reason);
+    let inherited = inherited::from_environment(Ok).map_err(cannot_start)?;
+    let source = options.source(!inherited.is_empty()).map_err(usage)?;
+    if source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
+        let hint = "give --listen 127.0.0.1:50001, or --stdio";
+        let reason = format!("descriptor 0 is a terminal, not a socket: {hint}");
+        return Err(usage(reason));
+    }
+    let log = options.log(std::env::var_os("RUST_LOG")).map_err(usage)?;
+    run(options, &log, source, inherited).map_err(cannot_start)
 }
 
 /// Serves until it is told to stop, or until the one connection ends.
@@ -98,7 +94,7 @@ fn run(
 ) -> Result<(), String> {
     let log = server::start_log(PROGRAM, log)?;
     let signals = server::watch_signals(server::catch_signals()?, &log, || {})?;
-    match connections_from(source, inherited)? {
+    match connections_from(options, source, inherited)? {
         Connected::Stdio => {
             let (input, output) = (stdio::stdin(), stdio::stdout());
             serve_one(options, input, output, peer_of_stdin(), &signals);
@@ -123,7 +119,11 @@ enum Connected {
     Often(Vec<Listener>),
 }
 
-fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connected, String> {
+fn connections_from(
+    options: &Options,
+    source: Source,
+    inherited: Vec<Inherited>,
+) -> Result<Connected, String> {
     match source {
         Source::Environment => connections_of(inherited),
         Source::Inetd => match inherited::from_stdin() {
@@ -134,8 +134,9 @@ fn connections_from(source: Source, inherited: Vec<Inherited>) -> Result<Connect
             Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),
         },
         Source::Stdio => Ok(Connected::Stdio),
-        Source::Bound { tcp, unix } => {
-            let listeners = server::listen(&tcp, unix.as_deref(), UNIX_MODE, None)?;
+        Source::Bound => {
+            let unix = options.unix.as_deref();
+            let listeners = server::listen(&options.listen, unix, UNIX_MODE, None)?;
             Ok(Connected::Often(listeners))
         }
     }
