@@ -1,5 +1,7 @@
 //! A line of a request, as a typed command. Pure.
 
+use super::uucp::names::pid_in;
+
 /// The longest path of a device, in bytes.
 const MAX_DEVICE_LEN: usize = 255;
 
@@ -104,13 +106,7 @@ fn process_id(word: &[u8]) -> Option<Option<u32>> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let number = digits.iter().fold(0u64, |number, digit| {
-        number
-            .saturating_mul(10)
-            .saturating_add(u64::from(digit - b'0'))
-    });
-    let is_possible = !is_negative && (1..=u64::from(i32::MAX.unsigned_abs())).contains(&number);
-    Some(is_possible.then(|| u32::try_from(number).ok()).flatten())
+    Some(pid_in(digits).filter(|_| !is_negative))
 }
 
 fn is_blank(byte: u8) -> bool {

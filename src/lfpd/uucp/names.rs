@@ -95,14 +95,13 @@ pub fn holder_in(content: &[u8]) -> Option<u32> {
         // The next byte, which was not read, may be another digit.
         None => (content.len() as u64) < MAX_CONTENT_LEN,
     };
-    if digits > 0 && is_whole {
-        return std::str::from_utf8(&text[..digits])
-            .ok()?
-            .parse()
-            .ok()
-            .filter(is_a_pid);
-    }
-    None
+    pid_in(&text[..digits]).filter(|_| is_whole)
+}
+
+/// The process whose number these digits are; `None` if no process can have it.
+pub fn pid_in(digits: &[u8]) -> Option<u32> {
+    let number = std::str::from_utf8(digits).ok()?.parse().ok();
+    number.filter(is_a_pid)
 }
 
 /// The number in a file of exactly four bytes, if they are not text.
