@@ -34,17 +34,10 @@ const BATCH_LEN: usize = 32;
 /// Watches for the ends of processes: one thread for all of them.
 #[derive(Debug)]
 pub struct Holders {
-    watch: Watch,
+    /// With it, the kernel wakes us. Where it cannot (before 5.3), this thread looks at intervals.
+    epoll: Option<OwnedFd>,
     max_holders: usize,
     holders: Mutex<HashMap<u32, WatchedProcess>>,
-}
-
-#[derive(Debug)]
-enum Watch {
-    /// The kernel wakes us.
-    Epoll(OwnedFd),
-    /// It cannot (before 5.3), so this thread looks at intervals.
-    Polling,
 }
 
 #[derive(Debug)]
@@ -71,13 +64,9 @@ impl Holders {
             Err(error) => error.kind() != io::ErrorKind::Unsupported,
             Ok(_) => true,
         };
-        let watch = if can_tell {
-            Watch::Epoll(epoll::create(CreateFlags::CLOEXEC)?)
-        } else {
-            Watch::Polling
-        };
+        let epoll = can_tell.then(|| epoll::create(CreateFlags::CLOEXEC));
         Ok(Holders {
-            watch,
+            epoll: epoll.transpose()?,
             max_holders,
             holders: Mutex::default(),
         })
@@ -85,9 +74,9 @@ impl Holders {
 
     /// How to notice the end of the process `pid`; `None` if it cannot be noticed.
     pub fn end_of(&self, pid: u32) -> Option<End> {
-        match self.watch {
-            Watch::Epoll(_) => process::end_of(pid).ok().map(End::Descriptor),
-            Watch::Polling => Some(End::Start(process::start_ticks(pid))),
+        match self.epoll {
+            Some(_) => process::end_of(pid).ok().map(End::Descriptor),
+            None => Some(End::Start(process::start_ticks(pid))),
         }
     }
 
@@ -110,7 +99,7 @@ impl Holders {
             left_over = std::mem::take(&mut holder.locks);
             holders.remove(&pid);
         }
-        if let (Watch::Epoll(epoll), End::Descriptor(descriptor)) = (&self.watch, &end) {
+        if let (Some(epoll), End::Descriptor(descriptor)) = (&self.epoll, &end) {
             let data = EventData::new_u64(u64::from(pid));
             if let Err(error) = epoll::add(epoll, descriptor, data, EventFlags::IN) {
                 let error = reason(&error.into());
@@ -165,7 +154,7 @@ impl Holders {
 
     /// Blocks until a process has ended, or may have, but no longer than `patience`.
     fn wait(&self, patience: Option<Duration>) -> Vec<u32> {
-        let Watch::Epoll(epoll) = &self.watch else {
+        let Some(epoll) = &self.epoll else {
             thread::sleep(POLL_INTERVAL);
             return self.holders.lock().keys().copied().collect();
         };
@@ -269,7 +258,7 @@ mod tests {
     #[test]
     fn without_pidfds_an_end_is_noticed_by_polling() {
         check(Holders {
-            watch: Watch::Polling,
+            epoll: None,
             max_holders: MAX_HOLDERS,
             holders: Mutex::default(),
         });
@@ -320,7 +309,7 @@ mod tests {
         let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
         let some_lock = lock(&files, "lfpd-a", std::process::id());
         let holders = Holders {
-            watch: Watch::Polling,
+            epoll: None,
             max_holders: MAX_HOLDERS,
             holders: Mutex::default(),
         };
