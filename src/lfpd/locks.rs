@@ -92,9 +92,9 @@ impl Locks {
         match locked {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
-                debug!("locked device={} pid={pid} {peer}", shown(target));
+                debug!("locked device={} pid={pid} {peer}", Escaped(target.device));
                 if process.is_none() {
-                    let device = shown(target);
+                    let device = Escaped(target.device);
                     self.dead_pids.warn(format_args!(
                         "locked-for-no-process device={device} pid={pid} {peer}"
                     ));
@@ -131,7 +131,10 @@ impl Locks {
         match unlocked {
             Ok(false) => LfpReply::Busy,
             Ok(true) => {
-                debug!("unlocked device={} pid={pid} {peer}", shown(target));
+                debug!(
+                    "unlocked device={} pid={pid} {peer}",
+                    Escaped(target.device)
+                );
                 LfpReply::Okay
             }
             Err(error) => self.failed("unlock", target, &error),
@@ -194,7 +197,7 @@ impl Locks {
             PeerRule::Log => "served",
             PeerRule::Enforce => "refused",
         };
-        let device = shown(target);
+        let device = Escaped(target.device);
         self.foreigners.warn(format_args!(
             "not-their-process verdict={verdict} device={device} pid={pid} {peer}"
         ));
@@ -202,7 +205,7 @@ impl Locks {
     }
 
     fn failed(&self, verb: &str, target: &LockTarget<'_>, error: &io::Error) -> LfpReply<'static> {
-        let (device, reason) = (shown(target), reason(error));
+        let (device, reason) = (Escaped(target.device), reason(error));
         self.failures.warn(format_args!(
             "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\""
         ));
@@ -231,10 +234,6 @@ fn is_temporary(error: &io::Error) -> bool {
 
 fn checked(target: &LockTarget<'_>) -> Option<(DevicePath, u32)> {
     Some((DevicePath::parse(target.device)?, target.pid?))
-}
-
-fn shown<'a>(target: &LockTarget<'a>) -> Escaped<'a> {
-    Escaped(target.device)
 }
 
 #[cfg(test)]

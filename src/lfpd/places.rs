@@ -28,13 +28,10 @@ pub fn share_of(count: usize) -> usize {
 #[derive(Debug)]
 pub struct Places {
     max_places: usize,
-    taken: Mutex<Taken>,
+    /// By the number of the connection.
+    taken: Mutex<HashMap<u64, Occupant>>,
     refusals: Throttle,
 }
-
-/// By the number of the connection.
-#[derive(Debug, Default)]
-struct Taken(HashMap<u64, Occupant>);
 
 #[derive(Debug)]
 struct Occupant {
@@ -68,9 +65,10 @@ impl Places {
         admission: &Arc<Admission>,
     ) -> Option<OccupiedPlace> {
         let mut taken = self.taken.lock();
-        let is_over_share = taken.count_of(peer) >= share_of(self.max_places);
-        let has_room = (!is_over_share || taken.close_idle(|occupant| occupant.peer == peer))
-            && (taken.0.len() < self.max_places || taken.close_idle(|_| true));
+        let is_peers = |occupant: &Occupant| occupant.peer == peer;
+        let own_count = taken.values().filter(|occupant| is_peers(occupant)).count();
+        let has_room = (own_count < share_of(self.max_places) || close_idle(&mut taken, is_peers))
+            && (taken.len() < self.max_places || close_idle(&mut taken, |_| true));
         if !has_room {
             self.refusals
                 .warn(format_args!("turned-away reason=no-place {peer}"));
@@ -81,7 +79,7 @@ impl Places {
             active_at: Instant::now(),
             admission: Arc::clone(admission),
         };
-        taken.0.insert(admission.id, occupant);
+        taken.insert(admission.id, occupant);
         Some(OccupiedPlace {
             places: Arc::clone(self),
             id: admission.id,
@@ -89,33 +87,26 @@ impl Places {
     }
 }
 
-impl Taken {
-    fn count_of(&self, peer: Peer) -> usize {
-        let occupants = self.0.values();
-        occupants.filter(|occupant| occupant.peer == peer).count()
+/// Closes the connection that has been idle for longest among the `eligible`, if that is long
+/// enough. Its place is free at once.
+fn close_idle(taken: &mut HashMap<u64, Occupant>, eligible: impl Fn(&Occupant) -> bool) -> bool {
+    let idlest = taken
+        .iter()
+        .filter(|(_, occupant)| eligible(occupant))
+        .min_by_key(|(_, occupant)| occupant.active_at)
+        .filter(|(_, occupant)| occupant.active_at.elapsed() >= IDLE)
+        .map(|(id, _)| *id);
+    let closed = idlest.and_then(|id| taken.remove(&id));
+    if let Some(closed) = &closed {
+        closed.admission.stream.shutdown(Shutdown::Both);
     }
-
-    /// Closes the connection that has been idle for longest among the `eligible`, if that is long
-    /// enough. Its place is free at once.
-    fn close_idle(&mut self, eligible: impl Fn(&Occupant) -> bool) -> bool {
-        let candidates = self.0.iter();
-        let idlest = candidates
-            .filter(|(_, occupant)| eligible(occupant))
-            .min_by_key(|(_, occupant)| occupant.active_at)
-            .filter(|(_, occupant)| occupant.active_at.elapsed() >= IDLE)
-            .map(|(id, _)| *id);
-        let closed = idlest.and_then(|id| self.0.remove(&id));
-        if let Some(closed) = &closed {
-            closed.admission.stream.shutdown(Shutdown::Both);
-        }
-        closed.is_some()
-    }
+    closed.is_some()
 }
 
 impl OccupiedPlace {
     /// Notes that a command has arrived.
     pub fn touch(&self) {
-        if let Some(occupant) = self.places.taken.lock().0.get_mut(&self.id) {
+        if let Some(occupant) = self.places.taken.lock().get_mut(&self.id) {
             occupant.active_at = Instant::now();
         }
     }
@@ -123,7 +114,7 @@ impl OccupiedPlace {
 
 impl Drop for OccupiedPlace {
     fn drop(&mut self) {
-        self.places.taken.lock().0.remove(&self.id);
+        self.places.taken.lock().remove(&self.id);
     }
 }
 
@@ -154,7 +145,7 @@ mod tests {
     /// Has a connection be silent for the time that makes it idle, and so many seconds more.
     fn silence(places: &Places, place: Option<&OccupiedPlace>, more: u64) {
         let mut taken = places.taken.lock();
-        let occupant = place.and_then(|place| taken.0.get_mut(&place.id));
+        let occupant = place.and_then(|place| taken.get_mut(&place.id));
         let active_at = &mut occupant.expect("it has its place").active_at;
         *active_at -= IDLE + Duration::from_secs(more);
     }
@@ -189,7 +180,7 @@ mod tests {
         let of_user: Vec<_> = (0..8).map(|_| take(USER)).collect();
         let has_place = |place: &Option<OccupiedPlace>| {
             let id = place.as_ref().map(|place| place.id);
-            id.is_some_and(|id| places.taken.lock().0.contains_key(&id))
+            id.is_some_and(|id| places.taken.lock().contains_key(&id))
         };
         silence(&places, of_other.as_ref(), 9);
         assert!(take(USER).is_none());
