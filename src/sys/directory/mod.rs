@@ -11,7 +11,7 @@ pub use staged::{PrivateNames, SetAside, StagedFile};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{fcntl, FcntlArg};
 use nix::libc;
 use rustix::fs::{
-    flock, fstat, fsync, linkat, openat, renameat, renameat_with, statat, unlinkat, AtFlags,
-    FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, CWD,
+    flock, fstat, fsync, linkat, openat, statat, unlinkat, AtFlags, FileType, FlockOperation, Mode,
+    OFlags, Stat, CWD,
 };
 use rustix::io::Errno;
 
@@ -156,44 +156,9 @@ impl Directory {
         Ok(openat(&self.0, name.as_ref(), flags, Mode::from_raw_mode(mode))?.into())
     }
 
-    /// Makes a file without a name, opened for reading and writing; the umask applies to `mode`.
-    fn create_unnamed(&self, mode: u32) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        match openat(&self.0, ".", flags, Mode::from_raw_mode(mode)) {
-            Ok(file) => Ok(file.into()),
-            // A kernel before 3.11 takes this for an attempt to write a directory.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
-                Err(unsupported())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Gives the open `file` a name, or one more, if /proc is mounted.
-    fn link_file(&self, file: &File, name: &OsStr) -> io::Result<()> {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match linkat(CWD, &*path, &self.0, name, AtFlags::SYMLINK_FOLLOW) {
-            Err(Errno::NOENT) => Err(unsupported()),
-            other => without_links(other),
-        }
-    }
-
     /// Gives the file under `from` one more name.
     fn link(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         without_links(linkat(&self.0, from, &self.0, to, AtFlags::empty()))
-    }
-
-    /// Renames `from` to `to`, and replaces what had that name.
-    fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
-        Ok(renameat(&self.0, from, &self.0, to)?)
-    }
-
-    /// Renames `from` to `to`, if that name is free.
-    fn rename_to_free(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
-        match renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(unsupported()),
-            other => Ok(other?),
-        }
     }
 
     pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {

@@ -6,9 +6,15 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 
-use super::{Directory, FileId};
+use rustix::fs::{
+    linkat, openat, renameat, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD,
+};
+use rustix::io::Errno;
+
+use super::{unsupported, without_links, Directory, FileId};
 
 /// How often another private name is tried.
 const MAX_NAMES_TRIED: usize = 16;
@@ -90,11 +96,19 @@ impl<'a> StagedFile<'a> {
 
     /// A file without a name; the umask applies to `mode`.
     fn unnamed(directory: &'a Directory, mode: u32) -> io::Result<StagedFile<'a>> {
-        Ok(StagedFile {
-            directory,
-            file: directory.create_unnamed(mode)?,
-            private_name: None,
-        })
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        match openat(&directory.0, ".", flags, Mode::from_raw_mode(mode)) {
+            Ok(file) => Ok(StagedFile {
+                directory,
+                file: file.into(),
+                private_name: None,
+            }),
+            // A kernel before 3.11 takes this for an attempt to write a directory.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
+                Err(unsupported())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// A file with a private name; the umask applies to `mode`.
@@ -122,7 +136,20 @@ impl<'a> StagedFile<'a> {
     /// mounted.
     pub fn link(&self, name: &OsStr) -> io::Result<()> {
         let linked = match &self.private_name {
-            None => self.directory.link_file(&self.file, name),
+            None => {
+                let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                match linkat(
+                    CWD,
+                    &*path,
+                    &self.directory.0,
+                    name,
+                    AtFlags::SYMLINK_FOLLOW,
+                ) {
+                    // /proc is not mounted.
+                    Err(Errno::NOENT) => Err(unsupported()),
+                    other => without_links(other),
+                }
+            }
             Some(private) => self.directory.link(&private.name, name),
         };
         // On NFS a link may have been made though the reply says otherwise.
@@ -171,7 +198,7 @@ impl Directory {
             if self.identity(aside)?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            self.rename(name, aside)
+            Ok(renameat(&self.0, name, &self.0, aside)?)
         });
         let aside = match moved {
             Ok((aside, ())) => aside,
@@ -186,13 +213,14 @@ impl Directory {
     }
 
     fn put_back(&self, aside: &OsStr, name: &OsStr) -> io::Result<SetAside> {
-        let put_back = match self.rename_to_free(aside, name) {
+        let moved = renameat_with(&self.0, aside, &self.0, name, RenameFlags::NOREPLACE);
+        let put_back = match moved {
             // Before Linux 3.15: the same in two steps, which a directory does not allow, nor a
             // file of another user where hard links are protected.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 self.link(aside, name).and_then(|()| self.remove(aside))
             }
-            other => other,
+            other => other.map_err(io::Error::from),
         };
         match put_back {
             Ok(()) => Ok(SetAside::PutBack),
