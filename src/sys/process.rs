@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::io::Errno;
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
+use rustix::time::{clock_gettime, ClockId};
 
 /// What is known of a process that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,20 +226,11 @@ pub fn ignored_signals() -> u64 {
 }
 
 /// When a process was started at the earliest, since the epoch, as this process's clock has it now.
-/// It may have started 20 ms later: the kernel cuts its start down to clock ticks, and the time
-/// since boot to hundredths of a second.
+/// It may have started 10 ms later: the kernel cuts its start down to clock ticks.
 pub fn earliest_start(pid: u32) -> Option<Duration> {
     let ticks = start_ticks(pid)?;
     let hertz = clock_ticks_per_second().max(1);
-    let after_boot = Duration::from_millis(ticks.checked_mul(1000)? / hertz);
-    // Read first: a delay between the two clocks makes the start earlier, never later.
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    let (seconds, rest) = uptime.split_once('.')?;
-    let hundredths: u64 = rest.get(..2)?.parse().ok()?;
-    let latest_uptime =
-        Duration::from_secs(seconds.parse().ok()?) + Duration::from_millis(10 * (hundredths + 1));
-    Some(now.checked_sub(latest_uptime)? + after_boot)
+    Some(boot()? + Duration::from_millis(ticks.checked_mul(1000)? / hertz))
 }
 
 /// The instant `ticks` clock ticks after boot, in seconds since 1970.
@@ -248,15 +240,15 @@ pub fn instant_of(ticks: u64) -> Option<u64> {
 
 /// When the system was booted, in seconds since 1970; `None` in a time namespace with another boot.
 pub fn booted_at() -> Option<u64> {
-    if is_shifted() {
-        return None;
-    }
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    stat.lines()
-        .find_map(|line| line.strip_prefix("btime "))?
-        .trim()
-        .parse()
-        .ok()
+    let boot = if is_shifted() { None } else { boot() };
+    Some(boot?.as_secs())
+}
+
+/// When the system was booted, since the epoch, as the clocks of this process have it now.
+fn boot() -> Option<Duration> {
+    // Read first: a delay between the two clocks makes the boot earlier, never later.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    now.checked_sub(Duration::try_from(clock_gettime(ClockId::Boottime)).ok()?)
 }
 
 fn to_pid(pid: u32) -> Option<Pid> {
