@@ -159,8 +159,8 @@ impl Semaphore {
     /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
     /// the grant.
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        match self.attempt(&info, HolderKind::Guard)? {
-            Attempt::Granted((directory, file)) => Ok(SemaphoreGuard::new(self, directory, file)?),
+        match self.attempt_guard(&info)? {
+            Attempt::Granted(guard) => Ok(guard),
             Attempt::Busy(busy) => Err(busy.to_error()),
         }
     }
@@ -193,8 +193,8 @@ impl Semaphore {
     ) -> SemaphoreResult<SemaphoreGuard<'_>> {
         let limit = WaitLimit::new(timeout, None);
         match acquire_any(std::slice::from_ref(self), info, &limit)? {
-            Waited::Granted(_, guard) => Ok(guard),
-            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
+            (_, Attempt::Granted(guard)) => Ok(guard),
+            (_, Attempt::Busy(busy)) => Err(busy.after_wait(&self.path)),
         }
     }
 
@@ -206,10 +206,7 @@ impl Semaphore {
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
     /// system.
     pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Attempt<()>> {
-        Ok(match self.attempt(info, HolderKind::Detached)? {
-            Attempt::Granted(_) => Attempt::Granted(()),
-            Attempt::Busy(busy) => Attempt::Busy(busy),
-        })
+        self.attempt(info, HolderKind::Detached, |_, _| Ok(()))
     }
 
     /// Removes the lock file if there is one, even of a living holder.
@@ -251,12 +248,19 @@ impl Semaphore {
         LockFiles::new(directory, &self.lock_path.name, self.options.files)
     }
 
-    /// Tries once.
-    fn attempt(
+    fn attempt_guard(&self, info: &LockInfo) -> SemaphoreResult<Attempt<SemaphoreGuard<'_>>> {
+        self.attempt(info, HolderKind::Guard, |directory, file| {
+            SemaphoreGuard::new(self, directory, file)
+        })
+    }
+
+    /// Tries once. If the lock is granted, gives what `hold` makes of its file.
+    fn attempt<T>(
         &self,
         info: &LockInfo,
         holder: HolderKind,
-    ) -> SemaphoreResult<Attempt<(Directory, File)>> {
+        hold: impl FnOnce(Directory, File) -> io::Result<T>,
+    ) -> SemaphoreResult<Attempt<T>> {
         let host = find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
@@ -270,7 +274,7 @@ impl Semaphore {
             may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
         };
         match takeover::acquire(&files, &taker)? {
-            Ok(file) => Ok(Attempt::Granted((directory, file))),
+            Ok(file) => Ok(Attempt::Granted(hold(directory, file)?)),
             Err((obstacle, content)) => {
                 Ok(Attempt::Busy(self.busy(obstacle, content, &directory)?))
             }
@@ -329,8 +333,8 @@ impl Semaphore {
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let limit = WaitLimit::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &limit)? {
-            Waited::Granted(..) => Ok(()),
-            Waited::Busy(_, busy) => Err(busy.after_wait(&self.path)),
+            (_, Attempt::Granted(())) => Ok(()),
+            (_, Attempt::Busy(busy)) => Err(busy.after_wait(&self.path)),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
 use super::status::{Busy, LockDetails};
 use super::watch::{HolderProcess, Watch};
-use super::{Attempt, HolderKind, Obstacle, Semaphore};
+use super::{Attempt, Obstacle, Semaphore};
 
 /// The shortest time between two looks, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
@@ -43,13 +43,7 @@ impl<'a> WaitLimit<'a> {
 }
 
 /// What a wait for one of several locks gives. The number says which of them.
-#[must_use]
-pub(crate) enum Waited<T> {
-    /// This lock was granted.
-    Granted(usize, T),
-    /// Time is up, or no wait can end. This lock stays held.
-    Busy(usize, Busy),
-}
+pub(crate) type Waited<T> = (usize, Attempt<T>);
 
 /// Waits for one of several locks in one directory.
 pub(crate) fn acquire_any<'a>(
@@ -57,15 +51,7 @@ pub(crate) fn acquire_any<'a>(
     info: &LockInfo,
     limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
-    let waited = until_any(slots, None, limit, &|slot| {
-        slot.attempt(info, HolderKind::Guard)
-    })?;
-    Ok(match waited {
-        Waited::Granted(at, (directory, file)) => {
-            Waited::Granted(at, SemaphoreGuard::new(&slots[at], directory, file)?)
-        }
-        Waited::Busy(at, busy) => Waited::Busy(at, busy),
-    })
+    until_any(slots, None, limit, &|slot| slot.attempt_guard(info))
 }
 
 /// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
@@ -81,7 +67,7 @@ pub(crate) fn acquire_any_detached(
     })?;
     match &waited {
         // The process ended just before the grant; its end may have made room for the grant.
-        Waited::Granted(at, ()) if holder.is_over() => {
+        (at, Attempt::Granted(())) if holder.is_over() => {
             slots[*at].give_back(info.pid);
             Err(has_ended())
         }
@@ -105,11 +91,11 @@ pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreR
 
 /// Tries all locks until one is granted, until none can ever be, until time is up, or until the
 /// process that is to hold it ends.
-fn until_any<T>(
-    slots: &[Semaphore],
+fn until_any<'a, T>(
+    slots: &'a [Semaphore],
     holder: Option<&HolderProcess>,
     limit: &WaitLimit<'_>,
-    attempt: &dyn Fn(&Semaphore) -> SemaphoreResult<Attempt<T>>,
+    attempt: &dyn Fn(&'a Semaphore) -> SemaphoreResult<Attempt<T>>,
 ) -> SemaphoreResult<Waited<T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
@@ -119,8 +105,8 @@ fn until_any<T>(
         let mut held = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
             match attempt(slot) {
-                Ok(Attempt::Granted(wanted)) => return Ok(Waited::Granted(at, wanted)),
                 Ok(Attempt::Busy(busy)) => held.push(busy),
+                Ok(granted) => return Ok((at, granted)),
                 // Another program's file spoils its own slot only.
                 Err(SemaphoreError::NotALockFile(_)) => {
                     held.push(Busy::unknown(Obstacle::NotALockFile))
@@ -134,7 +120,7 @@ fn until_any<T>(
             if held[at].obstacle == Obstacle::NotALockFile {
                 return Err(slots[at].not_a_lock_file());
             }
-            return Ok(Waited::Busy(at, held.swap_remove(at)));
+            return Ok((at, Attempt::Busy(held.swap_remove(at))));
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, limit)?,

@@ -2,7 +2,7 @@
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::lockfile::{Semaphore, Waited};
+use crate::lockfile::{Attempt, Semaphore};
 use crate::supervise::StdinWatch;
 
 use super::options::SemaRequest;
@@ -17,14 +17,14 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
-        Waited::Granted(at, guard) => {
+        (at, Attempt::Granted(guard)) => {
             tell_granted(&slots[at], request)?;
             let killed = signals.wait_for(&[&input.closed, &lost]).err();
             let released = guard.release();
             released.map_err(|error| Failure::about(slots[at].path(), &error))?;
             Ok(killed.map_or(DONE, |killed| killed.follow()))
         }
-        Waited::Busy(at, busy) => refuse_run(&slots[at], &busy, request, BUSY),
+        (at, Attempt::Busy(busy)) => refuse_run(&slots[at], &busy, request, BUSY),
     }
 }
 

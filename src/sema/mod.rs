@@ -22,8 +22,9 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::cli::waiting::{Talk, WaitingLine};
 use crate::lockfile::{
-    acquire_any_detached, check_path, wait_any, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
-    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, WaitLimit, Waited, WithoutFlock,
+    acquire_any_detached, check_path, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle,
+    ReleaseOutcome, ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, WaitLimit,
+    WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -145,8 +146,8 @@ fn take(request: &SemaRequest, timeout: Option<Duration>, refusal: &str) -> Comm
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        Waited::Granted(at, ()) => acquired(&slots[at], request),
-        Waited::Busy(at, busy) => refuse(refusal, &slots[at], &busy, request, HELD),
+        (at, Attempt::Granted(())) => acquired(&slots[at], request),
+        (at, Attempt::Busy(busy)) => refuse(refusal, &slots[at], &busy, request, HELD),
     }
 }
 
@@ -287,12 +288,12 @@ fn wait(request: &SemaRequest) -> CommandResult {
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        Waited::Granted(at, ()) => {
+        (at, Attempt::Granted(())) => {
             let path = shown_path(slots[at].path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        Waited::Busy(at, busy) => refuse(TIMEOUT_OF_WAIT, &slots[at], &busy, request, HELD),
+        (at, Attempt::Busy(busy)) => refuse(TIMEOUT_OF_WAIT, &slots[at], &busy, request, HELD),
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
+    acquire_any, Attempt, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit,
+    Waited,
 };
 use crate::supervise::{self, Job, SignalWatch};
 use crate::sys::event::Event;
@@ -26,9 +27,9 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let (mut signals, lost, slots) = prepare(request)?;
     let waited = wait(&slots, request, None, &mut signals)?;
     match waited {
-        Waited::Granted(at, guard) => run_under(guard, &slots[at], request, &mut signals, &lost),
+        (at, Attempt::Granted(guard)) => run_under(guard, &slots[at], request, &mut signals, &lost),
         // As flock(1) has it.
-        Waited::Busy(at, busy) => refuse_run(&slots[at], &busy, request, HELD),
+        (at, Attempt::Busy(busy)) => refuse_run(&slots[at], &busy, request, HELD),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::lockfile::{
     acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
-    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit, Waited,
+    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit,
 };
 use crate::text::Plain;
 
@@ -179,9 +179,9 @@ fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
     match acquire_any_detached(slots, &info(request), &limit) {
-        Ok(Waited::Granted(..)) => Ok(granted(semaphore, request)),
-        Ok(Waited::Busy(_, busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
-        Ok(Waited::Busy(..)) => {
+        Ok((_, Attempt::Granted(()))) => Ok(granted(semaphore, request)),
+        Ok((_, Attempt::Busy(busy))) if busy.is_hopeless() => Err(refused(busy.obstacle)),
+        Ok(_) => {
             let waited = request.timeout.unwrap_or_default().as_millis();
             let message = format!("Timeout waiting for lock after {waited}ms");
             Err(failed("TIMEOUT", &message))

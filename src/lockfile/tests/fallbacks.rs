@@ -472,8 +472,8 @@ fn a_wait_for_several_locks_gets_any_of_them() {
         acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt")
     };
     let took = |timeout| match take(timeout) {
-        Waited::Granted(slot, guard) => (slot, guard),
-        Waited::Busy(_, busy) => panic!("{busy:?}"),
+        (slot, Attempt::Granted(guard)) => (slot, guard),
+        (_, Attempt::Busy(busy)) => panic!("{busy:?}"),
     };
     let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
     assert_eq!(
@@ -481,8 +481,8 @@ fn a_wait_for_several_locks_gets_any_of_them() {
         [0, 1, 2]
     );
     match take(50) {
-        Waited::Busy(slot, busy) => assert_eq!((slot, busy.obstacle), (0, Obstacle::Locked)),
-        Waited::Granted(slot, _) => panic!("slot {slot} is free"),
+        (slot, Attempt::Busy(busy)) => assert_eq!((slot, busy.obstacle), (0, Obstacle::Locked)),
+        (slot, Attempt::Granted(_)) => panic!("slot {slot} is free"),
     }
     drop(held.remove(1));
     assert_eq!(took(5000).0, 1);
