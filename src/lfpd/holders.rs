@@ -131,7 +131,7 @@ impl Holders {
     /// Forgets locks that have been released.
     pub fn forget(&self, ids: &[FileId]) {
         self.holders.lock().retain(|_, holder| {
-            holder.locks.retain(|lock| !ids.contains(&lock.id));
+            holder.locks.retain(|lock| !ids.contains(&lock.id()));
             !holder.locks.is_empty()
         });
     }
@@ -230,7 +230,7 @@ mod tests {
         let kept = add("lfpd-a", first.id());
         let given_back = add("lfpd-b", first.id());
         let other = add("lfpd-c", second.id());
-        holders.forget(&[given_back.id]);
+        holders.forget(&[given_back.id()]);
         let (sender, ended) = mpsc::channel();
         let watch = Arc::clone(&holders);
         let is_first = AtomicBool::new(true);

@@ -144,7 +144,7 @@ impl SerialLockFiles {
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
         let was_there = self.in_turn(Instant::now(), None, |directory| {
-            let ours = lock.file();
+            let ours = lock.file;
             let mut was_there = false;
             for name in &lock.names {
                 if look(directory, name)? == NameState::Locked(ours) {
@@ -535,7 +535,7 @@ mod tests {
         let host = Host::new();
         let lock = host.lock("/dev/ttyS1", own_pid()).expect("free");
         let forget = |ids: &[FileId]| {
-            assert_eq!(ids, [lock.id]);
+            assert_eq!(ids, [lock.id()]);
             assert!(host.files.turn.try_lock().is_none(), "another may lock");
         };
         let device = host.device("/dev/ttyS1");

@@ -29,20 +29,13 @@ const PRIVATE_NAMES: PrivateNames = PrivateNames {
 /// A device that we have locked: one file, under each of the device's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLock {
-    pub id: FileId,
-    pid: u32,
+    pub(super) file: LockFile,
     pub(super) names: Vec<OsString>,
 }
 
 impl DeviceLock {
-    /// As far as it tells one lock file from another.
-    pub(super) fn file(&self) -> LockFile {
-        LockFile {
-            id: self.id,
-            pid: self.pid,
-            locked_for: LockedFor::AnyProcess,
-            link_count: self.names.len(),
-        }
+    pub fn id(&self) -> FileId {
+        self.file.id
     }
 }
 
@@ -50,7 +43,7 @@ impl DeviceLock {
 impl fmt::Display for DeviceLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.names.first().map_or(OsStr::new(""), |name| name);
-        write!(f, "file={} pid={}", shown(name), self.pid)
+        write!(f, "file={} pid={}", shown(name), self.file.pid)
     }
 }
 
@@ -234,16 +227,19 @@ fn name(
     device: &Device,
     pid: u32,
 ) -> io::Result<DeviceLock> {
-    let lock = DeviceLock {
+    let file = LockFile {
         id: FileId::of(staged.file())?,
         pid,
-        names: device.written.clone(),
+        locked_for: LockedFor::AnyProcess,
+        link_count: device.written.len(),
     };
+    let names = device.written.clone();
+    let lock = DeviceLock { file, names };
     for (at, name) in lock.names.iter().enumerate() {
         if let Err(error) = staged.link(name) {
             for name in &lock.names[..at] {
                 // If the process has ended, another program may have replaced the file already.
-                let _ = take_away(directory, name, lock.file());
+                let _ = take_away(directory, name, lock.file);
             }
             return Err(match error.kind() {
                 // A file that has got its first name needs no fallback for the next one.
