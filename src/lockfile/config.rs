@@ -46,7 +46,7 @@ impl Default for SemaphoreConfig {
 /// guard.release()?;
 /// # Ok::<(), latchd::lockfile::SemaphoreError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SemaphoreOptions {
     pub(super) stale_rule: StaleRule,
     pub(super) files: LockFileOptions,
@@ -59,13 +59,7 @@ impl SemaphoreOptions {
     /// The defaults: stale by age and liveness, mode 0644, synced, 20 ms to settle after a
     /// takeover, no heartbeat, no token.
     pub fn new() -> SemaphoreOptions {
-        SemaphoreOptions {
-            stale_rule: StaleRule::default(),
-            files: LockFileOptions::default(),
-            has_heartbeat: false,
-            on_lost: None,
-            token: None,
-        }
+        SemaphoreOptions::default()
     }
 
     /// The rule for a lock that is older than the stale timeout.
@@ -119,11 +113,5 @@ impl SemaphoreOptions {
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
         self.token = Some(token.into());
         self
-    }
-}
-
-impl Default for SemaphoreOptions {
-    fn default() -> SemaphoreOptions {
-        SemaphoreOptions::new()
     }
 }

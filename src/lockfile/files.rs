@@ -296,24 +296,17 @@ fn without(record: &[u8], line: &str) -> Vec<u8> {
 
 /// Reads a lock file: one byte more than the longest record at most.
 pub(super) fn read(file: &File) -> io::Result<Content> {
-    const CHUNK: usize = 1024;
-    let mut bytes = Vec::new();
-    while bytes.len() <= MAX_LEN {
-        let start = bytes.len();
-        bytes.resize((start + CHUNK).min(MAX_LEN + 1), 0);
-        let read = match file.read_at(&mut bytes[start..], start as u64) {
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                bytes.truncate(start);
-                continue;
-            }
+    let mut bytes = vec![0; MAX_LEN + 1];
+    let mut len = 0;
+    loop {
+        match file.read_at(&mut bytes[len..], len as u64) {
+            Ok(0) => break,
+            Ok(read) => len += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-        };
-        bytes.truncate(start + read);
-        if read == 0 {
-            break;
         }
     }
+    bytes.truncate(len);
     Ok(Content {
         bytes,
         modified: u64::try_from(file.metadata()?.mtime()).unwrap_or(0),
