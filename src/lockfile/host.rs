@@ -124,6 +124,14 @@ pub(super) fn seconds_since_1970() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
+impl Record {
+    /// How long ago the lock was granted, in seconds.
+    pub(crate) fn age(&self) -> Option<u64> {
+        let since = self.since.or(self.timestamp)?;
+        Some(seconds_since_1970().saturating_sub(since))
+    }
+}
+
 impl LockInfo {
     /// This process, now, without a tag.
     pub fn new() -> LockInfo {

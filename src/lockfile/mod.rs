@@ -50,17 +50,15 @@ pub(crate) use path::check as check_path;
 pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
 pub use staleness::{Alive, StaleRule};
+pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
-pub(crate) use status::{WithoutFlock, WrittenHolder};
 pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
 use host::{find_host_id, stamped, LocalHost};
 use path::LockPath;
-pub(crate) use record::is_of_lock_file;
-#[cfg(any(test, fuzzing))]
-pub(crate) use record::Record;
+pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
 use takeover::{Taker, Verdict};
 

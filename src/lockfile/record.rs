@@ -78,10 +78,10 @@ impl LockInfo {
 pub(crate) struct Record {
     pub(super) pid: Option<u32>,
     pub(super) timestamp: Option<u64>,
-    pub(super) tag: Option<String>,
+    pub(crate) tag: Option<String>,
     /// When the lock was granted, in seconds since 1970; a heartbeat does not change it.
     pub(super) since: Option<u64>,
-    pub(super) host: Option<String>,
+    pub(crate) host: Option<String>,
     pub(super) boot: Option<String>,
     pub(super) pid_namespace: Option<String>,
     /// When the process was started, in clock ticks since boot.

@@ -16,7 +16,7 @@ use crate::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, STAGED_NAMES};
-use super::host::{find_host_id, host_id, seconds_since_1970, LocalHost};
+use super::host::{find_host_id, host_id, LocalHost};
 use super::path::invalid;
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock, Host};
@@ -156,16 +156,6 @@ pub struct Cleaned {
     pub temporaries: u32,
 }
 
-/// The holder that a lock file names, whether or not it lives.
-#[derive(Clone, Debug)]
-pub(crate) struct WrittenHolder {
-    pub(crate) pid: u32,
-    pub(crate) host: Option<String>,
-    pub(crate) tag: Option<String>,
-    /// How long ago the lock was granted, in seconds.
-    pub(crate) age: Option<u64>,
-}
-
 /// Whether to remove a stale lock on a file system without locks on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutFlock {
@@ -202,21 +192,15 @@ impl Semaphore {
         Ok(found.map_or(Status::Free, |busy| Status::of(busy.details)))
     }
 
-    /// The holder that the file names; `None` if there is no file that names one. Judges nothing
-    /// and takes no lock on the file, so that it is in no other process's way.
-    pub(crate) fn written_holder(&self) -> Option<WrittenHolder> {
+    /// The holder that the file names, and the record; `None` if there is no file that names one.
+    /// Judges nothing and takes no lock on the file, so that it is in no other process's way.
+    pub(crate) fn written_holder(&self) -> Option<(u32, Record)> {
         let opened = self.directory().ok()?.open_file(&self.lock_path.name);
         let Ok(Entry::File(file)) = opened else {
             return None;
         };
         let record = Record::parse(&read(&file).ok()?.bytes);
-        let since = record.since.or(record.timestamp);
-        Some(WrittenHolder {
-            pid: record.pid?,
-            host: record.host,
-            tag: record.tag,
-            age: since.map(|since| seconds_since_1970().saturating_sub(since)),
-        })
+        Some((record.pid?, record))
     }
 
     /// The lock and its obstacle, as if it were not stale; `None` if it is free.
@@ -255,12 +239,10 @@ impl Semaphore {
     ) -> Busy {
         let record = Record::parse(&content.bytes);
         let judgement = self.judge(content, flock, directory);
-        let now = seconds_since_1970();
-        let since = record.since.or(record.timestamp);
         let details = LockDetails {
             pid: record.pid,
             timestamp: record.timestamp,
-            age: since.map(|since| now.saturating_sub(since)),
+            age: record.age(),
             alive: judgement.alive,
             is_stale: judgement.is_stale,
             stale_in: judgement.stale_in.map(Duration::from_secs),

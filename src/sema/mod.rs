@@ -464,7 +464,7 @@ fn caller() -> u32 {
 fn asking(slot: &Semaphore) -> u32 {
     let own = std::process::id();
     match slot.written_holder() {
-        Some(holder) if holder.pid == own => own,
+        Some((pid, _)) if pid == own => own,
         _ => caller(),
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::waiting::age;
-use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Semaphore, Status, WrittenHolder};
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
 use crate::text::Plain;
 
 use super::NOT_A_FILE;
@@ -161,15 +161,15 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
 }
 
 /// The holder of a lock in one line, as its file has it.
-pub(super) fn holder_line(holder: &WrittenHolder) -> String {
-    let mut text = format!("pid {}", holder.pid);
-    if let Some(host) = holder.host.as_deref() {
+pub(super) fn holder_line((pid, record): &(u32, Record)) -> String {
+    let mut text = format!("pid {pid}");
+    if let Some(host) = record.host.as_deref() {
         text += &format!(" on {}", shown(host));
     }
-    if let Some(tag) = holder.tag.as_deref().filter(|tag| !tag.is_empty()) {
+    if let Some(tag) = record.tag.as_deref().filter(|tag| !tag.is_empty()) {
         text += &format!(" ({})", shown(tag));
     }
-    if let Some(seconds) = holder.age {
+    if let Some(seconds) = record.age() {
         text += &format!(" for {}", age(seconds));
     }
     text
