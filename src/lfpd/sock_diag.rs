@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -109,15 +109,10 @@ fn user_in_answer(
 /// even if the question was about IPv4.
 fn ends_in(answer: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let is_ipv4 = *answer.get(ANSWER_FAMILY_AT)? == family_byte(AddressFamily::INET);
+    let ip_len = if is_ipv4 { 4 } else { 16 };
     let end = |port_at: usize, ip_at: usize| {
         let port = answer.get(port_at..port_at + 2)?.try_into().ok()?;
-        let ip = answer.get(ip_at..ip_at + 16)?;
-        let ip = if is_ipv4 {
-            IpAddr::from(<[u8; 4]>::try_from(&ip[..4]).ok()?)
-        } else {
-            IpAddr::from(<[u8; 16]>::try_from(ip).ok()?)
-        };
-        Some(plain(SocketAddr::new(ip, u16::from_be_bytes(port))))
+        address(answer.get(ip_at..ip_at + ip_len)?, u16::from_be_bytes(port))
     };
     Some((
         end(ANSWER_PORTS_AT, ANSWER_LOCAL_IP_AT)?,
@@ -172,23 +167,20 @@ fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
 
 /// Reads `0100007F:C351`: words of the address in the host's order of bytes, then the port.
 fn address_in(field: &str) -> Option<SocketAddr> {
-    let (address, port) = field.split_once(':')?;
+    let (ip, port) = field.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| {
-        let digits = address.get(8 * at..8 * at + 8)?;
-        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
-    };
-    let ip = match address.len() {
-        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let mut bytes = [0; 16];
-            for (into, word) in bytes.chunks_exact_mut(4).zip(words) {
-                into.copy_from_slice(&word);
-            }
-            IpAddr::from(Ipv6Addr::from(bytes))
-        }
-        _ => return None,
+    let starts = (0..ip.len()).step_by(8);
+    let words = starts.map(|at| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok());
+    let words = words.collect::<Option<Vec<u32>>>()?;
+    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    address(&bytes, port)
+}
+
+/// The address of 4 or 16 bytes, as [`plain`] has it.
+fn address(ip: &[u8], port: u16) -> Option<SocketAddr> {
+    let ip = match <[u8; 4]>::try_from(ip) {
+        Ok(ip) => IpAddr::from(ip),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
     };
     Some(plain(SocketAddr::new(ip, port)))
 }
