@@ -103,15 +103,10 @@ impl Semaphore {
             return Ok(());
         }
         let record = Record::parse(&content.bytes);
-        if let Some(pid) = terms.pid {
-            if record.pid != Some(pid) {
-                return Err(Obstacle::NotStale);
-            }
-        }
-        if let Some(token) = &terms.token {
-            if record.token != Some(token_as_read(token)) {
-                return Err(Obstacle::NotStale);
-            }
+        let token = terms.token.as_deref().map(token_as_read);
+        let is_another = |pid| record.pid != Some(pid);
+        if terms.pid.is_some_and(is_another) || (token.is_some() && record.token != token) {
+            return Err(Obstacle::NotStale);
         }
         let is_stale = || record.is_live || self.may_take(content, Flock::Ours, directory).is_ok();
         // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
