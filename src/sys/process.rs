@@ -2,8 +2,8 @@
 //! other module reads the stat and status files in /proc.
 
 use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::process;
 use std::sync::OnceLock;
@@ -42,7 +42,7 @@ pub fn look_up(pid: u32) -> Option<Process> {
     }
     // If /proc is not mounted, hides other users' processes, or is that of another pid namespace,
     // nothing more is known of it.
-    let Some(status) = read_status(pid) else {
+    let Some(status) = read(pid, "status") else {
         return Some(Process {
             is_zombie: false,
             start_ticks: None,
@@ -58,8 +58,10 @@ pub fn look_up(pid: u32) -> Option<Process> {
     })
 }
 
-fn read_status(pid: u32) -> Option<String> {
-    is_proc_ours().then(|| fs::read_to_string(format!("/proc/{pid}/status")).ok())?
+/// Reads a file of a process in /proc; bytes that are not UTF-8 are replaced.
+fn read(pid: u32, file: &str) -> Option<String> {
+    let content = is_proc_ours().then(|| fs::read(format!("/proc/{pid}/{file}")));
+    Some(String::from_utf8_lossy(&content?.ok()?).into_owned())
 }
 
 /// Whether /proc numbers the processes as the system calls of this process do. That of another pid
@@ -120,7 +122,7 @@ fn has_shifted_boot(process: impl Display) -> Option<bool> {
 /// The real and the effective user of a process. The owner of /proc/PID does not tell: it is root
 /// for a process that may not be dumped.
 pub fn users(pid: u32) -> Option<(u32, u32)> {
-    let status = read_status(pid)?;
+    let status = read(pid, "status")?;
     let mut users = field(&status, "Uid:")?
         .split_ascii_whitespace()
         .map(str::parse);
@@ -164,23 +166,12 @@ pub struct ProcessStat {
 
 /// What /proc/PID/stat says of a process; `None` if it is gone, or /proc cannot tell.
 pub fn stat(pid: u32) -> Option<ProcessStat> {
-    if !is_proc_ours() {
-        return None;
-    }
-    let mut stat = [0; 1024];
-    let read = File::open(format!("/proc/{pid}/stat"))
-        .and_then(|mut file| file.read(&mut stat))
-        .ok()?;
-    parse_stat(&String::from_utf8_lossy(&stat[..read]))
+    parse_stat(&read(pid, "stat")?)
 }
 
 /// The name of a process's program; `None` if it is gone, or /proc cannot tell.
 pub fn name(pid: u32) -> Option<String> {
-    if !is_proc_ours() {
-        return None;
-    }
-    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+    Some(read(pid, "comm")?.trim_ascii_end().to_owned())
 }
 
 fn parse_stat(stat: &str) -> Option<ProcessStat> {
