@@ -67,228 +67,118 @@ const COMMANDS: [(SubCommand, &str, &str); 8] = [
 
 const ALL: &[SubCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
 const TAKING: &[SubCommand] = &[Try, Acquire, Run, Hold];
+const WAITING: &[SubCommand] = &[Acquire, Run, Hold];
 
 /// For a command line that has the command of `run` among the words of sema.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
-/// An option: one row of the grammar and of the help.
-struct OptionRow {
-    name: &'static str,
-    short: Option<&'static str>,
-    help: &'static str,
-    commands: &'static [SubCommand],
-    set: Set,
-}
-
-/// What an option sets.
-enum Set {
-    Flag(fn(&mut SemaOptions)),
-    /// The name of the value in the help, and what takes it or says what is expected.
-    Value(
-        &'static str,
-        fn(&mut SemaOptions, &str) -> Result<(), String>,
-    ),
-}
-
-use Set::{Flag, Value};
-
-/// The most frequent values of a row.
-const ROW: OptionRow = OptionRow {
-    name: "",
-    short: None,
-    help: "",
-    commands: ALL,
-    set: Flag(|_| {}),
-};
+/// An option: its names and its value as the help shows them, the commands that take it, and its
+/// line of the help.
+struct OptionRow(&'static str, &'static [SubCommand], &'static str);
 
 impl OptionRow {
-    fn has_name(&self, name: &[u8]) -> bool {
-        let short = self.short.map(str::as_bytes);
-        name == self.name.as_bytes() || short == Some(name)
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        let words = self.0.split([',', ' ']);
+        words.filter(|word| word.starts_with('-'))
+    }
+
+    fn of(name: &[u8]) -> Option<&'static OptionRow> {
+        let is_name = |known: &str| known.as_bytes() == name;
+        OPTIONS.iter().find(|row| row.names().any(is_name))
+    }
+
+    /// The long name.
+    fn name(&self) -> &'static str {
+        self.names().last().unwrap_or_default()
+    }
+
+    fn has_value(&self) -> bool {
+        !self.0.ends_with(self.name())
     }
 }
 
 /// Every option, in the order of the help.
 const OPTIONS: [OptionRow; 20] = [
-    OptionRow {
-        name: "--timeout",
-        short: Some("-w"),
-        help: "how long to wait; 0 tries once (for ever)",
-        set: Value("time", |options, value| {
-            time(value).map(|time| options.timeout = Some(time))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--nonblock",
-        short: Some("-n"),
-        help: "do not wait, as with --timeout 0",
-        commands: &[Acquire, Run, Hold],
-        set: Flag(|options| options.timeout = Some(Duration::ZERO)),
-    },
-    OptionRow {
-        name: "--stale",
-        help: "the age at which a lock may be stale; 0 for never (3600)",
-        set: Value("time", |options, value| {
-            let timeout = |time: Duration| (!time.is_zero()).then_some(time);
-            time(value).map(|time| options.config.stale_timeout = timeout(time))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--stale-rule",
-        help:
-            "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
-        set: Value("rule", |options, value| {
-            let all = [
-                ("age", StaleRule::Age),
-                ("age-and-liveness", StaleRule::AgeAndLiveness),
-            ];
-            choice(value, all).map(|rule| options.set_lock(|lock| lock.stale_rule(rule)))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--tag",
-        help: "what the lock is held for",
-        set: Value("text", |options, value| {
-            options.tag = Some(value.to_owned());
-            Ok(())
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--json",
-        help: "print the result, or the holder, as JSON on stdout",
-        set: Flag(|options| options.json = true),
-        ..ROW
-    },
-    OptionRow {
-        name: "--quiet",
-        short: Some("-q"),
-        help: "print only errors, status and JSON",
-        set: Flag(|options| options.quiet = true),
-        ..ROW
-    },
-    OptionRow {
-        name: "--verbose",
-        short: Some("-v"),
-        help: "say who holds the lock while it waits, also where stderr is no terminal",
-        commands: &[Acquire, Run, Hold],
-        set: Flag(|options| options.verbose = true),
-    },
-    OptionRow {
-        name: "--slots",
-        help: "use one of this many locks, PATH.0.lock and so on",
-        commands: &[Try, Acquire, Release, Status, Wait, Run, Hold],
-        set: Value("count", |options, value| {
-            number(value, 1..=MAX_SLOT_COUNT).map(|count| options.slots = Some(count))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--pid",
-        help: "the process that holds the lock (the parent of sema)",
-        commands: &[Try, Acquire, Release],
-        set: Value("pid", |options, value| {
-            number(value, 1..=MAX_PID).map(|pid| options.pid = Some(pid))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--token",
-        help: "a word to keep in the lock file; release wants the same",
-        commands: &[Try, Acquire, Run, Hold, Release],
-        set: Value("word", |options, value| {
-            let is_word = !value.is_empty()
-                && value.len() <= MAX_TOKEN_LEN
-                && !value.contains(|c: char| c.is_whitespace() || c.is_control());
-            if !is_word {
-                return Err("expected a word of 1-256 bytes without blanks".into());
-            }
-            options.token = Some(value.to_owned());
-            options.set_lock(|lock| lock.token(value));
-            Ok(())
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--force",
-        help: "release another holder's lock; clean without locks on files",
-        commands: &[Release, Clean],
-        set: Flag(|options| options.force = true),
-        ..ROW
-    },
-    OptionRow {
-        name: "--mode",
-        help: "octal permissions of the lock file, before the umask (0644)",
-        commands: TAKING,
-        set: Value("mode", |options, value| {
-            mode(value).map(|mode| options.set_lock(|lock| lock.mode(mode)))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--no-sync",
-        help: "do not wait for the disk",
-        commands: TAKING,
-        set: Flag(|options| options.set_lock(|lock| lock.sync(false))),
-        ..ROW
-    },
-    OptionRow {
-        name: "--settle",
-        help: "never, takeover or always: wait 20 ms for careless others (takeover)",
-        commands: TAKING,
-        set: Value("when", |options, value| {
-            let all = [
-                ("never", Settle::Never),
-                ("takeover", Settle::default()),
-                ("always", Settle::Always(SETTLE)),
-            ];
-            choice(value, all).map(|when| options.set_lock(|lock| lock.settle(when)))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--busy-status",
-        short: Some("-E"),
-        help: "exit status if the lock is not granted in time (1 for run, 75 for hold)",
-        commands: &[Run, Hold],
-        set: Value("status", |options, value| {
-            number(value, 0..=u8::MAX).map(|status| options.busy_status = Some(status))
-        }),
-    },
-    OptionRow {
-        name: "--on-lost",
-        help: "if the lock is lost, end the program: term or ignore (term)",
-        commands: &[Run],
-        set: Value("what", |options, value| {
-            let all = [("term", false), ("ignore", true)];
-            choice(value, all).map(|is_ignored| options.ignores_loss = is_ignored)
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--kill-after",
-        help: "how long the program may take to end once the lock is lost (10)",
-        commands: &[Run],
-        set: Value("time", |options, value| {
-            time(value).map(|time| options.kill_after = Some(time))
-        }),
-        ..ROW
-    },
-    OptionRow {
-        name: "--help",
-        short: Some("-h"),
-        help: "print this and exit",
-        ..ROW
-    },
-    OptionRow {
-        name: "--version",
-        short: Some("-V"),
-        help: "print the version and exit",
-        ..ROW
-    },
+    OptionRow(
+        "-w, --timeout time",
+        ALL,
+        "how long to wait; 0 tries once (for ever)",
+    ),
+    OptionRow(
+        "-n, --nonblock",
+        WAITING,
+        "do not wait, as with --timeout 0",
+    ),
+    OptionRow(
+        "--stale time",
+        ALL,
+        "the age at which a lock may be stale; 0 for never (3600)",
+    ),
+    OptionRow(
+        "--stale-rule rule",
+        ALL,
+        "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
+    ),
+    OptionRow("--tag text", ALL, "what the lock is held for"),
+    OptionRow(
+        "--json",
+        ALL,
+        "print the result, or the holder, as JSON on stdout",
+    ),
+    OptionRow("-q, --quiet", ALL, "print only errors, status and JSON"),
+    OptionRow(
+        "-v, --verbose",
+        WAITING,
+        "say who holds the lock while it waits, also where stderr is no terminal",
+    ),
+    OptionRow(
+        "--slots count",
+        &[Try, Acquire, Release, Status, Wait, Run, Hold],
+        "use one of this many locks, PATH.0.lock and so on",
+    ),
+    OptionRow(
+        "--pid pid",
+        &[Try, Acquire, Release],
+        "the process that holds the lock (the parent of sema)",
+    ),
+    OptionRow(
+        "--token word",
+        &[Try, Acquire, Run, Hold, Release],
+        "a word to keep in the lock file; release wants the same",
+    ),
+    OptionRow(
+        "--force",
+        &[Release, Clean],
+        "release another holder's lock; clean without locks on files",
+    ),
+    OptionRow(
+        "--mode mode",
+        TAKING,
+        "octal permissions of the lock file, before the umask (0644)",
+    ),
+    OptionRow("--no-sync", TAKING, "do not wait for the disk"),
+    OptionRow(
+        "--settle when",
+        TAKING,
+        "never, takeover or always: wait 20 ms for careless others (takeover)",
+    ),
+    OptionRow(
+        "-E, --busy-status status",
+        &[Run, Hold],
+        "exit status if the lock is not granted in time (1 for run, 75 for hold)",
+    ),
+    OptionRow(
+        "--on-lost what",
+        &[Run],
+        "if the lock is lost, end the program: term or ignore (term)",
+    ),
+    OptionRow(
+        "--kill-after time",
+        &[Run],
+        "how long the program may take to end once the lock is lost (10)",
+    ),
+    OptionRow("-h, --help", ALL, "print this and exit"),
+    OptionRow("-V, --version", ALL, "print the version and exit"),
 ];
 
 /// The values of the options; `None` for the default.
@@ -312,8 +202,55 @@ pub(super) struct SemaOptions {
 }
 
 impl SemaOptions {
-    fn set_lock(&mut self, change: impl FnOnce(SemaphoreOptions) -> SemaphoreOptions) {
-        self.lock = change(self.lock.clone());
+    /// Sets the option with this long name; an error says what value is expected.
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let lock = self.lock.clone();
+        match name {
+            "--timeout" => self.timeout = Some(time(value)?),
+            "--nonblock" => self.timeout = Some(Duration::ZERO),
+            "--stale" => {
+                self.config.stale_timeout = Some(time(value)?).filter(|time| !time.is_zero());
+            }
+            "--stale-rule" => {
+                let all = [
+                    ("age", StaleRule::Age),
+                    ("age-and-liveness", StaleRule::AgeAndLiveness),
+                ];
+                self.lock = lock.stale_rule(choice(value, all)?);
+            }
+            "--tag" => self.tag = Some(value.to_owned()),
+            "--json" => self.json = true,
+            "--quiet" => self.quiet = true,
+            "--verbose" => self.verbose = true,
+            "--slots" => self.slots = Some(number(value, 1..=MAX_SLOT_COUNT)?),
+            "--pid" => self.pid = Some(number(value, 1..=MAX_PID)?),
+            "--token" => {
+                let is_word = !value.is_empty()
+                    && value.len() <= MAX_TOKEN_LEN
+                    && !value.contains(|c: char| c.is_whitespace() || c.is_control());
+                if !is_word {
+                    return Err("expected a word of 1-256 bytes without blanks".into());
+                }
+                self.token = Some(value.to_owned());
+                self.lock = lock.token(value);
+            }
+            "--force" => self.force = true,
+            "--mode" => self.lock = lock.mode(mode(value)?),
+            "--no-sync" => self.lock = lock.sync(false),
+            "--settle" => {
+                let all = [
+                    ("never", Settle::Never),
+                    ("takeover", Settle::default()),
+                    ("always", Settle::Always(SETTLE)),
+                ];
+                self.lock = lock.settle(choice(value, all)?);
+            }
+            "--busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
+            "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
+            "--kill-after" => self.kill_after = Some(time(value)?),
+            other => unreachable!("{other} is read before"),
+        }
+        Ok(())
     }
 }
 
@@ -385,9 +322,9 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         }
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
+    if let Some(row) = given.iter().find(|row| !row.1.contains(&command)) {
         let name = name.to_string_lossy();
-        return Err(format!("{} is no option of {name}", row.name));
+        return Err(format!("{} is no option of {name}", row.name()));
     }
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
@@ -411,8 +348,7 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
                 .map(|(command, ..)| *command);
         }
         let (name, attached) = split_value(argument);
-        let row = OPTIONS.iter().find(|row| row.has_name(name));
-        if attached.is_none() && row.is_some_and(|row| matches!(row.set, Value(..))) {
+        if attached.is_none() && OptionRow::of(name).is_some_and(OptionRow::has_value) {
             arguments.next();
         }
     }
@@ -426,27 +362,25 @@ fn set(
     rest: &mut impl Iterator<Item = OsString>,
 ) -> Result<&'static OptionRow, String> {
     let (name, attached) = split_value(argument);
-    let Some(row) = OPTIONS.iter().find(|row| row.has_name(name)) else {
+    let Some(row) = OptionRow::of(name) else {
         return Err(format!("unknown option: {}", Plain(name)));
     };
-    let (value, set) = match (&row.set, attached) {
-        (Flag(set), None) => {
-            set(options);
-            return Ok(row);
-        }
-        (Flag(_), Some(_)) => return Err(format!("{} takes no value", row.name)),
-        (Value(_, set), attached) => (attached.or_else(|| rest.next()), set),
+    let name = row.name();
+    let value = match (row.has_value(), attached) {
+        (true, attached) => attached.or_else(|| rest.next()),
+        (false, None) => Some(OsString::new()),
+        (false, Some(_)) => return Err(format!("{name} takes no value")),
     };
-    let value = value.ok_or_else(|| format!("{} requires a value", row.name))?;
+    let value = value.ok_or_else(|| format!("{name} requires a value"))?;
     let taken = match value.to_str() {
-        Some(text) => set(options, text),
+        Some(text) => options.set(name, text),
         None => Err("expected UTF-8".to_owned()),
     };
-    taken.map_err(|expected| match row.name {
+    taken.map_err(|expected| match name {
         // Their messages are those of the older program.
         "--timeout" => "invalid timeout value".to_owned(),
         "--stale" => "invalid stale timeout value".to_owned(),
-        name => invalid_value(&value.to_string_lossy(), name, &expected),
+        _ => invalid_value(&value.to_string_lossy(), name, &expected),
     })?;
     Ok(row)
 }
@@ -481,19 +415,12 @@ fn help() -> String {
         let _ = writeln!(text, "  {name:<9}{line}");
     }
     text.push_str("\nOptions:\n");
-    for row in &OPTIONS {
-        let short = row.short.map(|short| format!("{short}, "));
-        let value = match row.set {
-            Value(value, _) => Some(format!(" {value}")),
-            Flag(_) => None,
-        };
-        let head = [short.as_deref(), Some(row.name), value.as_deref()];
-        let head: String = head.into_iter().flatten().collect();
-        let _ = writeln!(text, "  {head:<28}{}", row.help);
-        if row.commands.len() < ALL.len() {
+    for OptionRow(head, commands, line) in &OPTIONS {
+        let _ = writeln!(text, "  {head:<28}{line}");
+        if commands.len() < ALL.len() {
             let names = COMMANDS
                 .iter()
-                .filter(|(command, ..)| row.commands.contains(command));
+                .filter(|(command, ..)| commands.contains(command));
             let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
@@ -513,8 +440,8 @@ mod tests {
     #[test]
     fn every_option_is_in_the_help() {
         let help = help();
-        for known in &OPTIONS {
-            assert!(help.contains(known.name), "{}", known.name);
+        for known in OPTIONS.iter().flat_map(OptionRow::names) {
+            assert!(help.contains(known), "{known}");
         }
         assert!(help.lines().all(|line| line.len() <= 120), "{help}");
     }
