@@ -87,7 +87,7 @@ impl Watch {
     }
 
     /// Blocks until a name that `concerns` accepts changes, until a descriptor in `ends` is
-    /// readable, or until an instant. Fails with [`SemaphoreError::Cancelled`] once `cancel` is set.
+    /// readable, or until an instant. Fails with [`SemaphoreError::Cancelled`] if `cancel` is set.
     pub(super) fn wait(
         &self,
         concerns: &dyn Fn(&[u8]) -> bool,
