@@ -41,21 +41,18 @@ impl Peer {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
             // It has hung up already. The kernel has forgotten its address, but not ours.
-            Err(Errno::NOTCONN | Errno::INVAL) => match getsockname(socket) {
-                Ok(own) if own.address_family() == AddressFamily::UNIX => Some(Peer(None)),
-                Ok(own) if loopback(&own).is_some() => Some(Peer(None)),
-                _ => None,
-            },
+            Err(Errno::NOTCONN | Errno::INVAL) => {
+                let own = getsockname(socket).ok()?;
+                (is_unix(&own) || loopback(&own).is_some()).then_some(Peer(None))
+            }
             Err(_) => None,
         }
     }
 
     fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Option<Peer> {
-        let is_unix = |address: &SocketAddrAny| address.address_family() == AddressFamily::UNIX;
         // An unnamed peer is one on a Unix socket.
         if address.as_ref().is_none_or(is_unix) {
-            let credentials = sockopt::socket_peercred(socket);
-            let credentials = credentials.ok()?;
+            let credentials = sockopt::socket_peercred(socket).ok()?;
             return Some(Peer(process::known_user(credentials.uid.as_raw())));
         }
         let theirs = address.as_ref().and_then(loopback)?;
@@ -82,6 +79,10 @@ impl Peer {
         // The users of a process that has ended just now are unknown.
         (is_peers || process::exists(pid)).then_some(NamedProcess { user, is_peers })
     }
+}
+
+fn is_unix(address: &SocketAddrAny) -> bool {
+    address.address_family() == AddressFamily::UNIX
 }
 
 /// The address, if it is one of the loopback interface.
