@@ -38,13 +38,6 @@ pub enum Status {
 }
 
 impl Status {
-    fn of(details: LockDetails) -> Status {
-        match details.is_readable() {
-            true => Status::Held(details),
-            false => Status::Unreadable(details),
-        }
-    }
-
     /// Whether anything is at the path, even a stale lock.
     pub fn is_locked(&self) -> bool {
         self.details().is_some()
@@ -188,8 +181,11 @@ impl Semaphore {
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
     /// system. A missing or unreadable file is no error.
     pub fn status(&self) -> SemaphoreResult<Status> {
-        let found = self.look()?;
-        Ok(found.map_or(Status::Free, |busy| Status::of(busy.details)))
+        Ok(match self.look()?.map(|busy| busy.details) {
+            None => Status::Free,
+            Some(details) if details.is_readable() => Status::Held(details),
+            Some(details) => Status::Unreadable(details),
+        })
     }
 
     /// The holder that the file names, and the record; `None` if there is no file that names one.
@@ -343,38 +339,34 @@ impl Semaphore {
         }
         for entry in entries.into_iter().flatten() {
             let name = entry?.file_name();
-            let is_orphan = if STAGED_NAMES.contains(&name) {
-                self.is_orphan_of_ours(&directory, &name)
-            } else {
-                self.is_orphan_of_others(&directory, &name)
-            };
-            if is_orphan && directory.remove(&name).is_ok() {
+            if self.is_orphan(&directory, &name) && directory.remove(&name).is_ok() {
                 cleaned.temporaries += 1;
             }
         }
         Ok((cleaned, obstacle))
     }
 
-    /// An old temporary file of this library that no process has locked.
-    fn is_orphan_of_ours(&self, directory: &Directory, name: &OsStr) -> bool {
-        let Some(timeout) = self.config.stale_timeout else {
+    /// An old temporary file of this library that no process has locked, or one of another
+    /// implementation, left by a creation by rename: `NAME.PID.16 hex digits.tmp` of a process that
+    /// is gone.
+    fn is_orphan(&self, directory: &Directory, name: &OsStr) -> bool {
+        let is_ours = STAGED_NAMES.contains(name);
+        let is_gone = |pid: &u32| !process::exists(*pid);
+        let min_age = match is_ours {
+            true => self.config.stale_timeout,
+            false => self
+                .writer_of(name.as_bytes())
+                .filter(is_gone)
+                .map(|_| FOREIGN_TEMPORARY_AGE),
+        };
+        let Some(min_age) = min_age else {
             return false;
         };
         let Ok(Entry::File(file)) = directory.open_file(name) else {
             return false;
         };
-        flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-            && age_of(directory, &file) > Some(timeout)
-    }
-
-    /// `NAME.PID.16 hex digits.tmp` of a process that is gone: left by a creation by rename.
-    fn is_orphan_of_others(&self, directory: &Directory, name: &OsStr) -> bool {
-        let pid = self.writer_of(name.as_bytes());
-        if pid.is_none_or(process::exists) {
-            return false;
-        }
-        matches!(directory.open_file(name), Ok(Entry::File(file))
-            if age_of(directory, &file) > Some(FOREIGN_TEMPORARY_AGE))
+        (!is_ours || flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+            && age_of(directory, &file) > Some(min_age)
     }
 
     /// The process in the name of a temporary file for this lock.
