@@ -107,7 +107,16 @@ pub fn main() -> ExitCode {
     // among those of the command that they run.
     let is_like_latch = matches!(command, Some(SubCommand::Run | SubCommand::Hold));
     let result = match options::parse(arguments.into_iter()) {
-        Parsed::Run(request) => dispatch(&request),
+        Parsed::Run(request) => match request.command {
+            SubCommand::Try => take(&request, Some(Duration::ZERO), ALREADY_HELD),
+            SubCommand::Acquire => take(&request, request.options.timeout, TIMEOUT),
+            SubCommand::Release => release(&request),
+            SubCommand::Status => status(&request),
+            SubCommand::Wait => wait(&request),
+            SubCommand::Clean => clean(&request),
+            SubCommand::Run => run::run(&request),
+            SubCommand::Hold => hold::hold(&request),
+        },
         Parsed::Print(text) => print(&text).map(|()| DONE),
         Parsed::Usage(reason) => {
             complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
@@ -119,19 +128,6 @@ pub fn main() -> ExitCode {
         Err(status) if is_like_latch => status,
         Err(_) => OLDER_ERROR,
     })
-}
-
-fn dispatch(request: &SemaRequest) -> CommandResult {
-    match request.command {
-        SubCommand::Try => take(request, Some(Duration::ZERO), ALREADY_HELD),
-        SubCommand::Acquire => take(request, request.options.timeout, TIMEOUT),
-        SubCommand::Release => release(request),
-        SubCommand::Status => status(request),
-        SubCommand::Wait => wait(request),
-        SubCommand::Clean => clean(request),
-        SubCommand::Run => run::run(request),
-        SubCommand::Hold => hold::hold(request),
-    }
 }
 
 /// Takes the lock, or one of the slots, within the timeout, and leaves it held. If there is none to
@@ -197,9 +193,8 @@ fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, &request.options.lock)?;
     let must_be_own = options.slots.is_some() && options.token.is_none() && !options.force;
-    let mut was_there = false;
-    let mut kept = None;
-    let mut unusable = Unusable::among(slots.len());
+    let (mut was_there, mut is_any_free) = (false, false);
+    let (mut kept, mut failure) = (None, None);
     for slot in &slots {
         let asking = asking(slot);
         let terms = ReleaseTerms {
@@ -216,16 +211,19 @@ fn release(request: &SemaRequest) -> CommandResult {
                     return Ok(DONE);
                 }
             }
-            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() && unusable.leaves_others() => {}
+            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() => {
+                failure = Some(Failure::at(slot.path(), NOT_A_FILE));
+            }
             Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
-            Err(SemaphoreError::NotLocked) => {}
-            Err(error) => unusable.pass_over(slot.path(), error)?,
+            Err(SemaphoreError::NotLocked) => is_any_free = true,
+            Err(error) => failure = Some(unusable(slot.path(), &error)?),
         }
     }
-    match kept {
-        Some((slot, busy)) => not_released(slot, &busy, request),
-        None if was_there => Ok(DONE),
-        None => released(&request.path, was_there, request),
+    match (kept, failure) {
+        (Some((slot, busy)), _) => not_released(slot, &busy, request),
+        (None, _) if was_there => Ok(DONE),
+        (None, Some(failure)) if !is_any_free => Err(failure),
+        (None, _) => released(&request.path, was_there, request),
     }
 }
 
@@ -262,14 +260,13 @@ fn status(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let mut is_any_free = false;
     let mut texts = Vec::new();
-    let slots = slots(request, &request.options.lock)?;
-    let mut unusable = Unusable::among(slots.len());
-    for slot in &slots {
+    let mut failure = None;
+    for slot in &slots(request, &request.options.lock)? {
         let path = options.slots.map(|_| slot.path());
         let status = match slot.status() {
             Ok(status) => status,
             Err(error) => {
-                unusable.pass_over(slot.path(), error)?;
+                failure = Some(unusable(slot.path(), &error)?);
                 continue;
             }
         };
@@ -278,6 +275,9 @@ fn status(request: &SemaRequest) -> CommandResult {
             true => format!("{}\n", report::status_object(path, &status).compact()),
             false => report::status_text(path, &status),
         });
+    }
+    if let Some(failure) = failure.filter(|_| texts.is_empty()) {
+        return Err(failure);
     }
     print(&texts.join(if options.json { "" } else { "\n" }))?;
     Ok(if is_any_free { DONE } else { HELD })
@@ -399,44 +399,27 @@ fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaph
         None => vec![request.path.clone()],
         Some(count) => (0..count).map(path_of).collect(),
     };
-    let mut unusable = Unusable::among(paths.len());
+    let mut failure = None;
     let mut slots = Vec::new();
     for path in paths {
         match Semaphore::with_options(&path, request.options.config.clone(), options.clone()) {
             Ok(semaphore) => slots.push(semaphore),
-            Err(error) => unusable.pass_over(&path, error)?,
+            Err(error) => failure = Some(unusable(&path, &error)?),
         }
     }
-    Ok(slots)
+    match failure {
+        Some(failure) if slots.is_empty() => Err(failure),
+        _ => Ok(slots),
+    }
 }
 
-/// The slots that cannot be locks, which any user of a shared directory can bring about. They are
-/// passed over while there are others.
-struct Unusable {
-    others: usize,
-}
-
-impl Unusable {
-    fn among(count: usize) -> Unusable {
-        Unusable { others: count }
-    }
-
-    /// Counts one more, and tells whether there are others left.
-    fn leaves_others(&mut self) -> bool {
-        self.others -= 1;
-        self.others > 0
-    }
-
-    /// Fails if it is the last, or if the error is another.
-    fn pass_over(&mut self, path: &Path, error: SemaphoreError) -> Result<(), Failure> {
-        match error {
-            SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_)
-                if self.leaves_others() =>
-            {
-                Ok(())
-            }
-            error => Err(Failure::about(path, &error)),
-        }
+/// Why the path cannot be a lock, which any user of a shared directory can bring about: a slot is
+/// passed over while there are others. Fails if the error is another.
+fn unusable(path: &Path, error: &SemaphoreError) -> Result<Failure, Failure> {
+    let failure = Failure::about(path, error);
+    match error {
+        SemaphoreError::NotALockFile(_) | SemaphoreError::InvalidPath(_) => Ok(failure),
+        _ => Err(failure),
     }
 }
 
