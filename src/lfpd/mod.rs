@@ -183,21 +183,17 @@ fn locks(options: &Options, holders: Option<Holders>) -> Locks {
 }
 
 fn session_rules(options: &Options) -> ConversationRules {
-    ConversationRules {
-        hostname: hostname(),
-        idle_timeout: options.idle_timeout,
-    }
-}
-
-/// The name of this host, without bytes that are no part of a word.
-fn hostname() -> String {
     let name = uname();
     let name = name.nodename().to_bytes();
+    // Without bytes that are no part of a word.
     let printable = name.iter().filter(|byte| byte.is_ascii_graphic());
     let name: String = printable.map(|byte| char::from(*byte)).collect();
-    match name.as_str() {
-        "" => "localhost".into(),
-        _ => name,
+    ConversationRules {
+        hostname: match name.as_str() {
+            "" => "localhost".into(),
+            _ => name,
+        },
+        idle_timeout: options.idle_timeout,
     }
 }
 
