@@ -60,6 +60,8 @@ struct SematsRequest {
 /// The exit status of a command, or the failure to print on stderr.
 type Outcome = Result<u8, Object>;
 
+type Command = fn(&Semaphore, &SematsRequest) -> Outcome;
+
 /// Runs one command and returns its exit status.
 pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     let request = read(arguments);
@@ -69,12 +71,12 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     let Some(name) = request.words.first() else {
         return print_out(USAGE, FAILED);
     };
-    let command = match name.to_str() {
-        Some("acquire") => acquire,
-        Some("try-acquire") => try_acquire,
-        Some("release") => release,
-        Some("status") => status,
-        Some("clean") => clean,
+    let (command, step): (Command, _) = match name.to_str() {
+        Some("acquire") => (acquire, Some("Acquiring lock")),
+        Some("try-acquire") => (try_acquire, Some("Trying to acquire lock")),
+        Some("release") => (release, Some("Releasing lock")),
+        Some("status") => (status, None),
+        Some("clean") => (clean, Some("Cleaning stale locks")),
         _ => {
             let name = Plain(name.as_bytes());
             complain(&format!("Unknown command: {name}\n{USAGE}"));
@@ -86,10 +88,18 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
         return FAILED;
     };
     let failure = match semaphore(Path::new(path)) {
-        Ok(semaphore) => match command(&semaphore, &request) {
-            Ok(status) => return status,
-            Err(failure) => shown(&failure, &request),
-        },
+        Ok(semaphore) => {
+            if let Some(step) = step.filter(|_| request.verbose) {
+                complain(&format!(
+                    "[INFO] {step}: {}\n",
+                    shown_path(semaphore.path())
+                ));
+            }
+            match command(&semaphore, &request) {
+                Ok(status) => return status,
+                Err(failure) => shown(&failure, &request),
+            }
+        }
         Err(message) => format!("Error: {message}\n"),
     };
     complain(&failure);
@@ -159,7 +169,6 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
 }
 
 fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
-    announce("Trying to acquire lock", semaphore, request);
     match semaphore.try_acquire_detached(&info(request)) {
         Ok(Attempt::Granted(())) => Ok(granted(semaphore, request)),
         Ok(Attempt::Busy(busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
@@ -175,7 +184,6 @@ fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
 }
 
 fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
-    announce("Acquiring lock", semaphore, request);
     let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
     match acquire_any_detached(slots, &info(request), &limit) {
@@ -206,7 +214,6 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
 }
 
 fn release(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
-    announce("Releasing lock", semaphore, request);
     let asking = asking(semaphore);
     let own = ReleaseTerms {
         force: request.force,
@@ -256,7 +263,6 @@ fn status(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
 }
 
 fn clean(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
-    announce("Cleaning stale locks", semaphore, request);
     let cleaned = semaphore.clean().map_err(io_error)?;
     let object = Object::new().with("cleaned", cleaned.lock);
     Ok(print_out(&shown(&object, request), DONE))
@@ -325,15 +331,6 @@ fn print_out(text: &str, status: u8) -> u8 {
             failure.explain();
             FAILED
         }
-    }
-}
-
-fn announce(what: &str, semaphore: &Semaphore, request: &SematsRequest) {
-    if request.verbose {
-        complain(&format!(
-            "[INFO] {what}: {}\n",
-            shown_path(semaphore.path())
-        ));
     }
 }
 
