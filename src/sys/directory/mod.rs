@@ -83,16 +83,14 @@ pub struct Directory(OwnedFd);
 
 impl Directory {
     pub fn open(path: &Path) -> io::Result<Directory> {
-        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
+        let open = |access| {
+            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | access;
+            openat(CWD, path, flags, Mode::empty()).map(Directory)
+        };
+        match open(OFlags::RDONLY) {
             // A process that may not list a directory may still make and remove names in it.
-            Err(Errno::ACCESS) => Ok(Directory(openat(
-                CWD,
-                path,
-                flags | OFlags::PATH,
-                Mode::empty(),
-            )?)),
-            other => Ok(Directory(other?)),
+            Err(Errno::ACCESS) => Ok(open(OFlags::PATH)?),
+            other => Ok(other?),
         }
     }
 

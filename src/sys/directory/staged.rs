@@ -7,22 +7,20 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{
     linkat, openat, renameat, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD,
 };
 use rustix::io::Errno;
 
+use crate::text::hex;
+
 use super::{unsupported, without_links, Directory, FileId};
 
 /// How often another private name is tried.
 const MAX_NAMES_TRIED: usize = 16;
 
-/// The hex digits in a private name.
-const DIGIT_COUNT: usize = 16;
-
-/// Names that a file has for a moment only: random hex digits between a prefix and a suffix.
+/// Names that a file has for a moment only: 16 random hex digits between a prefix and a suffix.
 #[derive(Debug)]
 pub struct PrivateNames {
     pub prefix: &'static str,
@@ -32,13 +30,11 @@ pub struct PrivateNames {
 impl PrivateNames {
     /// Whether `name` is one of them.
     pub fn contains(&self, name: &OsStr) -> bool {
-        let digits = name
-            .as_bytes()
-            .strip_prefix(self.prefix.as_bytes())
-            .and_then(|rest| rest.strip_suffix(self.suffix.as_bytes()));
-        digits.is_some_and(|digits| {
-            digits.len() == DIGIT_COUNT && digits.iter().all(u8::is_ascii_hexdigit)
-        })
+        let number = |name: &str| {
+            let digits = name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?;
+            hex(digits)
+        };
+        name.to_str().and_then(number).is_some()
     }
 
     /// Runs `attempt` with one name after another until it does not fail with
@@ -50,7 +46,7 @@ impl PrivateNames {
         for _ in 0..MAX_NAMES_TRIED {
             let number = getrandom::u64()?;
             let (prefix, suffix) = (self.prefix, self.suffix);
-            let name = OsString::from(format!("{prefix}{number:0DIGIT_COUNT$x}{suffix}"));
+            let name = OsString::from(format!("{prefix}{number:016x}{suffix}"));
             match attempt(&name) {
                 Ok(done) => return Ok((name, done)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
