@@ -114,18 +114,12 @@ impl Holders {
 
     fn is_full(&self, holders: &HashMap<u32, WatchedProcess>, user: Option<u32>, pid: u32) -> bool {
         let is_new = !holders.contains_key(&pid);
-        let (mut lock_count, mut own_lock_count, mut own_count) = (0, 0, 0);
-        for holder in holders.values() {
-            lock_count += holder.locks.len();
-            if holder.user == user {
-                own_lock_count += holder.locks.len();
-                own_count += 1;
-            }
-        }
-        lock_count >= MAX_LOCKS
-            || own_lock_count >= share_of(MAX_LOCKS)
+        let locks = |holder: &WatchedProcess| holder.locks.len();
+        let own = || holders.values().filter(|holder| holder.user == user);
+        holders.values().map(locks).sum::<usize>() >= MAX_LOCKS
+            || own().map(locks).sum::<usize>() >= share_of(MAX_LOCKS)
             || (is_new && holders.len() >= self.max_holders)
-            || (is_new && own_count >= share_of(self.max_holders))
+            || (is_new && own().count() >= share_of(self.max_holders))
     }
 
     /// Forgets locks that have been released.

@@ -35,7 +35,6 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
-const ADDRESSES_LEN: usize = 36;
 const ANSWER_FAMILY_AT: usize = HEADER_LEN;
 const ANSWER_PORTS_AT: usize = HEADER_LEN + 4;
 const ANSWER_LOCAL_IP_AT: usize = HEADER_LEN + 8;
@@ -75,7 +74,16 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     question.extend([0; 8]);
     question.extend([family, IPPROTO_TCP, 0, 0]);
     question.extend(ANY_STATE);
-    question.extend(addresses(local, remote));
+    question.extend(local.port().to_be_bytes());
+    question.extend(remote.port().to_be_bytes());
+    for ip in [local.ip(), remote.ip()] {
+        let end = question.len() + 16;
+        match ip {
+            IpAddr::V4(ip) => question.extend(ip.octets()),
+            IpAddr::V6(ip) => question.extend(ip.octets()),
+        }
+        question.resize(end, 0);
+    }
     question.extend(ANY_INTERFACE);
     question.extend(ANY_COOKIE);
     question
@@ -122,20 +130,6 @@ fn ends_in(answer: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
 
 fn family_byte(family: AddressFamily) -> u8 {
     family.as_raw().to_le_bytes()[0]
-}
-
-/// Both ports and both addresses, as the kernel writes them.
-fn addresses(local: SocketAddr, remote: SocketAddr) -> [u8; ADDRESSES_LEN] {
-    let mut addresses = [0; ADDRESSES_LEN];
-    addresses[..2].copy_from_slice(&local.port().to_be_bytes());
-    addresses[2..4].copy_from_slice(&remote.port().to_be_bytes());
-    for (at, ip) in [(4, local.ip()), (20, remote.ip())] {
-        match ip {
-            IpAddr::V4(ip) => addresses[at..at + 4].copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => addresses[at..at + 16].copy_from_slice(&ip.octets()),
-        }
-    }
-    addresses
 }
 
 /// Looks for the connection in the kernel's lists, which takes milliseconds.
