@@ -170,10 +170,12 @@ impl Files for LockFiles<'_> {
     type File = File;
 
     fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let mut made = self.create_staged(record).map(Some);
-        if is_unsupported(&made) {
-            made = self.create_in_place(record);
-        }
+        let made = match self.create_staged(record) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                self.create_in_place(record)
+            }
+            made => made.map(Some),
+        };
         match made {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
             other => other,
@@ -318,10 +320,6 @@ pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     StagedFile::make(directory, &STAGED_NAMES, mode, |staged| {
         Ok(staged.into_file())
     })
-}
-
-fn is_unsupported<T>(result: &io::Result<T>) -> bool {
-    matches!(result, Err(error) if error.kind() == io::ErrorKind::Unsupported)
 }
 
 #[cfg(test)]
