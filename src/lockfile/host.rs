@@ -58,10 +58,6 @@ impl Host for LocalHost<'_> {
     fn process(&self, pid: u32) -> Option<Process> {
         process::look_up(pid)
     }
-
-    fn instant_of(&self, ticks: u64) -> Option<u64> {
-        process::instant_of(ticks)
-    }
 }
 
 /// The identity of this host; empty if it cannot be read for the moment.

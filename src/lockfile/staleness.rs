@@ -56,8 +56,6 @@ pub(super) trait Host {
     fn booted_at(&self) -> Option<u64>;
     /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
-    /// The time of an event so many clock ticks after boot, in seconds since 1970.
-    fn instant_of(&self, ticks: u64) -> Option<u64>;
 }
 
 /// Whether another process has a lock file locked by flock(2).
@@ -166,9 +164,7 @@ fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
         return Alive::Unknown;
     };
     match host.process(info.pid) {
-        Some(process)
-            if !process.is_zombie && is_the_one(record, &info.timestamp, &process, host) =>
-        {
+        Some(process) if !process.is_zombie && is_the_one(record, info.timestamp, &process) => {
             Alive::Yes
         }
         _ => Alive::No,
@@ -176,14 +172,12 @@ fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
 }
 
 /// Whether the process is the one in the record, and not a later one with the same number.
-fn is_the_one(record: &Record, timestamp: &u64, process: &Process, host: &impl Host) -> bool {
-    let Some(ticks) = process.start_ticks else {
-        return true;
-    };
-    match record.start {
-        Some(start) => start == ticks,
-        None => host
-            .instant_of(ticks)
+fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
+    match (record.start, process.start_ticks) {
+        (Some(start), Some(ticks)) => start == ticks,
+        (Some(_), None) => true,
+        (None, _) => process
+            .started_at
             .is_none_or(|started| started <= timestamp.saturating_add(START_TOLERANCE)),
     }
 }
@@ -327,11 +321,8 @@ mod tests {
             [PID, ZOMBIE, HIDDEN].contains(&pid).then_some(Process {
                 is_zombie: pid == ZOMBIE,
                 start_ticks,
+                started_at: start_ticks.map(|ticks| BOOTED + ticks / 100),
             })
-        }
-
-        fn instant_of(&self, ticks: u64) -> Option<u64> {
-            Some(BOOTED + ticks / 100)
         }
     }
 

@@ -22,6 +22,8 @@ pub struct Process {
     /// When it was started, in clock ticks since boot, if /proc tells that, and tells every process
     /// the same.
     pub start_ticks: Option<u64>,
+    /// The same in seconds since 1970.
+    pub started_at: Option<u64>,
 }
 
 /// Whether a process with this number is there; a zombie is, and so is another user's process. 0
@@ -46,15 +48,18 @@ pub fn look_up(pid: u32) -> Option<Process> {
         return Some(Process {
             is_zombie: false,
             start_ticks: None,
+            started_at: None,
         });
     };
     let is_thread = field(&status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid));
     // The state is that of the first thread. If others run on, they are counted with it.
     let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
+    let start_ticks = comparable_start(pid);
     (!is_thread).then(|| Process {
         is_zombie: has_ended && !has_threads,
-        start_ticks: comparable_start(pid),
+        start_ticks,
+        started_at: start_ticks.and_then(instant_of),
     })
 }
 
@@ -225,7 +230,7 @@ pub fn earliest_start(pid: u32) -> Option<Duration> {
 }
 
 /// The instant `ticks` clock ticks after boot, in seconds since 1970.
-pub fn instant_of(ticks: u64) -> Option<u64> {
+fn instant_of(ticks: u64) -> Option<u64> {
     booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
 }
 
@@ -295,11 +300,8 @@ mod tests {
             .stdin(Stdio::piped())
             .spawn()
             .expect("cat");
-        let ticks = look_up(child.id())
-            .expect("a process")
-            .start_ticks
-            .expect("a start");
-        let started = instant_of(ticks).expect("an instant");
+        let process = look_up(child.id()).expect("a process");
+        let started = process.started_at.expect("an instant");
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .expect("a clock");

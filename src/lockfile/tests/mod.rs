@@ -103,10 +103,6 @@ impl Host for LaterHost<'_> {
     fn process(&self, pid: u32) -> Option<Process> {
         self.now.process(pid)
     }
-
-    fn instant_of(&self, ticks: u64) -> Option<u64> {
-        self.now.instant_of(ticks)
-    }
 }
 
 /// Whether a file may be taken over in so many seconds, with a timeout of one hour.
