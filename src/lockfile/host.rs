@@ -12,6 +12,7 @@ use super::files::new_file;
 use super::record::{LockInfo, Record};
 use super::staleness::{Host, HostId, UNKNOWN_PID_NAMESPACE};
 use super::takeover::is_forbidden;
+use super::HolderKind;
 use crate::sys::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
@@ -160,22 +161,27 @@ impl Default for LockInfo {
     }
 }
 
-/// The record of a grant to this process number on `host`, which is this one, as of now.
-pub(super) fn stamped(host: HostId, pid: u32, tag: Option<&str>, token: Option<&str>) -> Record {
+/// The record of a grant to the process of `info` on `host`, which is this one, as of now.
+pub(super) fn stamped(
+    host: HostId,
+    info: &LockInfo,
+    token: Option<&str>,
+    holder: HolderKind,
+) -> Record {
     let now = seconds_since_1970();
     let unknown = || (!has_no_pid_namespaces()).then(|| UNKNOWN_PID_NAMESPACE.to_owned());
     Record {
-        pid: Some(pid),
+        pid: Some(info.pid),
         timestamp: Some(now),
-        tag: tag.map(str::to_owned),
+        tag: info.tag.clone(),
         since: Some(now),
         host: host.host,
         boot: host.boot,
         pid_namespace: host.pid_namespace.or_else(unknown),
-        start: process::comparable_start(pid),
+        start: process::comparable_start(info.pid),
         token: token.map(str::to_owned),
-        is_live: false,
-        has_read_lock: false,
+        is_live: holder == HolderKind::Guard,
+        has_read_lock: holder == HolderKind::Guard,
     }
 }
 

@@ -262,13 +262,13 @@ impl Semaphore {
         let host = find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
-        let (tag, token) = (info.tag.as_deref(), self.options.token.as_deref());
+        let token = self.options.token.as_deref();
         let taker = Taker {
             record: &|| {
-                let record = stamped(host.clone(), info.pid, tag, token);
-                record.print().into_bytes()
+                stamped(host.clone(), info, token, holder)
+                    .print()
+                    .into_bytes()
             },
-            is_live: holder == HolderKind::Guard,
             may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
         };
         match takeover::acquire(&files, &taker)? {

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use crate::sys::directory::{Entry, FileId};
 
-use super::record::{Record, LIVE_LINE, READ_LOCK_LINE};
+use super::record::Record;
 use super::staleness::{Content, Flock};
 
 /// How long this process waits for a file that another process has locked.
@@ -86,10 +86,9 @@ pub(super) enum After {
 
 /// What a process that wants the lock writes, and what it may take over.
 pub(super) struct Taker<'a> {
-    /// The record to write, with the present time.
+    /// The record to write, with the present time. It says so if the holder keeps the file open
+    /// while it holds the lock.
     pub(super) record: &'a dyn Fn() -> Vec<u8>,
-    /// Whether the holder keeps the file open while it holds the lock.
-    pub(super) is_live: bool,
     /// Whether a file with this content may be taken over if no other process has it locked.
     pub(super) may_take: &'a dyn Fn(&Content) -> io::Result<Verdict>,
 }
@@ -141,7 +140,7 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> Attempted<F::Fi
                 }
             },
         }
-        if let Some(ours) = files.create(&record(taker))? {
+        if let Some(ours) = files.create(&(taker.record)())? {
             return settled(files, after, ours);
         }
     }
@@ -177,7 +176,7 @@ fn take_over<F: Files>(files: &F, taker: &Taker<'_>, found: F::File) -> Attempte
     if let Err(why) = verdict {
         return held(why, judged);
     }
-    let record = record(taker);
+    let record = (taker.record)();
     let changed = files.prepare(&record).and_then(|mode| {
         if can_rewrite {
             files.rewrite(&file, &record, mode)
@@ -304,13 +303,4 @@ pub(super) fn remove<F: Files>(
 pub(super) fn is_forbidden(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
-}
-
-fn record(taker: &Taker<'_>) -> Vec<u8> {
-    let mut record = (taker.record)();
-    if taker.is_live {
-        record.extend_from_slice(READ_LOCK_LINE.as_bytes());
-        record.extend_from_slice(LIVE_LINE.as_bytes());
-    }
-    record
 }

@@ -80,7 +80,6 @@ impl Files for ReplacedFiles {
 fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
     let taker = Taker {
         record: &Vec::new,
-        is_live: true,
         may_take: &|_| Ok(Ok(())),
     };
     let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");

@@ -55,8 +55,11 @@ fn acquire<F: takeover::Files>(
     seconds: u64,
 ) -> Result<F::File, (Obstacle, Option<Content>)> {
     let taker = Taker {
-        record: &|| stamped(std::process::id()).print().into_bytes(),
-        is_live: true,
+        record: &|| {
+            held(std::process::id(), HolderKind::Guard)
+                .print()
+                .into_bytes()
+        },
         may_take: &|content| may_take_in(seconds, content, directory),
     };
     takeover::acquire(files, &taker).expect("an attempt")

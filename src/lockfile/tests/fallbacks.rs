@@ -171,7 +171,6 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
         );
         let taker = Taker {
             record: &|| stamped(DEAD).print().into_bytes(),
-            is_live: false,
             // The taker judges the old record, and finds the renewed one once it has the file
             // locked.
             may_take: &|content| {

@@ -26,7 +26,15 @@ const DEAD: u32 = 999_999_999;
 
 /// The record of a grant to this process number, without a tag and a token, as of now.
 fn stamped(pid: u32) -> Record {
-    host::stamped(host_id(), pid, None, None)
+    held(pid, HolderKind::Detached)
+}
+
+fn held(pid: u32, holder: HolderKind) -> Record {
+    let info = LockInfo {
+        pid,
+        ..LockInfo::new()
+    };
+    host::stamped(host_id(), &info, None, holder)
 }
 
 /// All combinations of missing features.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::sys::directory::{Entry, FileId, RangeLock};
 
-use crate::lockfile::record::LIVE_LINE;
+use crate::lockfile::record::{LIVE_LINE, READ_LOCK_LINE};
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
     acquire, may_pass, release, remove, After, Files, Obstacle, Taker,
@@ -538,14 +538,17 @@ fn taker<'a>(
     is_live: bool,
     then: impl FnOnce(OpenFile<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let record = || format!("pid={}\n", replay.process).into_bytes();
+    let lines = match is_live {
+        true => [READ_LOCK_LINE, LIVE_LINE].concat(),
+        false => String::new(),
+    };
+    let record = || format!("pid={}\n{lines}", replay.process).into_bytes();
     let may_take = |content: &Content| {
         let is_stale = replay.is_stale(content);
         Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
     };
     let taker = Taker {
         record: &record,
-        is_live,
         may_take: &may_take,
     };
     match acquire(&replay, &taker)? {

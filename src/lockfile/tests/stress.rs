@@ -184,8 +184,11 @@ fn run(run: &Run) -> Seen {
     let directory = Directory::open(&locks).expect("the directory");
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
     let taker = Taker {
-        record: &|| stamped(std::process::id()).print().into_bytes(),
-        is_live: true,
+        record: &|| {
+            held(std::process::id(), HolderKind::Guard)
+                .print()
+                .into_bytes()
+        },
         may_take: &|content| may_take_in(7200, content, &directory),
     };
     let last = takeover::acquire(&files, &taker).expect("an attempt");
@@ -258,9 +261,12 @@ fn worker() {
         } else {
             dead_pid
         };
+        let holder = match is_live {
+            true => HolderKind::Guard,
+            false => HolderKind::Detached,
+        };
         let taker = Taker {
-            record: &|| stamped(pid).print().into_bytes(),
-            is_live,
+            record: &|| held(pid, holder).print().into_bytes(),
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
         let Ok(file) = takeover::acquire(&files, &taker).expect("an attempt") else {
