@@ -1,12 +1,11 @@
 //! Which paths can be those of lock files, and where they lead (sema-lockfile(5), PATHS).
 
-use std::env;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{self, Component, Path, PathBuf};
 
 use rustix::fs::{fstat, openat, readlinkat, FileType, Mode, OFlags, CWD};
 
@@ -51,19 +50,16 @@ pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);
-    if !parent.is_dir() {
+    let is_missing = match fs::metadata(parent) {
+        Ok(found) => !found.is_dir(),
         // Any other error comes up again when the directory is used.
-        if let Ok(_) | Err(io::ErrorKind::NotFound) =
-            fs::metadata(parent).map_err(|error| error.kind())
-        {
-            return Err(invalid("parent directory does not exist", parent));
-        }
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    if is_missing {
+        return Err(invalid("parent directory does not exist", parent));
     }
-    if path.is_absolute() {
-        // This must work without a working directory.
-        return follow(path.to_owned());
-    }
-    follow(env::current_dir()?.join(path))
+    // An absolute path works without a working directory.
+    follow(path::absolute(path)?)
 }
 
 /// Follows links in the last component, but no link that another user may have planted. This holds

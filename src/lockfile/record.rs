@@ -221,23 +221,16 @@ fn is_line_of_record(line: &str) -> bool {
         || (is_one_of(&["pid", "timestamp"]) && is_number(line))
 }
 
-/// A text as a file can contain it.
+/// A text as a file can contain it, with blanks in place of control characters: a line break would
+/// begin another line, and an escape sequence would reach a terminal.
 fn as_written(text: &str, max_len: usize) -> String {
-    text.chars().take(max_len).map(blank_if_control).collect()
+    let blank = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(max_len).map(blank).collect()
 }
 
 /// A token as it comes back from a file.
 pub(super) fn token_as_read(token: &str) -> String {
     as_written(token, MAX_TEXT_LEN).trim().to_owned()
-}
-
-/// A line break would begin another line, and an escape sequence would reach a terminal.
-fn blank_if_control(c: char) -> char {
-    if c.is_control() {
-        ' '
-    } else {
-        c
-    }
 }
 
 #[cfg(test)]
