@@ -74,6 +74,8 @@ struct HeldFile {
     record: Record,
     creator: u32,
     is_lost: AtomicBool,
+    /// The time between two heartbeats, if there are any.
+    heartbeat: Option<Duration>,
 }
 
 impl<'a> SemaphoreGuard<'a> {
@@ -92,6 +94,9 @@ impl<'a> SemaphoreGuard<'a> {
             file,
             creator: process::id(),
             is_lost: AtomicBool::new(false),
+            heartbeat: options
+                .has_heartbeat
+                .then(|| beat_for(semaphore.config.stale_timeout)),
         });
         let mut guard = SemaphoreGuard {
             semaphore: PhantomData,
@@ -100,11 +105,8 @@ impl<'a> SemaphoreGuard<'a> {
             is_released: false,
         };
         if options.has_heartbeat || options.on_lost.is_some() {
-            let heartbeat = beat_for(semaphore.config.stale_timeout);
-            let heartbeat = options.has_heartbeat.then_some(heartbeat);
-            let watch = start_watch(&guard.held, heartbeat, options.on_lost.clone());
             // If that fails, the guard releases the lock.
-            guard.watch_stop = Some(watch?);
+            guard.watch_stop = Some(start_watch(&guard.held, options.on_lost.clone())?);
         }
         Ok(guard)
     }
@@ -229,11 +231,7 @@ impl HeldFile {
 }
 
 /// Starts the thread that watches the lock until the event is set.
-fn start_watch(
-    held: &Arc<HeldFile>,
-    heartbeat: Option<Duration>,
-    on_lost: Option<OnLost>,
-) -> io::Result<Event> {
+fn start_watch(held: &Arc<HeldFile>, on_lost: Option<OnLost>) -> io::Result<Event> {
     let stop = Event::new()?;
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
@@ -243,21 +241,16 @@ fn start_watch(
             let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
             let held_now = held.upgrade().filter(|_| !is_over);
             if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
-                watch_over(&held, heartbeat, on_lost, &watch, &stopped);
+                watch_over(&held, on_lost, &watch, &stopped);
             }
         })?;
     Ok(stop)
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
-fn watch_over(
-    held: &Weak<HeldFile>,
-    heartbeat: Option<Duration>,
-    on_lost: Option<OnLost>,
-    watch: &Watch,
-    stop: &Event,
-) {
+fn watch_over(held: &Weak<HeldFile>, on_lost: Option<OnLost>, watch: &Watch, stop: &Event) {
     let after = |beat| Instant::now() + beat;
+    let heartbeat = held.upgrade().and_then(|held| held.heartbeat);
     let mut next_beat = heartbeat.map(after);
     while let Some(held) = held.upgrade() {
         let is_due = next_beat.is_some_and(|at| at <= Instant::now());
@@ -367,7 +360,7 @@ mod tests {
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
         let on_lost = OnLost(Arc::new(move || sender.send(()).expect("a listener")));
-        start_watch(&guard.held, None, Some(on_lost)).expect("a thread");
+        start_watch(&guard.held, Some(on_lost)).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
         assert!(guard.held.is_lost.load(Ordering::SeqCst));
     }
@@ -383,7 +376,7 @@ mod tests {
         let stop = Event::new().expect("a flag");
         let (held, watch) = (Arc::downgrade(&guard.held), Watch(None));
         thread::scope(|scope| {
-            scope.spawn(|| watch_over(&held, None, Some(on_lost), &watch, &stop));
+            scope.spawn(|| watch_over(&held, Some(on_lost), &watch, &stop));
             thread::sleep(Duration::from_millis(100));
             let too_early = receiver.try_recv();
             fs::remove_file(&path).expect("the lock file");
