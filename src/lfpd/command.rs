@@ -47,10 +47,7 @@ pub fn parse(line: &[u8]) -> Option<Command<'_>> {
     let mut words = line
         .split(|byte| is_blank(*byte))
         .filter(|word| !word.is_empty());
-    let verb = words.next()?;
-    if !line.starts_with(verb) {
-        return None;
-    }
+    let verb = words.next().filter(|verb| line.starts_with(verb))?;
     let arguments = [words.next(), words.next(), words.next()];
     let is = |name: &str| verb.eq_ignore_ascii_case(name.as_bytes());
     match arguments {
@@ -87,13 +84,8 @@ fn lock_target<'a>(device: &'a [u8], pid: &[u8]) -> Option<LockTarget<'a>> {
     // 0xFE and 0xFF are telnet commands, never part of a path.
     let is_path = |byte: &u8| matches!(*byte, 0x21..=0x7E | 0x80..=0xFD);
     let is_device = device.len() <= MAX_DEVICE_LEN && device.iter().all(is_path);
-    if !is_device {
-        return None;
-    }
-    Some(LockTarget {
-        device,
-        pid: process_id(pid)?,
-    })
+    let pid = process_id(pid)?;
+    is_device.then_some(LockTarget { device, pid })
 }
 
 /// Reads a decimal integer of any length; the inner `None` is a number that no process can have.
@@ -103,10 +95,8 @@ fn process_id(word: &[u8]) -> Option<Option<u32>> {
         [b'+', digits @ ..] => (false, digits),
         digits => (false, digits),
     };
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    Some(pid_in(digits).filter(|_| !is_negative))
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    is_number.then(|| pid_in(digits).filter(|_| !is_negative))
 }
 
 fn is_blank(byte: u8) -> bool {

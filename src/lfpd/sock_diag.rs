@@ -150,13 +150,10 @@ fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     const FIELD_BEHIND_REMOTE: usize = 4;
     let mut fields = line.split_ascii_whitespace().skip(1);
     let is_it = address_in(fields.next()?)? == local && address_in(fields.next()?)? == remote;
-    if !is_it {
-        return None;
-    }
     let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
     let inode = fields.nth(1)?;
     // The list says root for a socket that has been closed.
-    (inode != "0").then_some(user)
+    (is_it && inode != "0").then_some(user)
 }
 
 /// Reads `0100007F:C351`: words of the address in the host's order of bytes, then the port.
