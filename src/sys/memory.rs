@@ -67,13 +67,12 @@ fn has_room_for(len: usize, purpose: Purpose) -> bool {
         return can_allocate(len.saturating_add(left_within(usize::MAX, purpose)));
     };
     limits.iter().all(|(limit, field)| {
-        let Some(limit) = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX)) else {
-            return true;
-        };
         let used = used.get(*field).map_or(0, |pages| pages * page_size());
-        used.saturating_add(len)
-            .saturating_add(left_within(limit, purpose))
-            <= limit
+        limit.is_none_or(|limit| {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            let left = left_within(limit, purpose);
+            used.saturating_add(len).saturating_add(left) <= limit
+        })
     })
 }
 

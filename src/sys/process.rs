@@ -15,7 +15,7 @@ use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 use rustix::time::{clock_gettime, ClockId};
 
 /// What is known of a process that is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// All its threads have ended, and its parent has not asked how: it does nothing any more.
     pub is_zombie: bool,
@@ -29,11 +29,8 @@ pub struct Process {
 /// Whether a process with this number is there; a zombie is, and so is another user's process. 0
 /// and numbers above `i32::MAX` are the numbers of no process.
 pub fn exists(pid: u32) -> bool {
-    let Some(pid) = to_pid(pid) else {
-        return false;
-    };
     // If this process may not signal it, it is there.
-    !matches!(test_kill_process(pid), Err(Errno::SRCH))
+    to_pid(pid).is_some_and(|pid| !matches!(test_kill_process(pid), Err(Errno::SRCH)))
 }
 
 /// What is known of the process with this number; `None` if there is none. The number of a thread
@@ -45,11 +42,7 @@ pub fn look_up(pid: u32) -> Option<Process> {
     // If /proc is not mounted, hides other users' processes, or is that of another pid namespace,
     // nothing more is known of it.
     let Some(status) = read(pid, "status") else {
-        return Some(Process {
-            is_zombie: false,
-            start_ticks: None,
-            started_at: None,
-        });
+        return Some(Process::default());
     };
     let is_thread = field(&status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid));
     // The state is that of the first thread. If others run on, they are counted with it.

@@ -302,11 +302,10 @@ pub fn unlock_range(file: &File) {
 /// Whether another descriptor has the file locked by fcntl(2), for reading or writing. An error
 /// counts as yes.
 pub fn has_range_lock(file: &File) -> bool {
-    let Some(mut found) = whole_file(RangeLock::Write) else {
-        return true;
-    };
-    let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
-    asked.is_err() || found.l_type != libc::F_UNLCK as libc::c_short
+    whole_file(RangeLock::Write).is_none_or(|mut found| {
+        let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_err() || found.l_type != libc::F_UNLCK as libc::c_short
+    })
 }
 
 /// A lock of the whole file; `None` where safe code cannot describe one.
