@@ -77,11 +77,9 @@ fn reserve_first<D: Disk>(
     clock: u64,
     range: u64,
 ) -> io::Result<(ReservedFences, Reserver<D>)> {
-    let beyond_used = match recovered.ceiling {
-        Some(ceiling) => ceiling.checked_add(1).ok_or_else(exhausted)?,
-        None => 0,
-    };
-    let first = beyond_used.max(clock);
+    let used = recovered.ceiling;
+    let beyond_used = used.map_or(Some(0), |ceiling| ceiling.checked_add(1));
+    let first = beyond_used.ok_or_else(exhausted)?.max(clock);
     let (sender, requests) = bounded(1);
     let reserved = Arc::new(Mutex::new(Reserved {
         end: first,
@@ -131,13 +129,17 @@ pub struct ReservedFences {
 
 impl FenceSource for ReservedFences {
     fn next_fence(&mut self) -> Option<u64> {
-        if self.end - self.next <= self.low_water {
-            self.ask_for_more();
+        if self.is_low() {
+            let mut reserved = self.reserved.lock();
+            self.end = reserved.end;
+            reserved.ran_out |= self.next == self.end;
+            drop(reserved);
+            if self.is_low() {
+                // One request at a time is enough; a second one finds the channel full.
+                let _ = self.requests.try_send(());
+            }
         }
-        if self.next == self.end {
-            return None;
-        }
-        let fence = self.next;
+        let fence = Some(self.next).filter(|next| *next < self.end)?;
         self.next += 1;
         Some(fence)
     }
@@ -148,15 +150,8 @@ impl FenceSource for ReservedFences {
 }
 
 impl ReservedFences {
-    fn ask_for_more(&mut self) {
-        let mut reserved = self.reserved.lock();
-        self.end = reserved.end;
-        reserved.ran_out |= self.next == self.end;
-        drop(reserved);
-        if self.end - self.next <= self.low_water {
-            // One request at a time is enough; a second one finds the channel full.
-            let _ = self.requests.try_send(());
-        }
+    fn is_low(&self) -> bool {
+        self.end - self.next <= self.low_water
     }
 }
 
