@@ -151,18 +151,12 @@ pub(super) fn rest(
     // Where there is no such descriptor, the next look finds the end.
     let end = holder.and_then(|holder| holder.end.as_ref());
     let ends: Vec<_> = ends.iter().chain(end).map(AsFd::as_fd).collect();
-    let retry = slots
-        .iter()
-        .map(|slot| slot.config.retry_interval)
-        .min()
-        .unwrap_or(FOREVER);
-    let stale_in = held
-        // A lock that is stale and still refused stays refused for now.
-        .filter(|lock| !lock.is_stale)
-        .filter_map(|lock| lock.stale_in)
-        .min()
-        .unwrap_or(FOREVER);
-    let pause = retry.min(stale_in).max(SHORTEST_RETRY).min(FOREVER) + jitter();
+    let retries = slots.iter().map(|slot| slot.config.retry_interval);
+    // A lock that is stale and still refused stays refused for now.
+    let unstale = held.filter(|lock| !lock.is_stale);
+    let pauses = retries.chain(unstale.filter_map(|lock| lock.stale_in));
+    let pause = pauses.min().unwrap_or(FOREVER);
+    let pause = pause.clamp(SHORTEST_RETRY, FOREVER) + jitter();
     let until = limit
         .deadline
         .map_or(now + pause, |deadline| deadline.min(now + pause));

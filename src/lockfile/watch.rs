@@ -30,20 +30,17 @@ pub(super) struct HolderProcess {
 impl HolderProcess {
     /// The process that has this number now; `None` if it has ended.
     pub(super) fn of(pid: u32) -> Option<HolderProcess> {
-        let lifetime = match process::end_of(pid) {
-            Ok(end) => HolderProcess {
-                pid,
-                start_ticks: None,
-                end: Some(end),
-            },
+        let (end, start_ticks) = match process::end_of(pid) {
+            Ok(end) => (Some(end), None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(_) => HolderProcess {
-                pid,
-                start_ticks: living(pid)?.start_ticks,
-                end: None,
-            },
+            Err(_) => (None, living(pid)?.start_ticks),
         };
-        (!lifetime.is_over()).then_some(lifetime)
+        let process = HolderProcess {
+            pid,
+            end,
+            start_ticks,
+        };
+        (!process.is_over()).then_some(process)
     }
 
     /// Whether the process has ended. A zombie has.
