@@ -72,13 +72,9 @@ impl Alarm {
     /// readable before, whatever it was set to.
     pub fn set(&self, moment: Moment) {
         let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
-        let zero = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
         let time = Itimerspec {
-            it_interval: zero,
-            it_value: Timespec::try_from(since_boot).unwrap_or(zero),
+            it_interval: Timespec::default(),
+            it_value: Timespec::try_from(since_boot).unwrap_or_default(),
         };
         timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &time)
             .expect("the time is one that the clock knows");
