@@ -9,10 +9,9 @@ pub use staged::{in_directory, names_in};
 pub use staged::{PrivateNames, SetAside, StagedFile};
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -197,22 +196,16 @@ pub fn open_exclusive(
     mode: u32,
     patience: Duration,
 ) -> io::Result<Option<File>> {
-    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(mode)
-        .custom_flags(flags.bits() as i32)
-        .open(path);
-    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) => {
+    let at_once = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags = flags | OFlags::RDWR | OFlags::CREATE | at_once;
+    let opened = openat(CWD, path, flags, Mode::from_raw_mode(mode));
+    let file = File::from(opened.map_err(|error| match error {
+        Errno::LOOP if flags.contains(OFlags::NOFOLLOW) => {
             io::Error::other("it is a symbolic link")
         }
-        Some(Errno::ISDIR) => not_a_file(),
-        _ => naming_directory(path, error),
-    })?;
+        Errno::ISDIR => not_a_file(),
+        _ => naming_directory(path, error.into()),
+    })?);
     if !file.metadata()?.is_file() {
         return Err(not_a_file());
     }
