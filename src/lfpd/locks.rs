@@ -86,7 +86,7 @@ impl Locks {
             Some(_) => LockedFor::process_of(user, seen_at),
             None => LockedFor::NoProcess,
         };
-        let locked = self.in_line(peer, None, |asked_at| {
+        let locked = self.in_line(peer, |asked_at| {
             self.files.lock(&device, pid, locked_for, owner, asked_at)
         });
         match locked {
@@ -124,7 +124,7 @@ impl Locks {
                 holders.forget(removed);
             }
         };
-        let unlocked = self.in_line(peer, false, |asked_at| {
+        let unlocked = self.in_line(peer, |asked_at| {
             self.files
                 .unlock(&device, pid, may_unlock, forget, asked_at)
         });
@@ -142,18 +142,17 @@ impl Locks {
     }
 
     /// Runs `steps` when those that the same user has asked for are done, and tells them since when
-    /// they wait; gives `otherwise` if it takes too long.
-    fn in_line<T>(
+    /// they wait; gives the default, which is no lock, if it takes too long.
+    fn in_line<T: Default>(
         &self,
         peer: Peer,
-        otherwise: T,
         steps: impl FnOnce(Instant) -> io::Result<T>,
     ) -> io::Result<T> {
         let asked_at = Instant::now();
         let done = self
             .lines
             .at_the_head(peer, asked_at + PATIENCE, || steps(asked_at));
-        done.unwrap_or(Ok(otherwise))
+        done.unwrap_or_else(|| Ok(T::default()))
     }
 
     /// Removes the locks of processes that end. Returns only if this server does not watch holders.

@@ -61,7 +61,7 @@ impl SerialLockFiles {
         owner: Option<u32>,
         asked_at: Instant,
     ) -> io::Result<Option<DeviceLock>> {
-        self.in_turn(asked_at, None, |directory| {
+        self.in_turn(asked_at, |directory| {
             if self.is_locked_elsewhere(directory, device)? {
                 return Ok(None);
             }
@@ -100,7 +100,7 @@ impl SerialLockFiles {
         forget: impl FnOnce(&[FileId]),
         asked_at: Instant,
     ) -> io::Result<bool> {
-        self.in_turn(asked_at, false, |directory| {
+        self.in_turn(asked_at, |directory| {
             let own = lock_of_path(directory, device, pid);
             let mut removable = Vec::new();
             let mut is_held = false;
@@ -143,7 +143,7 @@ impl SerialLockFiles {
     /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
-        let was_there = self.in_turn(Instant::now(), None, |directory| {
+        let was_there = self.in_turn(Instant::now(), |directory| {
             let ours = lock.file;
             let mut was_there = false;
             for name in &lock.names {
@@ -163,16 +163,15 @@ impl SerialLockFiles {
         }
     }
 
-    /// Runs `steps` while none of our processes runs any; gives `otherwise` if the turn does not
-    /// come.
-    fn in_turn<T>(
+    /// Runs `steps` while none of our processes runs any; gives the default, which is no lock, if
+    /// the turn does not come.
+    fn in_turn<T: Default>(
         &self,
         asked_at: Instant,
-        otherwise: T,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
-            return Ok(otherwise);
+            return Ok(T::default());
         };
         let directory = open_to_search(&self.own)?;
         // The wait for the turn counts. Otherwise a user who locks the directory again and again
