@@ -304,10 +304,8 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
-    let Some((command, ..)) = COMMANDS.iter().find(|(_, known, _)| name == *known) else {
-        return Err(format!("unknown command: {}", shown(&name)));
-    };
-    let command = *command;
+    let unknown = || format!("unknown command: {}", shown(&name));
+    let command = command_named(&name).ok_or_else(unknown)?;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
@@ -342,10 +340,7 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         if argument.as_bytes().first() != Some(&b'-') {
-            let mut commands = COMMANDS.iter();
-            return commands
-                .find(|(_, name, _)| argument == name)
-                .map(|(command, ..)| *command);
+            return command_named(argument);
         }
         let (name, attached) = split_value(argument);
         if attached.is_none() && OptionRow::of(name).is_some_and(OptionRow::has_value) {
@@ -353,6 +348,12 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
         }
     }
     None
+}
+
+fn command_named(name: &OsStr) -> Option<SubCommand> {
+    let mut commands = COMMANDS.iter();
+    let (command, ..) = commands.find(|(_, known, _)| name == *known)?;
+    Some(*command)
 }
 
 /// Sets one option. Its value may be the next argument.
