@@ -32,10 +32,8 @@ pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
     if bytes.contains(&0) {
         return Err(SemaphoreError::InvalidPath("it contains a NUL byte".into()));
     }
-    if path
-        .components()
-        .any(|component| component == Component::ParentDir)
-    {
+    let mut components = path.components();
+    if components.any(|component| component == Component::ParentDir) {
         return Err(invalid("it contains `..`", path));
     }
     let names_directory = bytes.ends_with(b"/") || bytes.ends_with(b"/.") || bytes == b".";

@@ -38,13 +38,9 @@ pub struct LockInfo {
 impl LockInfo {
     /// The text for a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
     pub fn serialize(&self) -> String {
-        let record = Record {
-            pid: Some(self.pid),
-            timestamp: Some(self.timestamp),
-            tag: self.tag.clone(),
-            ..Record::default()
-        };
-        record.print_with(&self.timestamp.to_string())
+        let tag = self.tag.as_deref().map(|tag| as_written(tag, MAX_TAG_LEN));
+        let tag = tag.map(|tag| format!("tag={tag}\n")).unwrap_or_default();
+        format!("pid={}\n{TIMESTAMP}{}\n{tag}", self.pid, self.timestamp)
     }
 
     /// Reads a record. It ignores lines with unknown keys; if a key occurs twice, the last one
@@ -64,12 +60,9 @@ impl LockInfo {
     /// [`SemaphoreError::ParseError`] if the pid or the timestamp is missing or is not a number.
     pub fn parse(text: &str) -> Result<LockInfo, SemaphoreError> {
         let record = Record::parse(text.as_bytes());
-        let missing = |what: &str| SemaphoreError::ParseError(format!("missing {what}"));
-        Ok(LockInfo {
-            pid: record.pid.ok_or_else(|| missing("pid"))?,
-            timestamp: record.timestamp.ok_or_else(|| missing("timestamp"))?,
-            tag: record.tag,
-        })
+        let missing = record.pid.map_or("pid", |_| "timestamp");
+        let info = record.info();
+        info.ok_or_else(|| SemaphoreError::ParseError(format!("missing {missing}")))
     }
 }
 
@@ -129,17 +122,13 @@ impl Record {
     /// The text for a file of ours. The timestamp has at least ten digits, so that a heartbeat can
     /// overwrite it even if the clock was near 1970 at first.
     pub(crate) fn print(&self) -> String {
-        self.print_with(&format!("{:010}", self.timestamp.unwrap_or(0)))
-    }
-
-    fn print_with(&self, timestamp: &str) -> String {
-        let mut text = format!("pid={}\n{TIMESTAMP}{timestamp}\n", self.pid.unwrap_or(0));
+        let (pid, timestamp) = (self.pid.unwrap_or(0), self.timestamp.unwrap_or(0));
+        let mut text = format!("pid={pid}\n{TIMESTAMP}{timestamp:010}\n");
         let mut line = |key: &str, value: Option<String>| {
             if let Some(value) = value {
-                let max_len = if key == "tag" {
-                    MAX_TAG_LEN
-                } else {
-                    MAX_TEXT_LEN
+                let max_len = match key {
+                    "tag" => MAX_TAG_LEN,
+                    _ => MAX_TEXT_LEN,
                 };
                 let value = as_written(&value, max_len);
                 // Writing to a string cannot fail.
