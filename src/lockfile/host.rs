@@ -69,11 +69,8 @@ pub(super) fn host_id() -> HostId {
 /// Reads the identity of this host. Without it, no lock can be judged. Fails if the process lacks a
 /// file descriptor or memory for the moment.
 pub(super) fn find_host_id() -> io::Result<HostId> {
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .trim()
-        .to_owned();
+    let name = rustix::system::uname();
+    let host = name.nodename().to_string_lossy().trim().to_owned();
     let boot = boot_id()?.clone();
     // Not kept: a fork may be in another namespace, even with the same number.
     let pid_namespace = if_there(fs::read_link(OWN_PID_NAMESPACE))?;
