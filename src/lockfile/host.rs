@@ -22,20 +22,16 @@ pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
 }
 
-impl LocalHost<'_> {
-    /// Seconds since 1970, by the clock of the file system, or why that cannot be told.
-    pub(super) fn ask_file_system(&self) -> io::Result<u64> {
-        // A new file gets its time from the same clock as the other files, on NFS that of the
-        // server.
-        let modified =
-            new_file(self.directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
-        match modified {
-            Ok(seconds) => u64::try_from(seconds).map_err(io::Error::other),
-            // A process that cannot create a file here cannot take over either. The time is for
-            // display only.
-            Err(error) if is_forbidden(&error) => Ok(self.now()),
-            Err(error) => Err(error),
-        }
+/// Seconds since 1970, by the clock of the directory's file system, or why that cannot be told.
+pub(super) fn file_system_now(directory: &Directory) -> io::Result<u64> {
+    // A new file gets its time from the same clock as the other files, on NFS that of the server.
+    let modified = new_file(directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
+    match modified {
+        Ok(seconds) => u64::try_from(seconds).map_err(io::Error::other),
+        // A process that cannot create a file here cannot take over either. The time is for display
+        // only.
+        Err(error) if is_forbidden(&error) => Ok(seconds_since_1970()),
+        Err(error) => Err(error),
     }
 }
 
@@ -49,7 +45,7 @@ impl Host for LocalHost<'_> {
     }
 
     fn file_system_now(&self) -> Option<u64> {
-        self.ask_file_system().ok()
+        file_system_now(self.directory).ok()
     }
 
     fn booted_at(&self) -> Option<u64> {

@@ -16,10 +16,10 @@ use crate::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, STAGED_NAMES};
-use super::host::{find_host_id, host_id, LocalHost};
+use super::host::{file_system_now, find_host_id, host_id};
 use super::path::invalid;
 use super::record::{is_of_lock_file, LockInfo, Record};
-use super::staleness::{promises_flock, Alive, Content, Flock, Host};
+use super::staleness::{promises_flock, Alive, Content, Flock};
 use super::takeover::{self, Files, Obstacle};
 use super::Semaphore;
 
@@ -328,10 +328,7 @@ impl Semaphore {
                     // Only the clock of the file system tells how old such a lock is. Without it,
                     // an old one counts as young.
                     if why == Obstacle::NotStale && content.is_some_and(names_no_holder) {
-                        let host = LocalHost {
-                            directory: &directory,
-                        };
-                        host.ask_file_system()?;
+                        file_system_now(&directory)?;
                     }
                     obstacle = Some(why);
                 }
@@ -394,6 +391,6 @@ fn look_at_flock(file: &fs::File) -> Flock {
 /// How long ago a file was last written, by the clock of its file system.
 fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
-    let now = LocalHost { directory }.file_system_now()?;
+    let now = file_system_now(directory).ok()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
 }
