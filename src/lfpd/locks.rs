@@ -66,6 +66,7 @@ impl Locks {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
         };
+        let shown = Escaped(target.device);
         // Before anything is looked at: the process may end meanwhile.
         let end = self
             .holders
@@ -74,7 +75,7 @@ impl Locks {
         let seen_at = SystemTime::now();
         let process = peer.named_process(pid);
         let is_missed = process.is_none() && self.rules.require_live_pid;
-        if is_missed || !self.admits(process, peer, target, pid) {
+        if is_missed || !self.admits(process, peer, shown, pid) {
             return LfpReply::Denied;
         }
         let Some(device) = Device::look_up(&path, &self.rules.devices) else {
@@ -92,11 +93,10 @@ impl Locks {
         match locked {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
-                debug!("locked device={} pid={pid} {peer}", Escaped(target.device));
+                debug!("locked device={shown} pid={pid} {peer}");
                 if process.is_none() {
-                    let device = Escaped(target.device);
                     self.dead_pids.warn(format_args!(
-                        "locked-for-no-process device={device} pid={pid} {peer}"
+                        "locked-for-no-process device={shown} pid={pid} {peer}"
                     ));
                 } else if let (Some(holders), Some(end)) = (&self.holders, end) {
                     for left_over in holders.add(user, pid, end, lock) {
@@ -105,7 +105,7 @@ impl Locks {
                 }
                 LfpReply::Okay
             }
-            Err(error) => self.failed("lock", target, &error),
+            Err(error) => self.failed("lock", shown, &error),
         }
     }
 
@@ -114,7 +114,8 @@ impl Locks {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
         };
-        let may_unlock = || self.admits(peer.named_process(pid), peer, target, pid);
+        let shown = Escaped(target.device);
+        let may_unlock = || self.admits(peer.named_process(pid), peer, shown, pid);
         if !may_unlock() {
             return LfpReply::Denied;
         }
@@ -131,13 +132,10 @@ impl Locks {
         match unlocked {
             Ok(false) => LfpReply::Busy,
             Ok(true) => {
-                debug!(
-                    "unlocked device={} pid={pid} {peer}",
-                    Escaped(target.device)
-                );
+                debug!("unlocked device={shown} pid={pid} {peer}");
                 LfpReply::Okay
             }
-            Err(error) => self.failed("unlock", target, &error),
+            Err(error) => self.failed("unlock", shown, &error),
         }
     }
 
@@ -185,7 +183,7 @@ impl Locks {
         &self,
         process: Option<NamedProcess>,
         peer: Peer,
-        target: &LockTarget<'_>,
+        device: Escaped<'_>,
         pid: u32,
     ) -> bool {
         if process.is_none_or(|process| process.is_peers) {
@@ -196,15 +194,14 @@ impl Locks {
             PeerRule::Log => "served",
             PeerRule::Enforce => "refused",
         };
-        let device = Escaped(target.device);
         self.foreigners.warn(format_args!(
             "not-their-process verdict={verdict} device={device} pid={pid} {peer}"
         ));
         self.rules.peer_rule == PeerRule::Log
     }
 
-    fn failed(&self, verb: &str, target: &LockTarget<'_>, error: &io::Error) -> LfpReply<'static> {
-        let (device, reason) = (Escaped(target.device), reason(error));
+    fn failed(&self, verb: &str, device: Escaped<'_>, error: &io::Error) -> LfpReply<'static> {
+        let reason = reason(error);
         self.failures.warn(format_args!(
             "cannot-use-lock-files verb={verb} device={device} error=\"{reason}\""
         ));
@@ -224,11 +221,9 @@ impl fmt::Display for Peer {
 /// Whether the same call may succeed later: other threads have the directory, or all descriptors
 /// are in use.
 fn is_temporary(error: &io::Error) -> bool {
-    let is_shortage = matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)
-    );
-    is_shortage || error.kind() == io::ErrorKind::WouldBlock
+    let code = Errno::from_io_error(error);
+    matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+        || error.kind() == io::ErrorKind::WouldBlock
 }
 
 fn checked(target: &LockTarget<'_>) -> Option<(DevicePath, u32)> {
