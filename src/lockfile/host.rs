@@ -36,10 +36,6 @@ pub(super) fn file_system_now(directory: &Directory) -> io::Result<u64> {
 }
 
 impl Host for LocalHost<'_> {
-    fn id(&self) -> HostId {
-        host_id()
-    }
-
     fn now(&self) -> u64 {
         seconds_since_1970()
     }

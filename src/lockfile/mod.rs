@@ -56,7 +56,7 @@ pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
-use host::{find_host_id, stamped, LocalHost};
+use host::{find_host_id, host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
@@ -291,7 +291,7 @@ impl Semaphore {
     fn judge(&self, content: &Content, flock: Flock, directory: &Directory) -> Judgement {
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
         let host = LocalHost { directory };
-        judge(content, flock, timeout, rule, &host)
+        judge(content, flock, timeout, rule, &host_id(), &host)
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {

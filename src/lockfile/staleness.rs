@@ -46,8 +46,6 @@ pub(super) struct HostId {
 
 /// What is known of the host that judges.
 pub(super) trait Host {
-    /// The identity of this host.
-    fn id(&self) -> HostId;
     /// Seconds since 1970, by the clock of the system.
     fn now(&self) -> u64;
     /// Seconds since 1970, by the clock of the file system.
@@ -106,12 +104,12 @@ pub(super) fn judge(
     flock: Flock,
     timeout: Option<Duration>,
     rule: StaleRule,
+    own: &HostId,
     host: &impl Host,
 ) -> Judgement {
     let record = &Record::parse(&content.bytes);
-    let alive = liveness(record, flock, host);
-    let own = &host.id();
-    let is_dead_for_sure = is_of_an_earlier_boot(record, host)
+    let alive = liveness(record, flock, own, host);
+    let is_dead_for_sure = is_of_an_earlier_boot(record, own, host)
         || (promises_flock(record, own) && matches!(flock, Flock::Ours | Flock::Bystanders));
     let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
     // A process that has the file locked is in the way of a takeover, however old the lock is.
@@ -145,9 +143,8 @@ fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
     }
 }
 
-fn liveness(record: &Record, flock: Flock, host: &impl Host) -> Alive {
-    let own = &host.id();
-    if is_of_an_earlier_boot(record, host) {
+fn liveness(record: &Record, flock: Flock, own: &HostId, host: &impl Host) -> Alive {
+    if is_of_an_earlier_boot(record, own, host) {
         return Alive::No;
     }
     if promises_flock(record, own) {
@@ -189,8 +186,7 @@ pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
 
 /// Whether the record is of this host, from before its boot. A later record under our name may be
 /// of a clone of this host.
-fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
-    let own = &host.id();
+fn is_of_an_earlier_boot(record: &Record, own: &HostId, host: &impl Host) -> bool {
     let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
     agreement(&record.boot, &own.boot) == Agreement::Other
         && agreement(&record.host, &own.host) == Agreement::Same
@@ -300,10 +296,6 @@ mod tests {
     }
 
     impl Host for VirtualHost {
-        fn id(&self) -> HostId {
-            self.own.clone()
-        }
-
         fn now(&self) -> u64 {
             NOW
         }
@@ -338,7 +330,7 @@ mod tests {
             modified,
         };
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, flock, timeout, rule, host)
+        judge(&content, flock, timeout, rule, &host.own, host)
     }
 
     fn judged(text: &str) -> Judgement {
@@ -581,7 +573,7 @@ mod tests {
             };
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                 let host = VirtualHost::new();
-                let judgement = judge(&content, Flock::Ours, None, rule, &host);
+                let judgement = judge(&content, Flock::Ours, None, rule, &host.own, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -694,7 +686,14 @@ mod tests {
                     };
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                         let host = VirtualHost::new();
-                        let judgement = judge(&content, Flock::Unknown, Some(timeout), rule, &host);
+                        let judgement = judge(
+                            &content,
+                            Flock::Unknown,
+                            Some(timeout),
+                            rule,
+                            &host.own,
+                            &host,
+                        );
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -710,13 +709,9 @@ mod tests {
                 modified: NOW,
             };
             let timeout = Some(Duration::from_millis(250));
-            judge(
-                &content,
-                Flock::Ours,
-                timeout,
-                StaleRule::Age,
-                &VirtualHost::new(),
-            )
+            let host = VirtualHost::new();
+            let rule = StaleRule::Age;
+            judge(&content, Flock::Ours, timeout, rule, &host.own, &host)
         };
         assert!(!stale(NOW).is_stale);
         assert!(stale(NOW - 1).is_stale);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::files::{LockFileOptions, MissingFeatures};
 use super::host::{self, host_id, LocalHost};
-use super::staleness::{judge, Host, HostId};
+use super::staleness::{judge, Host};
 use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
@@ -92,10 +92,6 @@ struct LaterHost<'a> {
 }
 
 impl Host for LaterHost<'_> {
-    fn id(&self) -> HostId {
-        self.now.id()
-    }
-
     fn now(&self) -> u64 {
         self.now.now() + self.seconds
     }
@@ -121,7 +117,7 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
     };
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, Flock::Ours, timeout, rule, &host);
+    let judgement = judge(content, Flock::Ours, timeout, rule, &host_id(), &host);
     Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
 }
 
