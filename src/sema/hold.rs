@@ -7,8 +7,8 @@ use crate::supervise::StdinWatch;
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::run::{prepare, refuse_run, wait};
-use super::{acquired_object, BUSY, DONE};
+use super::run::{prepare, wait};
+use super::{acquired_object, refuse, DONE};
 
 /// Waits for the lock, prints its path, and keeps it until the standard input is closed or a signal
 /// comes.
@@ -24,7 +24,7 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
             released.map_err(|error| Failure::about(slots[at].path(), &error))?;
             Ok(killed.map_or(DONE, |killed| killed.follow()))
         }
-        (at, Attempt::Busy(busy)) => refuse_run(&slots[at], &busy, request, BUSY),
+        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
     }
 }
 

@@ -49,11 +49,6 @@ const NOT_A_FILE: &str = "not a regular file";
 
 /// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
-/// The first line when the timeout of a command that takes the lock is over.
-const TIMEOUT: &str = "Timeout waiting for lock";
-/// The same for `wait`.
-const TIMEOUT_OF_WAIT: &str = "Timeout waiting for lock to be released";
-
 impl Failure {
     /// A failure of a file.
     fn of_file(message: impl Display) -> Failure {
@@ -108,8 +103,8 @@ pub fn main() -> ExitCode {
     let is_like_latch = matches!(command, Some(SubCommand::Run | SubCommand::Hold));
     let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => match request.command {
-            SubCommand::Try => take(&request, Some(Duration::ZERO), ALREADY_HELD),
-            SubCommand::Acquire => take(&request, request.options.timeout, TIMEOUT),
+            SubCommand::Try => take(&request, Some(Duration::ZERO)),
+            SubCommand::Acquire => take(&request, request.options.timeout),
             SubCommand::Release => release(&request),
             SubCommand::Status => status(&request),
             SubCommand::Wait => wait(&request),
@@ -130,9 +125,8 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Takes the lock, or one of the slots, within the timeout, and leaves it held. If there is none to
-/// take, prints the line `refusal`.
-fn take(request: &SemaRequest, timeout: Option<Duration>, refusal: &str) -> CommandResult {
+/// Takes the lock, or one of the slots, within the timeout, and leaves it held.
+fn take(request: &SemaRequest, timeout: Option<Duration>) -> CommandResult {
     let slots = slots(request, &request.options.lock)?;
     let limit = WaitLimit::new(timeout, None);
     let line = match timeout {
@@ -143,7 +137,7 @@ fn take(request: &SemaRequest, timeout: Option<Duration>, refusal: &str) -> Comm
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
         (at, Attempt::Granted(())) => acquired(&slots[at], request),
-        (at, Attempt::Busy(busy)) => refuse(refusal, &slots[at], &busy, request, HELD),
+        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
     }
 }
 
@@ -239,11 +233,7 @@ fn not_released(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> Command
     if let Some(cause) = impediment(busy.obstacle) {
         return Err(Failure::at(slot.path(), cause));
     }
-    let line = match busy.details.is_readable() {
-        true => "Lock held by different process",
-        false => "Lock not released",
-    };
-    refuse(line, slot, busy, request, HELD)
+    refuse(slot, busy, request)
 }
 
 /// Why a lock file cannot be removed, apart from its holder.
@@ -293,7 +283,7 @@ fn wait(request: &SemaRequest) -> CommandResult {
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        (at, Attempt::Busy(busy)) => refuse(TIMEOUT_OF_WAIT, &slots[at], &busy, request, HELD),
+        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
     }
 }
 
@@ -360,26 +350,31 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
 }
 
 /// Prints why a lock is not granted or not released, and who holds it. Fails if the path can never
-/// be a lock, else returns `status`.
-fn refuse(
-    line: &str,
-    slot: &Semaphore,
-    busy: &Busy,
-    request: &SemaRequest,
-    status: u8,
-) -> CommandResult {
+/// be a lock, else returns the status for that.
+fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
+    use SubCommand::{Hold, Release, Run, Try, Wait};
+    let (command, options) = (request.command, &request.options);
     if busy.obstacle == Obstacle::NotAFile {
         return Err(Failure::at(slot.path(), NOT_A_FILE));
     }
-    let is_json = request.options.json;
-    let is_json_alone = is_json && matches!(request.command, SubCommand::Try | SubCommand::Release);
-    if !request.options.quiet && !is_json_alone {
+    let line = match command {
+        Release if busy.details.is_readable() => "Lock held by different process",
+        Release => "Lock not released",
+        Wait => "Timeout waiting for lock to be released",
+        Try => ALREADY_HELD,
+        Run | Hold if options.timeout == Some(Duration::ZERO) => ALREADY_HELD,
+        _ => "Timeout waiting for lock",
+    };
+    let is_json_alone = options.json && matches!(command, Try | Release);
+    if !options.quiet && !is_json_alone {
         complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
     }
-    if is_json {
+    if options.json {
         print_json(&report::held(busy))?;
     }
-    Ok(status)
+    // That of `run` is as flock(1) has it.
+    let status = if command == Hold { BUSY } else { HELD };
+    Ok(options.busy_status.unwrap_or(status))
 }
 
 fn print_json(object: &Object) -> Result<(), Failure> {

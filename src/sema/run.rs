@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::lockfile::{
-    acquire_any, Attempt, Busy, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit,
-    Waited,
+    acquire_any, Attempt, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
 use crate::supervise::{self, Job, SignalWatch};
 use crate::sys::event::Event;
@@ -15,7 +14,7 @@ use crate::text::reason;
 
 use super::options::SemaRequest;
 use super::report::{complain, shown_path};
-use super::{refuse, slots, waiting_line, ALREADY_HELD, BUSY, HELD, TIMEOUT};
+use super::{refuse, slots, waiting_line, BUSY};
 
 /// How long the command may take to end once the lock is lost.
 const KILL_AFTER: Duration = Duration::from_secs(10);
@@ -28,8 +27,7 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let waited = wait(&slots, request, None, &mut signals)?;
     match waited {
         (at, Attempt::Granted(guard)) => run_under(guard, &slots[at], request, &mut signals, &lost),
-        // As flock(1) has it.
-        (at, Attempt::Busy(busy)) => refuse_run(&slots[at], &busy, request, HELD),
+        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
     }
 }
 
@@ -47,22 +45,6 @@ pub(super) fn prepare(
 
 fn event() -> Result<Event, Failure> {
     Event::new().map_err(Failure::cannot_catch_signals)
-}
-
-/// Prints that the lock was not granted, and who holds it. Returns the status for that, which is
-/// `status` by default.
-pub(super) fn refuse_run(
-    slot: &Semaphore,
-    busy: &Busy,
-    request: &SemaRequest,
-    status: u8,
-) -> CommandResult {
-    let line = match request.options.timeout {
-        Some(Duration::ZERO) => ALREADY_HELD,
-        _ => TIMEOUT,
-    };
-    let status = request.options.busy_status.unwrap_or(status);
-    refuse(line, slot, busy, request, status)
 }
 
 /// Runs the command while the guard holds the lock, and releases the lock.
