@@ -60,7 +60,7 @@ use host::{find_host_id, host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
-use takeover::{Taker, Verdict};
+use takeover::{Obstruction, Taker, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
@@ -273,9 +273,7 @@ impl Semaphore {
         };
         match takeover::acquire(&files, &taker)? {
             Ok(file) => Ok(Attempt::Granted(hold(directory, file)?)),
-            Err((obstacle, content)) => {
-                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)?))
-            }
+            Err(obstruction) => Ok(Attempt::Busy(self.busy(obstruction, &directory)?)),
         }
     }
 
@@ -299,12 +297,8 @@ impl Semaphore {
     }
 
     /// The lock with its obstacle. Fails if the file belongs to another program.
-    fn busy(
-        &self,
-        obstacle: Obstacle,
-        content: Option<Content>,
-        directory: &Directory,
-    ) -> SemaphoreResult<Busy> {
+    fn busy(&self, found: Obstruction, directory: &Directory) -> SemaphoreResult<Busy> {
+        let (obstacle, content) = found;
         let flock = match obstacle {
             Obstacle::NotALockFile => return Err(self.not_a_lock_file()),
             Obstacle::Locked => Flock::Theirs,

@@ -73,9 +73,7 @@ impl Semaphore {
         Ok(match takeover::remove(&files, &allows)? {
             Ok(true) => ReleaseOutcome::Released,
             Ok(false) => return Err(SemaphoreError::NotLocked),
-            Err((obstacle, content)) => {
-                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory)?)
-            }
+            Err(obstruction) => ReleaseOutcome::Kept(self.busy(obstruction, &directory)?),
         })
     }
 

@@ -96,8 +96,11 @@ pub(super) struct Taker<'a> {
 /// Whether a file may be taken over or removed; if not, why.
 pub(super) type Verdict = Result<(), Obstacle>;
 
-/// The result of an attempt, or what is in the way, and what the file says, if it could be read.
-pub(super) type Attempted<T> = io::Result<Result<T, (Obstacle, Option<Content>)>>;
+/// What is in the way, and what the file says, if it could be read.
+pub(super) type Obstruction = (Obstacle, Option<Content>);
+
+/// The result of an attempt.
+pub(super) type Attempted<T> = io::Result<Result<T, Obstruction>>;
 
 /// Why a lock cannot be taken or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

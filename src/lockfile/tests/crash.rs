@@ -53,7 +53,7 @@ fn acquire<F: takeover::Files>(
     files: &F,
     directory: &Directory,
     seconds: u64,
-) -> Result<F::File, (Obstacle, Option<Content>)> {
+) -> Result<F::File, takeover::Obstruction> {
     let taker = Taker {
         record: &|| {
             held(std::process::id(), HolderKind::Guard)
