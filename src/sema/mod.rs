@@ -214,7 +214,10 @@ fn release(request: &SemaRequest) -> CommandResult {
         }
     }
     match (kept, failure) {
-        (Some((slot, busy)), _) => not_released(slot, &busy, request),
+        (Some((slot, busy)), _) => match impediment(busy.obstacle) {
+            Some(cause) => Err(Failure::at(slot.path(), cause)),
+            None => refuse(slot, &busy, request),
+        },
         (None, _) if was_there => Ok(DONE),
         (None, Some(failure)) if !is_any_free => Err(failure),
         (None, _) => released(&request.path, was_there, request),
@@ -227,13 +230,6 @@ fn released(path: &Path, was_there: bool, request: &SemaRequest) -> CommandResul
         .with("released", was_there)
         .with("path", path.clone());
     say(&format!("Lock released: {path}"), &object, request)
-}
-
-fn not_released(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
-    if let Some(cause) = impediment(busy.obstacle) {
-        return Err(Failure::at(slot.path(), cause));
-    }
-    refuse(slot, busy, request)
 }
 
 /// Why a lock file cannot be removed, apart from its holder.
