@@ -90,14 +90,10 @@ impl Holders {
             debug!("unwatched pid={pid} reason=too-many");
             return Vec::new();
         }
-        let mut left_over = Vec::new();
+        let left_over = take_if_over(&mut holders, pid);
         if let Some(holder) = holders.get_mut(&pid) {
-            if !is_over(pid, &holder.end) {
-                holder.locks.push(lock);
-                return left_over;
-            }
-            left_over = std::mem::take(&mut holder.locks);
-            holders.remove(&pid);
+            holder.locks.push(lock);
+            return left_over;
         }
         if let (Some(epoll), End::Descriptor(descriptor)) = (&self.epoll, &end) {
             let data = EventData::new_u64(u64::from(pid));
@@ -137,8 +133,7 @@ impl Holders {
         loop {
             let patience = (!locks.is_empty()).then_some(POLL_INTERVAL);
             for pid in self.wait(patience) {
-                let holder = self.take_if_over(pid);
-                locks.extend(holder.into_iter().flat_map(|holder| holder.locks));
+                locks.extend(take_if_over(&mut self.holders.lock(), pid));
             }
             // What prevents one removal prevents all.
             let done = locks.iter().take_while(|lock| remove(lock)).count();
@@ -164,14 +159,14 @@ impl Holders {
         let pid = |Event { data, .. }| u32::try_from(data.u64()).unwrap_or_default();
         events.into_iter().map(pid).collect()
     }
+}
 
-    fn take_if_over(&self, pid: u32) -> Option<WatchedProcess> {
-        let mut holders = self.holders.lock();
-        let is_over = holders
-            .get(&pid)
-            .is_some_and(|holder| is_over(pid, &holder.end));
-        is_over.then(|| holders.remove(&pid)).flatten()
-    }
+/// The locks of this process, which is forgotten, if it has ended.
+fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<DeviceLock> {
+    let ended = |holder: &WatchedProcess| is_over(pid, &holder.end);
+    let has_ended = holders.get(&pid).is_some_and(ended);
+    let holder = has_ended.then(|| holders.remove(&pid)).flatten();
+    holder.map_or_else(Vec::new, |holder| holder.locks)
 }
 
 fn is_over(pid: u32, end: &End) -> bool {
@@ -359,6 +354,6 @@ mod tests {
         let lock = lock(&files, "lfpd-a", pid);
         assert!(holders.add(None, pid, end, lock).is_empty());
         assert_eq!(holders.wait(None), [pid]);
-        assert!(holders.take_if_over(pid).is_some());
+        assert_eq!(take_if_over(&mut holders.holders.lock(), pid).len(), 1);
     }
 }
