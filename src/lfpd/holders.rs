@@ -60,10 +60,8 @@ pub enum End {
 impl Holders {
     /// Watches no process yet, and never more than `max_holders`.
     pub fn new(max_holders: usize) -> io::Result<Holders> {
-        let can_tell = match process::end_of(std::process::id()) {
-            Err(error) => error.kind() != io::ErrorKind::Unsupported,
-            Ok(_) => true,
-        };
+        let own_end = process::end_of(std::process::id());
+        let can_tell = !own_end.is_err_and(|error| error.kind() == io::ErrorKind::Unsupported);
         let epoll = can_tell.then(|| epoll::create(CreateFlags::CLOEXEC));
         Ok(Holders {
             epoll: epoll.transpose()?,

@@ -68,10 +68,8 @@ impl Locks {
         };
         let shown = Escaped(target.device);
         // Before anything is looked at: the process may end meanwhile.
-        let end = self
-            .holders
-            .as_ref()
-            .and_then(|holders| holders.end_of(pid));
+        let holders = self.holders.as_ref();
+        let end = holders.and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();
         let process = peer.named_process(pid);
         let is_missed = process.is_none() && self.rules.require_live_pid;
@@ -98,7 +96,7 @@ impl Locks {
                     self.dead_pids.warn(format_args!(
                         "locked-for-no-process device={shown} pid={pid} {peer}"
                     ));
-                } else if let (Some(holders), Some(end)) = (&self.holders, end) {
+                } else if let (Some(holders), Some(end)) = (holders, end) {
                     for left_over in holders.add(user, pid, end, lock) {
                         let _ = self.remove(&left_over);
                     }

@@ -66,8 +66,7 @@ impl<'a> Wire<'a> {
     fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
         loop {
             let stopped_at = self.stopped_at.get();
-            let is_enough = stopped_at.is_some_and(|at| at.elapsed() >= LAST_READS);
-            if is_enough {
+            if stopped_at.is_some_and(|at| at.elapsed() >= LAST_READS) {
                 return Ok(0);
             }
             let until = stopped_at.unwrap_or(deadline);

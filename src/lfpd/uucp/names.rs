@@ -42,7 +42,7 @@ impl DevicePath {
     /// parts. Other programs use the one or the other.
     pub fn written_names(&self) -> Vec<OsString> {
         let mut names = vec![name(PREFIXES[0], self.base())];
-        if self.is_nested() {
+        if self.0.len() > 1 {
             names.push(self.full_name());
         }
         names
@@ -57,7 +57,7 @@ impl DevicePath {
     /// [`DevicePath::written_names`].
     pub fn known_names(&self) -> Vec<OsString> {
         let mut stems = vec![self.base().to_vec()];
-        if self.is_nested() {
+        if self.0.len() > 1 {
             stems.extend([self.0.join(&b'_'), self.0.join(&b':')]);
         }
         stems.iter().flat_map(|stem| with_prefixes(stem)).collect()
@@ -65,10 +65,6 @@ impl DevicePath {
 
     fn base(&self) -> &[u8] {
         self.0.last().map_or(b"", Vec::as_slice)
-    }
-
-    fn is_nested(&self) -> bool {
-        self.0.len() > 1
     }
 }
 
