@@ -2,7 +2,7 @@
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::lockfile::{Attempt, Semaphore};
+use crate::lockfile::Attempt;
 use crate::supervise::StdinWatch;
 
 use super::options::SemaRequest;
@@ -18,7 +18,12 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
         (at, Attempt::Granted(guard)) => {
-            tell_granted(&slots[at], request)?;
+            let line = match request.options.json {
+                true => acquired_object(&slots[at], &request.options).compact(),
+                false => shown_path(slots[at].path()),
+            };
+            // Also with `--quiet`: the script waits for it.
+            output::print(&format!("{line}\n")).map_err(Failure::unprintable)?;
             let killed = signals.wait_for(&[&input.closed, &lost]).err();
             let released = guard.release();
             released.map_err(|error| Failure::about(slots[at].path(), &error))?;
@@ -26,13 +31,4 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
         }
         (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
     }
-}
-
-/// Prints the path, or JSON. Also with `--quiet`: the script waits for it.
-fn tell_granted(slot: &Semaphore, request: &SemaRequest) -> Result<(), Failure> {
-    let line = match request.options.json {
-        true => acquired_object(slot, &request.options).compact(),
-        false => shown_path(slot.path()),
-    };
-    output::print(&format!("{line}\n")).map_err(Failure::unprintable)
 }
