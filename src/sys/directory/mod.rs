@@ -36,18 +36,16 @@ pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("no such directory: {directory}"))
 }
 
-/// Which file it is, whatever its name. Valid for as long as the file has a name or is open.
+/// Which file it is, whatever its name: the device and the inode. Valid for as long as the file has
+/// a name or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    device: u64,
-    inode: u64,
-}
+pub struct FileId(u64, u64);
 
 impl FileId {
     /// Of a file of the model.
     #[cfg(test)]
     pub fn of_model(device: u64, inode: u64) -> FileId {
-        FileId { device, inode }
+        FileId(device, inode)
     }
 
     pub fn of(file: &File) -> io::Result<FileId> {
@@ -57,10 +55,7 @@ impl FileId {
 
 impl From<&Stat> for FileId {
     fn from(stat: &Stat) -> FileId {
-        FileId {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        }
+        FileId(stat.st_dev, stat.st_ino)
     }
 }
 
