@@ -172,7 +172,7 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
         // The caller does not know that it must release it.
-        slot.give_back(holder(options));
+        slot.give_back(info(options).pid);
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
             "Note: no process is known that {path} is held for; see --pid in sema(1)\n"
@@ -417,14 +417,10 @@ fn unusable(path: &Path, error: &SemaphoreError) -> Result<Failure, Failure> {
 /// The contents of the lock file. The grant sets the timestamp.
 fn info(options: &SemaOptions) -> LockInfo {
     LockInfo {
-        pid: holder(options),
+        pid: options.pid.unwrap_or_else(caller),
         tag: options.tag.clone(),
         ..LockInfo::new()
     }
-}
-
-fn holder(options: &SemaOptions) -> u32 {
-    options.pid.unwrap_or_else(caller)
 }
 
 /// The process that a single command takes the lock for: the script that calls it. If that is
