@@ -129,10 +129,9 @@ impl Semaphore {
 
     /// Whether anything is at the path, even a stale lock or no lock file at all. Does not wait.
     pub fn is_locked(&self) -> bool {
-        let found = self
-            .directory()
-            .and_then(|directory| Ok(directory.identity(&self.lock_path.name)?));
-        matches!(found, Ok(Some(_)))
+        let name = &self.lock_path.name;
+        let is_there = |directory: Directory| matches!(directory.identity(name), Ok(Some(_)));
+        self.directory().is_ok_and(is_there)
     }
 
     /// What the lock file says; `None` if there is no lock file, or if it is unreadable. Does not
