@@ -12,16 +12,12 @@ pub fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
         return Ok(());
     };
-    let address = address(path.as_bytes())?;
+    // A path, or after an `@` a name in the abstract namespace.
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(&path)?,
+    };
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
     socket.send_to_addr(state.as_bytes(), &address).map(drop)
-}
-
-/// A path, or after an `@` a name in the abstract namespace.
-fn address(name: &[u8]) -> io::Result<SocketAddr> {
-    match name.strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(name)),
-    }
 }
