@@ -72,13 +72,26 @@ const WAITING: &[SubCommand] = &[Acquire, Run, Hold];
 /// For a command line that has the command of `run` among the words of sema.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
-/// An option: its names and its value as the help shows them, the commands that take it, and its
-/// line of the help.
-struct OptionRow(&'static str, &'static [SubCommand], &'static str);
+/// An option.
+struct OptionRow {
+    /// Its names and its value, as the help shows them.
+    head: &'static str,
+    /// The commands that take it.
+    commands: &'static [SubCommand],
+    help: &'static str,
+}
+
+const fn row(head: &'static str, commands: &'static [SubCommand], help: &'static str) -> OptionRow {
+    OptionRow {
+        head,
+        commands,
+        help,
+    }
+}
 
 impl OptionRow {
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        let words = self.0.split([',', ' ']);
+        let words = self.head.split([',', ' ']);
         words.filter(|word| word.starts_with('-'))
     }
 
@@ -93,92 +106,92 @@ impl OptionRow {
     }
 
     fn has_value(&self) -> bool {
-        !self.0.ends_with(self.name())
+        !self.head.ends_with(self.name())
     }
 }
 
 /// Every option, in the order of the help.
 const OPTIONS: [OptionRow; 20] = [
-    OptionRow(
+    row(
         "-w, --timeout time",
         ALL,
         "how long to wait; 0 tries once (for ever)",
     ),
-    OptionRow(
+    row(
         "-n, --nonblock",
         WAITING,
         "do not wait, as with --timeout 0",
     ),
-    OptionRow(
+    row(
         "--stale time",
         ALL,
         "the age at which a lock may be stale; 0 for never (3600)",
     ),
-    OptionRow(
+    row(
         "--stale-rule rule",
         ALL,
         "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
     ),
-    OptionRow("--tag text", ALL, "what the lock is held for"),
-    OptionRow(
+    row("--tag text", ALL, "what the lock is held for"),
+    row(
         "--json",
         ALL,
         "print the result, or the holder, as JSON on stdout",
     ),
-    OptionRow("-q, --quiet", ALL, "print only errors, status and JSON"),
-    OptionRow(
+    row("-q, --quiet", ALL, "print only errors, status and JSON"),
+    row(
         "-v, --verbose",
         WAITING,
         "say who holds the lock while it waits, also where stderr is no terminal",
     ),
-    OptionRow(
+    row(
         "--slots count",
         &[Try, Acquire, Release, Status, Wait, Run, Hold],
         "use one of this many locks, PATH.0.lock and so on",
     ),
-    OptionRow(
+    row(
         "--pid pid",
         &[Try, Acquire, Release],
         "the process that holds the lock (the parent of sema)",
     ),
-    OptionRow(
+    row(
         "--token word",
         &[Try, Acquire, Run, Hold, Release],
         "a word to keep in the lock file; release wants the same",
     ),
-    OptionRow(
+    row(
         "--force",
         &[Release, Clean],
         "release another holder's lock; clean without locks on files",
     ),
-    OptionRow(
+    row(
         "--mode mode",
         TAKING,
         "octal permissions of the lock file, before the umask (0644)",
     ),
-    OptionRow("--no-sync", TAKING, "do not wait for the disk"),
-    OptionRow(
+    row("--no-sync", TAKING, "do not wait for the disk"),
+    row(
         "--settle when",
         TAKING,
         "never, takeover or always: wait 20 ms for careless others (takeover)",
     ),
-    OptionRow(
+    row(
         "-E, --busy-status status",
         &[Run, Hold],
         "exit status if the lock is not granted in time (1 for run, 75 for hold)",
     ),
-    OptionRow(
+    row(
         "--on-lost what",
         &[Run],
         "if the lock is lost, end the program: term or ignore (term)",
     ),
-    OptionRow(
+    row(
         "--kill-after time",
         &[Run],
         "how long the program may take to end once the lock is lost (10)",
     ),
-    OptionRow("-h, --help", ALL, "print this and exit"),
-    OptionRow("-V, --version", ALL, "print the version and exit"),
+    row("-h, --help", ALL, "print this and exit"),
+    row("-V, --version", ALL, "print the version and exit"),
 ];
 
 /// The values of the options; `None` for the default.
@@ -320,7 +333,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         }
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    if let Some(row) = given.iter().find(|row| !row.1.contains(&command)) {
+    if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
         let name = name.to_string_lossy();
         return Err(format!("{} is no option of {name}", row.name()));
     }
@@ -416,8 +429,13 @@ fn help() -> String {
         let _ = writeln!(text, "  {name:<9}{line}");
     }
     text.push_str("\nOptions:\n");
-    for OptionRow(head, commands, line) in &OPTIONS {
-        let _ = writeln!(text, "  {head:<28}{line}");
+    for OptionRow {
+        head,
+        commands,
+        help,
+    } in &OPTIONS
+    {
+        let _ = writeln!(text, "  {head:<28}{help}");
         if commands.len() < ALL.len() {
             let names = COMMANDS
                 .iter()
@@ -445,5 +463,17 @@ mod tests {
             assert!(help.contains(known), "{known}");
         }
         assert!(help.lines().all(|line| line.len() <= 120), "{help}");
+    }
+
+    #[test]
+    fn every_option_can_be_set() {
+        let read_before = ["--help", "--version"];
+        let names = OPTIONS.iter().map(OptionRow::name);
+        for name in names.filter(|name| !read_before.contains(name)) {
+            let mut options = SemaOptions::default();
+            let is_set = |value: &&str| options.set(name, value).is_ok();
+            let values = ["1", "age", "never", "term", "0644"];
+            assert!(values.iter().any(is_set), "{name}");
+        }
     }
 }
