@@ -22,7 +22,7 @@ use super::files::{read, LockFileOptions, LockFiles};
 use super::host::seconds_since_1970;
 use super::record::{Record, TIMESTAMP};
 use super::takeover;
-use super::watch::Watch;
+use super::watch::{Watch, STACK_LEN};
 use super::Semaphore;
 
 /// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
@@ -235,15 +235,18 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<OnLost>) -> io::Result<Even
     let stop = Event::new()?;
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
-    thread::Builder::new()
-        .name("lock-watcher".into())
-        .spawn(move || {
-            let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
-            let held_now = held.upgrade().filter(|_| !is_over);
-            if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
-                watch_over(&held, on_lost, &watch, &stopped);
-            }
-        })?;
+    let mut watcher = thread::Builder::new().name("lock-watcher".into());
+    // A callback gets the stack that it would have on any thread.
+    if on_lost.is_none() {
+        watcher = watcher.stack_size(STACK_LEN);
+    }
+    watcher.spawn(move || {
+        let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
+        let held_now = held.upgrade().filter(|_| !is_over);
+        if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
+            watch_over(&held, on_lost, &watch, &stopped);
+        }
+    })?;
     Ok(stop)
 }
 

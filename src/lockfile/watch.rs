@@ -17,6 +17,13 @@ use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 
+/// The stack of a thread that only watches, in bytes. Unoptimised code needs more.
+pub(super) const STACK_LEN: usize = if cfg!(debug_assertions) {
+    512 * 1024
+} else {
+    64 * 1024
+};
+
 /// A process that is to hold a lock, and may end before that.
 #[derive(Debug)]
 pub(super) struct HolderProcess {
@@ -72,6 +79,7 @@ impl Drop for Watch {
         if let Some(inotify) = self.0.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
+                .stack_size(STACK_LEN)
                 .spawn(move || drop(inotify));
         }
     }
