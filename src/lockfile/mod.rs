@@ -60,7 +60,7 @@ use host::{find_host_id, host_id, stamped, LocalHost};
 use path::LockPath;
 pub(crate) use record::{is_of_lock_file, Record};
 use staleness::{judge, Content, Flock, Judgement};
-use takeover::{Obstruction, Taker, Verdict};
+use takeover::{Taker, Tried, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
@@ -271,8 +271,10 @@ impl Semaphore {
             may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
         };
         match takeover::acquire(&files, &taker)? {
-            Ok(file) => Ok(Attempt::Granted(hold(directory, file)?)),
-            Err(obstruction) => Ok(Attempt::Busy(self.busy(obstruction, &directory)?)),
+            Tried::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
+            Tried::Obstructed(obstacle, content) => {
+                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)?))
+            }
         }
     }
 
@@ -296,8 +298,12 @@ impl Semaphore {
     }
 
     /// The lock with its obstacle. Fails if the file belongs to another program.
-    fn busy(&self, found: Obstruction, directory: &Directory) -> SemaphoreResult<Busy> {
-        let (obstacle, content) = found;
+    fn busy(
+        &self,
+        obstacle: Obstacle,
+        content: Option<Content>,
+        directory: &Directory,
+    ) -> SemaphoreResult<Busy> {
         let flock = match obstacle {
             Obstacle::NotALockFile => return Err(self.not_a_lock_file()),
             Obstacle::Locked => Flock::Theirs,

@@ -7,7 +7,7 @@ use super::host::{find_host_id, host_id};
 use super::record::{is_of_lock_file, token_as_read, Record};
 use super::staleness::{is_of_elsewhere, Alive, Content, Flock};
 use super::status::Busy;
-use super::takeover::{self, may_pass, Obstacle, Verdict};
+use super::takeover::{self, may_pass, Obstacle, Tried, Verdict};
 use super::Semaphore;
 
 /// The conditions of a release.
@@ -71,9 +71,11 @@ impl Semaphore {
         let files = self.files(&directory);
         let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
         Ok(match takeover::remove(&files, &allows)? {
-            Ok(true) => ReleaseOutcome::Released,
-            Ok(false) => return Err(SemaphoreError::NotLocked),
-            Err(obstruction) => ReleaseOutcome::Kept(self.busy(obstruction, &directory)?),
+            Tried::Done(true) => ReleaseOutcome::Released,
+            Tried::Done(false) => return Err(SemaphoreError::NotLocked),
+            Tried::Obstructed(obstacle, content) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory)?)
+            }
         })
     }
 

@@ -20,7 +20,7 @@ use super::host::{file_system_now, find_host_id, host_id};
 use super::path::invalid;
 use super::record::{is_of_lock_file, LockInfo, Record};
 use super::staleness::{promises_flock, Alive, Content, Flock};
-use super::takeover::{self, Files, Obstacle};
+use super::takeover::{self, Files, Obstacle, Tried};
 use super::Semaphore;
 
 /// A younger temporary file of another implementation is left alone.
@@ -320,9 +320,9 @@ impl Semaphore {
                 }))
             };
             match takeover::remove(&files, &allows)? {
-                Ok(was_there) => cleaned.lock = was_there,
-                Err((Obstacle::NotALockFile, _)) => return Err(self.not_a_lock_file()),
-                Err((why, content)) => {
+                Tried::Done(was_there) => cleaned.lock = was_there,
+                Tried::Obstructed(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
+                Tried::Obstructed(why, content) => {
                     let names_no_holder =
                         |content: Content| Record::parse(&content.bytes).info().is_none();
                     // Only the clock of the file system tells how old such a lock is. Without it,

@@ -96,11 +96,13 @@ pub(super) struct Taker<'a> {
 /// Whether a file may be taken over or removed; if not, why.
 pub(super) type Verdict = Result<(), Obstacle>;
 
-/// What is in the way, and what the file says, if it could be read.
-pub(super) type Obstruction = (Obstacle, Option<Content>);
-
-/// The result of an attempt.
-pub(super) type Attempted<T> = io::Result<Result<T, Obstruction>>;
+/// The result of an attempt to take or to remove the lock.
+#[must_use]
+pub(super) enum Tried<T> {
+    Done(T),
+    /// What is in the way, and what the file says, if it could be read.
+    Obstructed(Obstacle, Option<Content>),
+}
 
 /// Why a lock cannot be taken or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,15 +128,15 @@ pub enum Obstacle {
 }
 
 /// Tries to take the lock once. Returns its file, which is locked.
-pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> Attempted<F::File> {
+pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Tried<F::File>> {
     let mut after = After::Nothing;
     for _ in 0..MAX_ROUNDS {
         match files.open()? {
             Entry::Nothing => {}
-            Entry::Unreadable => return Ok(Err((Obstacle::Unreadable, None))),
-            Entry::Other => return Ok(Err((Obstacle::NotAFile, None))),
-            Entry::File(found) => match take_over(files, taker, found)?.transpose() {
-                Some(attempt) => return Ok(attempt),
+            Entry::Unreadable => return Ok(Tried::Obstructed(Obstacle::Unreadable, None)),
+            Entry::Other => return Ok(Tried::Obstructed(Obstacle::NotAFile, None)),
+            Entry::File(found) => match take_over(files, taker, found)? {
+                Some(tried) => return Ok(tried),
                 // This or another process has removed the stale file. A process that judged the old
                 // file as stale may still act on that.
                 None => {
@@ -147,13 +149,17 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> Attempted<F::Fi
             return settled(files, after, ours);
         }
     }
-    Ok(Err((Obstacle::Contended, None)))
+    Ok(Tried::Obstructed(Obstacle::Contended, None))
 }
 
 /// Takes over the lock whose file is `found`. `None` if that was stale, and has lost the lock's
 /// name.
-fn take_over<F: Files>(files: &F, taker: &Taker<'_>, found: F::File) -> Attempted<Option<F::File>> {
-    let held = |why, content| Ok(Err((why, Some(content))));
+fn take_over<F: Files>(
+    files: &F,
+    taker: &Taker<'_>,
+    found: F::File,
+) -> io::Result<Option<Tried<F::File>>> {
+    let held = |why, content| Ok(Some(Tried::Obstructed(why, Some(content))));
     // A lock that is simply held is only read. Its file is not locked even for a moment.
     let content = files.read(&found)?;
     if let Err(why) = (taker.may_take)(&content)? {
@@ -174,7 +180,7 @@ fn take_over<F: Files>(files: &F, taker: &Taker<'_>, found: F::File) -> Attempte
     // only while it is alive.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
-        return Ok(Ok(None));
+        return Ok(None);
     }
     if let Err(why) = verdict {
         return held(why, judged);
@@ -191,10 +197,10 @@ fn take_over<F: Files>(files: &F, taker: &Taker<'_>, found: F::File) -> Attempte
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name and does no harm.
         Ok(()) if can_rewrite && files.identity()? == Some(id) => {
-            settled(files, After::Takeover, file).map(|attempt| attempt.map(Some))
+            settled(files, After::Takeover, file).map(Some)
         }
-        Ok(()) => Ok(Ok(None)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Ok(None)),
+        Ok(()) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if is_forbidden(&error) => held(Obstacle::NotRemovable, judged),
         Err(error) => Err(error),
     }
@@ -230,11 +236,11 @@ pub(super) fn lock<F: Files>(
 }
 
 /// A grant, unless a process that judged the file earlier has acted on that since.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> Attempted<F::File> {
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Tried<F::File>> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
-        return Ok(Err((Obstacle::Contended, None)));
+        return Ok(Tried::Obstructed(Obstacle::Contended, None));
     }
-    Ok(Ok(ours))
+    Ok(Tried::Done(ours))
 }
 
 /// Whether the lock's name still belongs to our file.
@@ -275,12 +281,12 @@ pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
 pub(super) fn remove<F: Files>(
     files: &F,
     allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
-) -> Attempted<bool> {
+) -> io::Result<Tried<bool>> {
     for _ in 0..MAX_ROUNDS {
         let found = match files.open()? {
-            Entry::Nothing => return Ok(Ok(false)),
-            Entry::Unreadable => return Ok(Err((Obstacle::Unreadable, None))),
-            Entry::Other => return Ok(Err((Obstacle::NotAFile, None))),
+            Entry::Nothing => return Ok(Tried::Done(false)),
+            Entry::Unreadable => return Ok(Tried::Obstructed(Obstacle::Unreadable, None)),
+            Entry::Other => return Ok(Tried::Obstructed(Obstacle::NotAFile, None)),
             Entry::File(found) => found,
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
@@ -290,16 +296,16 @@ pub(super) fn remove<F: Files>(
             continue;
         }
         if let Err(why) = verdict {
-            return Ok(Err((why, Some(content))));
+            return Ok(Tried::Obstructed(why, Some(content)));
         }
         return match remove_name(files) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Ok(Err((Obstacle::NotRemovable, Some(content))))
+                Ok(Tried::Obstructed(Obstacle::NotRemovable, Some(content)))
             }
-            removed => removed.map(Ok),
+            removed => removed.map(Tried::Done),
         };
     }
-    Ok(Err((Obstacle::Contended, None)))
+    Ok(Tried::Obstructed(Obstacle::Contended, None))
 }
 
 /// Whether this user, or every user, lacks the right to change names here.

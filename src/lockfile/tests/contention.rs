@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::lockfile::takeover::{acquire, remove, After, Files};
+use crate::lockfile::takeover::{acquire, remove, After, Files, Tried};
 use crate::sys::directory::{Entry, FileId};
 
 /// More looks than one attempt may need.
@@ -83,11 +83,17 @@ fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
         may_take: &|_| Ok(Ok(())),
     };
     let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");
-    assert!(matches!(attempt, Err((Obstacle::Contended, None))));
+    assert!(matches!(
+        attempt,
+        Tried::Obstructed(Obstacle::Contended, None)
+    ));
 }
 
 #[test]
 fn a_removal_ends_although_the_file_is_replaced_for_ever() {
     let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(Ok(()))).expect("a removal");
-    assert!(matches!(removal, Err((Obstacle::Contended, None))));
+    assert!(matches!(
+        removal,
+        Tried::Obstructed(Obstacle::Contended, None)
+    ));
 }

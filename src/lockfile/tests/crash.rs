@@ -43,17 +43,13 @@ fn victim() {
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
     let files = FaultyFiles::new(files, 0, 0, Death::At(step));
     match acquire(&files, &directory, 0) {
-        Ok(file) => assert!(takeover::release(&files, &file).expect("a release")),
-        Err((why, _)) => panic!("{why:?}"),
+        Tried::Done(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Tried::Obstructed(why, _) => panic!("{why:?}"),
     }
 }
 
 /// Tries to take the lock so many seconds later.
-fn acquire<F: takeover::Files>(
-    files: &F,
-    directory: &Directory,
-    seconds: u64,
-) -> Result<F::File, takeover::Obstruction> {
+fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Tried<F::File> {
     let taker = Taker {
         record: &|| {
             held(std::process::id(), HolderKind::Guard)
@@ -71,9 +67,9 @@ fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) 
     let over = Instant::now() + Duration::from_secs(10);
     loop {
         match acquire(files, directory, 7200) {
-            Ok(file) => return file,
-            Err((Obstacle::Locked, _)) if Instant::now() < over => {}
-            Err((why, _)) => panic!("{what}: {why:?}"),
+            Tried::Done(file) => return file,
+            Tried::Obstructed(Obstacle::Locked, _) if Instant::now() < over => {}
+            Tried::Obstructed(why, _) => panic!("{what}: {why:?}"),
         }
     }
 }
@@ -122,10 +118,11 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     // It may succeed at once, and must succeed in two hours; then nothing else may.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
-        Ok(file) => file,
-        Err(_) => acquire_in_the_end(&files, &directory, what),
+        Tried::Done(file) => file,
+        Tried::Obstructed(..) => acquire_in_the_end(&files, &directory, what),
     };
-    assert!(acquire(&files, &directory, 7200).is_err(), "{what}");
+    let again = acquire(&files, &directory, 7200);
+    assert!(matches!(again, Tried::Obstructed(..)), "{what}");
     assert!(
         takeover::release(&files, &ours).expect("a release"),
         "{what}"

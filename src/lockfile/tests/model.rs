@@ -20,7 +20,7 @@ use crate::sys::directory::{Entry, FileId, RangeLock};
 use crate::lockfile::record::{LIVE_LINE, READ_LOCK_LINE};
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, may_pass, release, remove, After, Files, Obstacle, Taker,
+    acquire, may_pass, release, remove, After, Files, Obstacle, Taker, Tried,
 };
 
 /// The holder in the stale file, which is no process of the model.
@@ -552,8 +552,8 @@ fn taker<'a>(
         may_take: &may_take,
     };
     match acquire(&replay, &taker)? {
-        Ok(file) => then(file),
-        Err(_) => Ok(()),
+        Tried::Done(file) => then(file),
+        Tried::Obstructed(..) => Ok(()),
     }
 }
 
