@@ -219,8 +219,8 @@ impl Connection {
         self.renewed(&reply)
     }
 
-    /// What the reply to a renewal says that was [sent](Connection::send_only); `None` if not all of
-    /// it has come.
+    /// What the reply to a renewal says that was [sent](Connection::send_only); `None` if not all
+    /// of it has come.
     pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let reply = self.reply_so_far()?;
         reply.map(|reply| self.renewed(&reply)).transpose()
