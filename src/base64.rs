@@ -28,13 +28,24 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     for four in digits.chunks(4) {
         let mut bits = 0_u32;
         for digit in four {
-            let value = DIGITS.iter().position(|other| other == digit)?;
-            bits = bits << 6 | u32::try_from(value).ok()?;
+            bits = bits << 6 | u32::from(value(*digit)?);
         }
         bits <<= 6 * (4 - four.len());
         bytes.extend(&bits.to_be_bytes()[1..four.len()]);
     }
     Some(bytes)
+}
+
+#[cfg(feature = "cluster")]
+fn value(digit: u8) -> Option<u8> {
+    Some(match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
