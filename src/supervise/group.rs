@@ -258,7 +258,8 @@ impl<'a> Group<'a> {
         }
         let Some(signal) = status.signal() else {
             // The system keeps the status in eight bits.
-            return Some(Finish::Exited(status.code().unwrap_or_default() as u8));
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            return Some(Finish::Exited(code.unwrap_or(u8::MAX)));
         };
         let foreground = match self.passed_on == Some(signal) {
             // We received this signal, and passed it on: it was not typed.

@@ -1,7 +1,7 @@
 //! A connection that a client makes in the place of one that has ended.
 
 use std::io;
-use std::sync::mpsc::{channel, Receiver};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -50,12 +50,15 @@ impl Connection {
     ) -> Result<(), Error> {
         let under_way = attempt.take();
         let under_way = under_way.map_or_else(|| self.start_attempt(within), Ok)?;
-        let Ok(connected) = under_way.recv_timeout(within) else {
-            *attempt = Some(under_way);
-            let error = io::ErrorKind::TimedOut.into();
-            return Err(Error::unreachable(&self.server, error));
+        let (stream, _, reached) = match under_way.recv_timeout(within) {
+            Ok(connected) => connected?,
+            Err(RecvTimeoutError::Timeout) => {
+                *attempt = Some(under_way);
+                let error = io::ErrorKind::TimedOut.into();
+                return Err(Error::unreachable(&self.server, error));
+            }
+            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread does not panic"),
         };
-        let (stream, _, reached) = connected?;
         self.close();
         (self.stream, self.reached) = (Some(stream), reached);
         self.greet();
@@ -141,7 +144,6 @@ fn held(json: &str, token: Token) -> Held {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
-    use std::sync::mpsc::RecvTimeoutError;
 
     #[test]
     fn an_attempt_is_left_under_way_and_waited_for_again() {
