@@ -43,6 +43,8 @@ pub(crate) fn settings(
     ca_file: Option<&Path>,
     name: Option<&str>,
 ) -> Result<Settings, Error> {
+    #[cfg(not(feature = "tls"))]
+    refuse_tls(is_tls_wanted, ca_file, name)?;
     let file = match auth_token_file {
         Some(file) => Some(file.to_owned()),
         None => variable(AUTH_TOKEN_FILE)?.map(PathBuf::from),
@@ -50,8 +52,6 @@ pub(crate) fn settings(
     let read =
         |file: PathBuf| secret::read(&file).map_err(|error| Error::AuthTokenFile(file, error));
     let auth_token = file.map(read).transpose()?;
-    #[cfg(not(feature = "tls"))]
-    refuse_tls(is_tls_wanted, ca_file, name)?;
     Ok(Settings {
         auth_token,
         #[cfg(feature = "tls")]
