@@ -353,7 +353,7 @@ impl Connection {
         self.unless_closed(sent)
     }
 
-    /// The reply to that; `None` if not all of it has come. To be called when the socket is
+    /// The reply to what was sent; `None` if not all of it has come. To be called when the socket is
     /// readable.
     fn reply_so_far(&mut self) -> Result<Option<Reply>, Error> {
         let read = self.read_within(Duration::ZERO);

@@ -29,23 +29,23 @@ const STEADY: Duration = Duration::from_secs(1);
 /// the key all that time. Unless the wait ends with a grant or a reply, the end of this process
 /// ends the connection, and so gives up its place in the queue.
 pub(super) fn wait(
-    claim: Claim,
+    asking: Asking,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
 ) -> Result<Option<Guard>, Failure> {
-    let (place, talk) = (claim.target.place(), claim.talk);
+    let (place, talk) = (asking.target.place(), asking.talk);
     let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let claim = Arc::new(claim);
-    let (asking, setter) = (Arc::clone(&claim), is_over.clone());
+    let asking = Arc::new(asking);
+    let (waiter, setter) = (Arc::clone(&asking), is_over.clone());
     let waiting = thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
-            let guard = asking.ask();
+            let guard = waiter.ask();
             setter.set();
             guard
         })
         .map_err(Failure::cannot_start_thread)?;
-    let line = WaitingLine::start(PROGRAM, talk, move || claim.describe());
+    let line = WaitingLine::start(PROGRAM, talk, move || asking.describe());
     let events: Vec<&Event> = [&is_over].into_iter().chain(abandoned).collect();
     let killed = signals.wait_for(&events).err();
     drop(line);
@@ -60,7 +60,7 @@ pub(super) fn wait(
 }
 
 /// What is waited for, how, and under which name the server knows the waiter.
-pub(super) struct Claim {
+pub(super) struct Asking {
     pub(super) target: Target,
     /// In whole seconds; `None` for no limit.
     pub(super) timeout: Option<Duration>,
@@ -71,7 +71,7 @@ pub(super) struct Claim {
     pub(super) name: Mutex<Option<String>>,
 }
 
-impl Claim {
+impl Asking {
     /// Asks for the key; again after a failure that may pass, if the user wants that. `None` if
     /// another client held the key all that time.
     fn ask(&self) -> Result<Option<Guard>, Failure> {

@@ -12,12 +12,12 @@ use super::{busy, options, unprintable, PROGRAM};
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
-    let claim = options.claim(PROGRAM)?;
+    let asking = options.asking(PROGRAM)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = claim.target.place();
+    let place = asking.target.place();
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);
-    match wait(claim, abandoned, &mut signals)? {
+    match wait(asking, abandoned, &mut signals)? {
         Some(guard) => keep(guard, &place, &input, &mut signals),
         None => Err(busy(&place, options.busy_status)),
     }

@@ -12,8 +12,8 @@ use crate::cli::waiting::Talk;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::{Address, Client};
 
-use super::claim::Claim;
-use super::servers::{self, Target};
+use super::claim::Asking;
+use super::servers::{self, Reach, Target};
 
 /// The options that need no value, in both forms.
 pub(super) const BOOLEANS: &[&str] = &[
@@ -88,16 +88,15 @@ macro_rules! command {
         impl $name {
             /// A client of the servers, for a command that waits for so long, if it waits.
             pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
-                servers::client(
-                    &self.server,
-                    self.auth_token_file.as_deref(),
-                    self.connect_timeout,
-                    wait,
-                    self.tls,
-                    self.tls_ca.as_deref(),
-                    self.tls_name.as_deref(),
-                )
-                .map_err(servers::unusable)
+                let reach = Reach {
+                    servers: &self.server,
+                    auth_token_file: self.auth_token_file.as_deref(),
+                    connect_timeout: self.connect_timeout,
+                    tls: self.tls,
+                    tls_ca: self.tls_ca.as_deref(),
+                    tls_name: self.tls_name.as_deref(),
+                };
+                servers::client(reach, wait).map_err(servers::unusable)
             }
         }
     };
@@ -141,10 +140,10 @@ macro_rules! keeping_command {
 
         impl $name {
             /// What it asks for, in the name of `command`.
-            pub(super) fn claim(&self, command: impl AsRef<Path>) -> Result<Claim, Failure> {
+            pub(super) fn asking(&self, command: impl AsRef<Path>) -> Result<Asking, Failure> {
                 let client = self.client(self.timeout)?;
                 let target = Target::new(client, &self.key, self.lease, self.limit);
-                Ok(Claim {
+                Ok(Asking {
                     target: target.tagged(self.tag.as_deref(), command),
                     timeout: self.timeout,
                     retry: self.retry,

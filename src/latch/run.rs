@@ -22,11 +22,11 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let claim = options.claim(&command[0])?;
+    let asking = options.asking(&command[0])?;
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = claim.target.place();
-    match wait(claim, None, &mut signals)? {
+    let place = asking.target.place();
+    match wait(asking, None, &mut signals)? {
         Some(guard) => run_under(guard, &place, options, command, &mut signals),
         None if options.busy_ok => Ok(0),
         None => Err(busy(&place, options.busy_status)),

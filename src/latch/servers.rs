@@ -15,24 +15,33 @@ use super::{busy, failure, shown, usage, FILE_ERROR};
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
 
+/// The options that say how to reach the servers.
+pub(super) struct Reach<'a> {
+    pub(super) servers: &'a [Address],
+    pub(super) auth_token_file: Option<&'a Path>,
+    pub(super) connect_timeout: Duration,
+    pub(super) tls: Option<bool>,
+    pub(super) tls_ca: Option<&'a Path>,
+    pub(super) tls_name: Option<&'a str>,
+}
+
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
-pub(super) fn client(
-    servers: &[Address],
-    auth_token_file: Option<&Path>,
-    connect_timeout: Duration,
-    wait: Option<Duration>,
-    tls: Option<bool>,
-    tls_ca: Option<&Path>,
-    tls_name: Option<&str>,
-) -> Result<Client, Error> {
-    let servers = match servers {
+pub(super) fn client(reach: Reach<'_>, wait: Option<Duration>) -> Result<Client, Error> {
+    let servers = match reach.servers {
         [] => environment::servers()?,
         named => named.to_vec(),
     };
+    let Reach {
+        auth_token_file,
+        tls,
+        tls_ca,
+        tls_name,
+        ..
+    } = reach;
     let mut settings = environment::settings(auth_token_file, tls, tls_ca, tls_name)?;
-    settings.connect_timeout = connect_timeout;
-    settings.reply_timeout = wait.map_or(connect_timeout, |_| ROUND_TRIP);
+    settings.connect_timeout = reach.connect_timeout;
+    settings.reply_timeout = wait.map_or(reach.connect_timeout, |_| ROUND_TRIP);
     Ok(Client::with_settings(servers, settings))
 }
 

@@ -66,7 +66,8 @@ impl Statistics {
     /// All keys in use, those with the most waiters first, with a row for each holder.
     pub(super) fn all(mut self) -> Table {
         self.queues.sort_unstable_by(|one, other| {
-            (other.waiter_count, &one.key).cmp(&(one.waiter_count, &other.key))
+            let by_waiters = other.waiter_count.cmp(&one.waiter_count);
+            by_waiters.then_with(|| one.key.cmp(&other.key))
         });
         let mut rows = vec![header("KIND,KEY,HOLDER,TAG,AGE,LEASE LEFT,WAITERS")];
         for queue in &self.queues {
