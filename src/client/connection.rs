@@ -353,8 +353,8 @@ impl Connection {
         self.unless_closed(sent)
     }
 
-    /// The reply to what was sent; `None` if not all of it has come. To be called when the socket is
-    /// readable.
+    /// The reply to what was sent; `None` if not all of it has come. To be called when the socket
+    /// is readable.
     fn reply_so_far(&mut self) -> Result<Option<Reply>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));
