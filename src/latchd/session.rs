@@ -53,6 +53,8 @@ pub(super) enum Ending {
     /// The peer speaks another protocol, of this name.
     OtherProtocol(&'static str),
     AuthFailed,
+    /// The system refuses the watch over the client, which so must not wait.
+    Unwatched,
     /// Another server takes this one for the active one, and it is not, or not any more.
     #[cfg(feature = "cluster")]
     NotMeant,
@@ -355,7 +357,7 @@ fn is_http(command: &[u8]) -> bool {
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
-        Ending::Quit => (None, Duration::ZERO),
+        Ending::Quit | Ending::Unwatched => (None, Duration::ZERO),
         #[cfg(feature = "cluster")]
         Ending::NotMeant => (None, Duration::ZERO),
         Ending::HungUpWaiting
@@ -387,6 +389,7 @@ impl Ending {
             Ending::PeerClosed => "peer-closed code=11".into(),
             Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
             Ending::Quit => "quit".into(),
+            Ending::Unwatched => "no-watch".into(),
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),

@@ -1,4 +1,4 @@
-//! Which peers have gone away: one thread watches every connection for the peer's hang-up.
+//! Which peers have gone away: one thread watches each connection that has waited.
 //!
 //! A session that waits for a lock does not read, so it cannot see the end of the stream; nor can
 //! it see an end that follows pipelined requests. A socket is registered once, before the first

@@ -129,8 +129,9 @@ impl Peer for Outbox<'_> {
     fn prepare_to_wait(&mut self) -> Result<(), Ending> {
         self.flush()?;
         if !self.is_watched {
+            // The watch logs why it fails.
             let watched = self.watch.watch(self.stream, self.conn.0);
-            watched.map_err(Ending::Broken)?;
+            watched.map_err(|_| Ending::Unwatched)?;
             self.is_watched = true;
         }
         Ok(())
