@@ -22,7 +22,7 @@ use rustix::fs::{
     flock, fstat, fsync, linkat, openat, statat, unlinkat, AtFlags, FileType, FlockOperation, Mode,
     OFlags, Stat, CWD,
 };
-use rustix::io::Errno;
+use rustix::io::{retry_on_intr, Errno};
 
 use crate::text::Escaped;
 
@@ -193,7 +193,8 @@ pub fn open_exclusive(
 ) -> io::Result<Option<File>> {
     let at_once = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags = flags | OFlags::RDWR | OFlags::CREATE | at_once;
-    let opened = openat(CWD, path, flags, Mode::from_raw_mode(mode));
+    // A signal may interrupt a file system of the network.
+    let opened = retry_on_intr(|| openat(CWD, path, flags, Mode::from_raw_mode(mode)));
     let file = File::from(opened.map_err(|error| match error {
         Errno::LOOP if flags.contains(OFlags::NOFOLLOW) => {
             io::Error::other("it is a symbolic link")
