@@ -66,6 +66,9 @@ impl Peer {
 
     /// The process `pid`, as far as it concerns this peer; `None` if there is none.
     pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
+        if !process::exists(pid) {
+            return None;
+        }
         let users = process::users(pid);
         let user = users.map(|(real, _)| real);
         let is_peers = match self.0 {
@@ -73,8 +76,8 @@ impl Peer {
             Some(0) => true,
             Some(peer) => users.is_some_and(|(real, effective)| peer == real || peer == effective),
         };
-        // Only now: the users of a process that has ended just now are unknown.
-        process::exists(pid).then_some(NamedProcess { user, is_peers })
+        // The users of a process that has ended just now are unknown.
+        (is_peers || process::exists(pid)).then_some(NamedProcess { user, is_peers })
     }
 }
 

@@ -100,7 +100,7 @@ impl LockedFor {
 
 /// Whether `pid` is another user's process that began after `seen_at`. The clock alone is not
 /// enough: if it is set forward, every holder seems to have begun too late. Nor is the user: the
-/// holder may have become root. A process that began up to 20 ms after `seen_at` counts as the
+/// holder may have become root. A process that began up to 10 ms after `seen_at` counts as the
 /// holder: the kernel does not tell it from one that began before.
 fn is_successor(pid: u32, user: u32, seen_at: Duration) -> bool {
     let is_anothers = process::users(pid).is_some_and(|(real, own)| user != real && user != own);
