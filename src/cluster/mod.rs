@@ -107,7 +107,7 @@ fn read_password(file: &Path) -> Result<String, String> {
 struct Role {
     /// `None` if no server is known to be active.
     active: Option<Active>,
-    /// That is this server.
+    /// That is this server; false if none is known.
     is_own: bool,
 }
 

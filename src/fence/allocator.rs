@@ -139,9 +139,11 @@ impl FenceSource for ReservedFences {
                 let _ = self.requests.try_send(());
             }
         }
-        let fence = Some(self.next).filter(|next| *next < self.end)?;
+        if self.next == self.end {
+            return None;
+        }
         self.next += 1;
-        Some(fence)
+        Some(self.next - 1)
     }
 
     fn reserved_left(&self) -> Option<u64> {

@@ -298,7 +298,8 @@ fn without(record: &[u8], line: &str) -> Vec<u8> {
 
 /// Reads a lock file: one byte more than the longest record at most.
 pub(super) fn read(file: &File) -> io::Result<Content> {
-    let mut bytes = vec![0; MAX_LEN + 1];
+    // Most records are short.
+    let mut bytes = vec![0; 1024];
     let mut len = 0;
     loop {
         match file.read_at(&mut bytes[len..], len as u64) {
@@ -306,6 +307,9 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
             Ok(read) => len += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
+        }
+        if len == bytes.len() {
+            bytes.resize(MAX_LEN + 1, 0);
         }
     }
     bytes.truncate(len);

@@ -99,6 +99,7 @@ pub(super) type Verdict = Result<(), Obstacle>;
 /// The result of an attempt to take or to remove the lock.
 #[must_use]
 pub(super) enum Tried<T> {
+    /// The lock is taken: its file. Or it is gone: whether it was there.
     Done(T),
     /// What is in the way, and what the file says, if it could be read.
     Obstructed(Obstacle, Option<Content>),

@@ -42,7 +42,8 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
-/// What a wait for one of several locks gives. The number says which of them.
+/// What a wait for one of several locks gives. The number says which of them was granted; or it is
+/// busy, and stays held: time is up, or no wait can end.
 pub(crate) type Waited<T> = (usize, Attempt<T>);
 
 /// Waits for one of several locks in one directory.

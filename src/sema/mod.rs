@@ -49,6 +49,7 @@ const NOT_A_FILE: &str = "not a regular file";
 
 /// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
+
 impl Failure {
     /// A failure of a file.
     fn of_file(message: impl Display) -> Failure {
