@@ -1,6 +1,7 @@
 //! The open connections: a cap on their number, and a way to end them all.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
@@ -44,6 +45,22 @@ pub struct Admission {
     source: Option<IpAddr>,
 }
 
+/// The cap because of which a connection gets no place, as the log has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    InAll,
+    ForItsSource(IpAddr),
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Full::InAll => f.write_str("max-connections"),
+            Full::ForItsSource(source) => write!(f, "max-connections-per-ip source={source}"),
+        }
+    }
+}
+
 impl Connections {
     /// No connections yet, at most `max_connections` at once, and at most `max_per_source` from one
     /// address, or one IPv6 network of 64 bits; Unix sockets are not counted there. A connection
@@ -69,13 +86,13 @@ impl Connections {
     }
 
     /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
-    /// returns the cap that it meets, for the log. `accept` must not block: it runs under the
-    /// mutex, so that no connection can slip in while [`Connections::close_if_empty`] decides.
-    /// Blocks for ever once that or [`Connections::close`] has stopped accepting.
+    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no
+    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for ever once
+    /// that or [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
-    ) -> io::Result<Result<Admission, String>> {
+    ) -> io::Result<Result<Admission, Full>> {
         let mut open = self.open.lock();
         while open.closed {
             self.one_closed.wait(&mut open);
@@ -104,13 +121,13 @@ impl Connections {
         }))
     }
 
-    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<String> {
+    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<Full> {
         if open.streams.len() >= self.max_connections {
-            return Some("max-connections".into());
+            return Some(Full::InAll);
         }
         let (source, max) = source.zip(self.max_per_source)?;
         let of_source = open.place_of(source).map_or(0, |at| open.per_source[at].1);
-        (of_source >= max).then(|| format!("max-connections-per-ip source={source}"))
+        (of_source >= max).then_some(Full::ForItsSource(source))
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
@@ -201,8 +218,7 @@ mod tests {
             connections.admit(|| Ok(Stream::Tcp(stream))).expect("open")
         };
         let (first, second) = (admit().expect("room"), admit().expect("room"));
-        let cap = format!("max-connections-per-ip source={}", addr.ip());
-        assert_eq!(admit().err(), Some(cap));
+        assert_eq!(admit().err(), Some(Full::ForItsSource(addr.ip())));
         drop(first);
         let third = admit().expect("room again");
         assert!(admit().is_err());
