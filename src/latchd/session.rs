@@ -243,9 +243,35 @@ impl Session<'_> {
     fn read(&mut self) -> Result<(), Ending> {
         let awaited = self.reader.line_in_progress();
         let begins = awaited.is_none() && self.awaited.is_none() && self.auth_due.is_none();
-        if begins && self.socket_timeout == self.rules.read_timeout {
-            return self.read_first();
+        // Then the timeout of the socket is the whole deadline, and the clock need not be read.
+        let is_usual = begins && self.socket_timeout == self.rules.read_timeout;
+        if !is_usual && !self.set_deadline(awaited)? {
+            return self.stay_idle(awaited);
         }
+        let read = self.reader.read(self.stream);
+        self.reader.take_answers(&mut self.outbox.out);
+        match read {
+            Err(ReadEnd::Timeout) if is_usual => return self.stay_idle(None),
+            Err(ReadEnd::Timeout) => {} // the next call finds the deadline over
+            Err(end) => return Err(end.into()),
+            // A telnet command is no part of a request, and must not move the deadline again.
+            Ok(()) if is_usual && self.reader.line_in_progress().is_none() => {
+                self.awaited = Some((None, Instant::now() + self.rules.read_timeout));
+            }
+            // A handshake has a line end only by chance. The first read comes here.
+            Ok(())
+                if self.placeholders_left.is_some() && self.reader.begins_with(TLS_HANDSHAKE) =>
+            {
+                return Err(Ending::OtherProtocol("tls"));
+            }
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Sets the socket's timeout so that the next read ends at the deadline of the line `awaited`,
+    /// or at that of `auth`; `false` if it is over.
+    fn set_deadline(&mut self, awaited: Option<u32>) -> Result<bool, Ending> {
         let now = Instant::now();
         let deadline = match self.awaited {
             Some((known, deadline)) if known == awaited => deadline,
@@ -254,43 +280,11 @@ impl Session<'_> {
         self.awaited = Some((awaited, deadline));
         let until = deadline.min(self.auth_due.unwrap_or(deadline));
         let left = until.saturating_duration_since(now);
-        if left.is_zero() {
-            return self.stay_idle(awaited);
-        }
-        if left != self.socket_timeout {
+        if !left.is_zero() && left != self.socket_timeout {
             self.stream.set_read_timeout(left).map_err(Ending::Broken)?;
             self.socket_timeout = left;
         }
-        match self.receive() {
-            Err(Ending::ReadTimeout) => Ok(()), // the next call finds the deadline over
-            // A handshake has a line end only by chance. The first read comes here.
-            Ok(())
-                if self.placeholders_left.is_some() && self.reader.begins_with(TLS_HANDSHAKE) =>
-            {
-                Err(Ending::OtherProtocol("tls"))
-            }
-            read => read,
-        }
-    }
-
-    /// Blocks until a request begins. This is the usual read: the socket's timeout is the whole
-    /// deadline, so the clock need not be read.
-    fn read_first(&mut self) -> Result<(), Ending> {
-        match self.receive() {
-            Err(Ending::ReadTimeout) => return self.stay_idle(None),
-            read => read?,
-        }
-        if self.reader.line_in_progress().is_none() {
-            // A telnet command is no part of a request, and must not move the deadline again.
-            self.awaited = Some((None, Instant::now() + self.rules.read_timeout));
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self) -> Result<(), Ending> {
-        let read = self.reader.read(self.stream).map_err(Ending::from);
-        self.reader.take_answers(&mut self.outbox.out);
-        read
+        Ok(!left.is_zero())
     }
 
     /// Decides what follows when the read timeout is over. A connection that holds or waits for a

@@ -141,12 +141,23 @@ impl Stream {
     }
 
     /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.
+    ///
+    /// Inlined with its callers up to the session's loop, as is the read: the kernel overwrites the
+    /// return addresses that the processor remembers, so after a system call each return to a
+    /// caller is mispredicted.
+    #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {
             return stream.write_within(bytes, timeout);
         }
-        write_within(self.as_fd(), bytes, timeout, None)
+        let sent_len = match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(len) if len == bytes.len() => return Ok(()),
+            Ok(len) => len,
+            Err(Errno::INTR | Errno::AGAIN) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        write_within(self.as_fd(), &bytes[sent_len..], timeout, None)
     }
 
     /// Sends what the socket takes of `bytes` at once, and returns how many these are: over TLS
@@ -276,6 +287,7 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
 }
 
 impl Read for &Stream {
+    #[inline(always)] // into the session, as `write_within`
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {

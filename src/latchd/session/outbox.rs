@@ -81,6 +81,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
+    #[inline(always)] // as `Stream::write_within`
     pub(super) fn flush(&mut self) -> Result<(), Ending> {
         self.rules.attest(&mut self.unattested);
         flush(&mut self.out, self.stream, self.rules)
@@ -169,6 +170,7 @@ fn makes_room(out: &mut Vec<u8>) -> bool {
     out.len() < FULL_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
 }
 
+#[inline(always)] // as `Stream::write_within`
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
     if out.is_empty() {
         return Ok(());
