@@ -64,33 +64,56 @@
 //! ```text
 //!   bins        bin/latchd        bin/lfpd        bin/latch         bin/sema
 //!   programs    latchd/           lfpd/           latch/            sema/
-//!   shared      server/  cli/  cluster/           supervise/  cli/
-//!   services    arbiter/ fence/                   client/           lockfile/
+//!   shared      server/  cli/                     supervise/  cli/
+//!   services    arbiter/ fence/  cluster/         client/           lockfile/
 //!   codecs      protocol/                         protocol/
 //!   core        table/   token
-//!   ground      net/   sys/   text   base64   log
+//!   ground      net/   sys/   log/   text   base64
 //! ```
 //!
-//! A module uses those below it, never one above; `tests/house/layering.rs` keeps it so.
+//! No module uses one of a higher row; which of its own row and of those below it may use is in
+//! `tests/house/layering.rs`. `bin/latch-all` is the four programs in one (feature `multicall`),
+//! and `fuzzing/` what the fuzzers of `fuzz/` and the tests feed. Each folder of `tests/` is one
+//! program's, or the house's own rules.
+//!
+//! # Where to change what
+//!
+//! - A request: `protocol/request` and `protocol/reply`; `latchd/requests` carries it out,
+//!   `client/connection` sends it, and latch-protocol(7) describes it.
+//! - An option: the program's `options`, and its manual page. The completions are made from
+//!   `--help`: `LATCHD_BLESS=1 cargo test --test house completions`.
+//! - When a lease begins and ends: `table`, where `expiry` ends it; when a client renews it:
+//!   `client/guard/timing`.
+//! - What a session asks of the table: `arbiter/seat`, the one door to it.
+//! - The form of a line in the log: `log`. What it says is written where it happens.
+//! - TLS: `net/tls`; what a server shows is in `net/certificate`, what a client accepts in
+//!   `net/trust`. Its versions are those that `Cargo.toml` has rustls built with.
+//! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
+//! - A signal: `server` for the servers, `supervise/signals` for the command of `latch run` and
+//!   `sema run`.
+//! - An exit status: `server`, `latch`, `sema`; for all commands alike `cli/failure`, for a command
+//!   that cannot be run `supervise/shim`.
 //!
 //! # The route of an `l`
 //!
-//! `net::listener` accepts, `net::workers` lends a thread, and `latchd::session` reads three lines
-//! through `net::lines`. `protocol::request` makes a request of them. `latchd::requests` asks the
+//! `net/listener` accepts, `net/workers` lends a thread, and `latchd/session` reads three lines
+//! through `net/lines`. `protocol/request` makes a request of them. `latchd/requests` asks the
 //! connection's seat at the `arbiter`, which locks its mutex, reads the clock and lets the `table`
 //! decide: granted, queued, or refused. If the claim is queued, the session's thread sleeps on its
-//! seat's condvar. The thread that frees the slot (a release, a disconnect, or the reaper at the
-//! end of the lease) has the table promote the first in line, and wakes that seat.
-//! `protocol::reply` makes a line of the answer, and the session writes it.
+//! seat's condvar. The thread that frees the slot (a release, a disconnect, an operator's break, or
+//! a visit that finds a lease over, mostly the reaper's) has the table promote the first in line,
+//! sends that client its grant, and wakes its seat. All other replies the session writes itself,
+//! as lines of `protocol/reply`.
 //!
-//! With a journal, the arbiter hands the changes of the table to `cluster::journal` before it
-//! releases its mutex, and the session waits for the journal before it writes.
+//! With a journal, the arbiter hands the changes of the table to `cluster/journal` before it
+//! releases its mutex. Then the session writes the grant to a wait, too, once the journal has it.
 //!
 //! # Invariants
 //!
 //! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
 //! - A lock is a semaphore of one.
-//! - No slot is free while a client waits, and no client overtakes another.
+//! - No slot is free while a client waits, unless there is no fence for its grant; and no client
+//!   overtakes another.
 //! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
 //! - With a journal, no client is told what the journal does not have.
