@@ -295,7 +295,7 @@ impl LockTable {
         let holder = self.find_holder(key, kind, token, now)?;
         self.leases.extend(&mut self.places, holder, now + lease);
         self.counters.renewals += 1;
-        self.note_renewed(holder, lease);
+        self.note_renewed(holder, token.fence, lease);
         Ok(())
     }
 
@@ -443,8 +443,8 @@ impl LockTable {
         }
     }
 
-    /// Adds a place to those of its connection. The caller adds it to its key. A client that is
-    /// granted a slot now is told so by the answer.
+    /// Makes a place. The caller adds it to its key. A client that is granted a slot now is told so
+    /// by the answer.
     fn add_place(
         &mut self,
         claimant: Claimant,
@@ -464,13 +464,20 @@ impl LockTable {
             is_told,
             is_enqueued: false,
         });
+        self.give(id, now);
+        id
+    }
+
+    /// Adds a place to those of its connection.
+    fn give(&mut self, id: PlaceId, now: Instant) {
+        let place = &self.places[id];
+        let (conn, is_told) = (place.conn, place.is_told);
         let entry = self
             .conns
-            .entry(claimant.conn)
+            .entry(conn)
             .or_insert_with(|| ConnectionEntry::new(now));
         entry.list_of(is_told).push(&mut self.places, id);
         entry.count += 1;
-        id
     }
 
     /// Takes note that the client knows its token.
@@ -496,7 +503,7 @@ impl LockTable {
         self.counters.grants += 1;
         debug_assert!(self.keys[key].has_free_slot());
         self.keys[key].holders.push(&mut self.places, id);
-        self.note_held(id, lease);
+        self.note_held(id, fence, lease);
     }
 
     /// Takes a holder's slot away and passes it on.
