@@ -10,13 +10,10 @@ use super::place::{PlaceId, PlaceState, Places};
 use super::slab::sparse;
 
 /// The leases of all holders. Leases that are over at the same time end in order of grants.
+#[derive(Default)]
 pub(super) struct Leases(Vec<(Instant, PlaceId)>);
 
 impl Leases {
-    pub(super) fn new() -> Self {
-        Leases(Vec::new())
-    }
-
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -94,7 +94,7 @@ impl LockTable {
             conns: NumberMap::default(),
             holders: PartedMap::new(),
             enqueued: PartedMap::new(),
-            leases: Leases::new(),
+            leases: Leases::default(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             waiter_count: 0,
