@@ -308,18 +308,12 @@ impl LockTable {
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);
         self.draining = true;
-        self.owed.clear();
         let keys: Vec<KeyId> = self.names.values().copied().collect();
         for key in keys {
-            let mut waiters = self.keys[key].waiters.first();
-            if waiters.is_none() {
-                continue;
-            }
-            while let Some(id) = waiters {
+            while let Some(id) = self.keys[key].waiters.first() {
                 self.resolved.push_back(self.places[id].conn);
                 self.withdraw(id);
                 self.end_place(id, Refusal::Draining, now);
-                waiters = self.keys[key].waiters.first();
             }
             self.promote(key, now);
         }
