@@ -401,15 +401,11 @@ impl LockTable {
     ) -> Result<PlaceId, Refusal> {
         self.settle(Scope::Key(key), now);
         // The fence is no secret, so it may be looked up; the salt is compared in constant time.
-        let holder = self.holders.get(&token.fence).ok_or(Refusal::NotHeld)?;
-        let place = &self.places[*holder];
-        let queue = &self.keys[place.key];
-        let is_asked_for = queue.kind == kind && queue.key.as_str() == key;
-        if is_asked_for && place.salt.matches(token.salt) {
-            Ok(*holder)
-        } else {
-            Err(Refusal::NotHeld)
-        }
+        let holder = self.find_grant(key, token.fence).filter(|holder| {
+            let place = &self.places[*holder];
+            self.keys[place.key].kind == kind && place.salt.matches(token.salt)
+        });
+        holder.ok_or(Refusal::NotHeld)
     }
 
     /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
