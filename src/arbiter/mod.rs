@@ -236,30 +236,31 @@ impl Arbiter {
     /// soon as no key is held.
     pub fn begin_drain(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Everything);
-        state.drained = Some(sender);
-        state.table.begin_drain(now);
-        self.leave(state);
+        self.visit(Scope::Everything, |state, now| {
+            state.drained = Some(sender);
+            state.table.begin_drain(now);
+        });
         receiver
     }
 
     /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
     /// ones.
     pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
-        self.visit(Scope::Everything, |table, now| {
-            table.snapshot(after, at_most, now)
+        self.visit(Scope::Everything, |state, now| {
+            state.table.snapshot(after, at_most, now)
         })
     }
 
     /// Grants the slots that waiters are owed since there was no token for them.
     pub fn tokens_are_back(&self) {
-        self.visit(Scope::Nothing, |table, now| table.tokens_are_back(now));
+        self.visit(Scope::Nothing, |state, now| {
+            state.table.tokens_are_back(now)
+        });
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
-        self.visit(Scope::Everything, |table, now| table.last_held(now))
+        self.visit(Scope::Everything, |state, now| state.table.last_held(now))
     }
 
     /// Whether there is memory for one more claim. A failed allocation would end the process, and
@@ -287,25 +288,25 @@ impl Arbiter {
         has_room
     }
 
-    fn visit<T>(&self, scope: Scope<'_>, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {
+    fn visit<T>(
+        &self,
+        scope: Scope<'_>,
+        act: impl FnOnce(&mut MutexGuard<'_, State>, Instant) -> T,
+    ) -> T {
         let mut state = self.state.lock();
         let now = self.catch_up(&mut state, scope);
-        let result = act(&mut state.table, now);
+        let result = act(&mut state, now);
         self.leave(state);
         result
     }
 
     /// Visits the table until `act` says that all is done. Other threads get their turn between the
     /// steps.
-    fn visit_in_steps(
-        &self,
-        scope: Scope<'_>,
-        mut act: impl FnMut(&mut LockTable, Instant) -> bool,
-    ) {
+    fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
         loop {
             let now = self.catch_up(&mut state, scope);
-            if act(&mut state.table, now) {
+            if act(&mut state, now) {
                 return self.leave(state);
             }
             self.give_way(&mut state);
