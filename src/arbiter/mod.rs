@@ -57,6 +57,7 @@ const CLAIM_LEN: usize = 512;
 const MAP_ENTRY_LEN: usize = 160;
 
 /// The settings of an arbiter.
+#[derive(Clone, Copy)]
 pub struct Rules {
     /// The caps of the table.
     pub caps: Caps,
@@ -79,9 +80,7 @@ pub struct Arbiter {
     /// them.
     claims_left: AtomicUsize,
     reserved: Mutex<Option<Reservation>>,
-    holdings: Holdings,
-    gc_interval: Duration,
-    gc_max_idle: Duration,
+    rules: Rules,
 }
 
 struct State {
@@ -153,25 +152,8 @@ impl Arbiter {
             salts,
             claims_left: AtomicUsize::new(0),
             reserved: Mutex::new(None),
-            holdings: rules.holdings,
-            gc_interval: rules.gc_interval,
-            gc_max_idle: rules.gc_max_idle,
+            rules: *rules,
         }
-    }
-
-    /// Gives a connection its seat. Its number must never have been used before. The grants it
-    /// waits for go through the outlet, if it has one.
-    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
-        let wake = Arc::default();
-        let seat = SeatState {
-            wake: Arc::clone(&wake),
-            outlet,
-            tag: None,
-            is_gone: false,
-            wait: WaitState::None,
-        };
-        self.state.lock().seats.insert(conn, seat);
-        Seat::new(Arc::clone(self), conn, wake)
     }
 
     /// How many connections have a seat.
@@ -218,11 +200,12 @@ impl Arbiter {
     fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
         let now = self.catch_up(state, Scope::Everything);
         if state.next_gc <= now {
-            if !state.table.prune(self.gc_max_idle, RELEASED_AT_ONCE, now) {
+            let max_idle = self.rules.gc_max_idle;
+            if !state.table.prune(max_idle, RELEASED_AT_ONCE, now) {
                 self.give_way(state);
                 return;
             }
-            state.next_gc = now + self.gc_interval;
+            state.next_gc = now + self.rules.gc_interval;
         }
         if self.pass_on(state) {
             return;
@@ -268,24 +251,19 @@ impl Arbiter {
     fn has_room(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         let left = &self.claims_left;
-        if left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-            .is_ok()
-        {
+        let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if taken.is_ok() {
             return true;
         }
         let mut reserved = self.reserved.lock();
         let entry_count = self.state.lock().table.entry_count();
+        let len = CLAIMS_AT_ONCE * CLAIM_LEN + entry_count * MAP_ENTRY_LEN;
         *reserved = None;
-        *reserved = memory::reserve(
-            CLAIMS_AT_ONCE * CLAIM_LEN + entry_count * MAP_ENTRY_LEN,
-            Purpose::Service,
-        );
-        let has_room = reserved.is_some();
-        if has_room {
+        *reserved = memory::reserve(len, Purpose::Service);
+        if reserved.is_some() {
             left.store(CLAIMS_AT_ONCE - 1, Ordering::Relaxed);
         }
-        has_room
+        reserved.is_some()
     }
 
     fn visit<T>(
@@ -318,7 +296,9 @@ impl Arbiter {
     /// between the steps.
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
-            let now = self.look_at_clock(state);
+            // Read under the mutex, so that the table never sees time go back.
+            let now = self.clock.now();
+            state.now = now;
             if state.table.next_deadline().is_none_or(|at| at > now) {
                 return now;
             }
@@ -344,12 +324,6 @@ impl Arbiter {
             }
             std::thread::yield_now();
         });
-    }
-
-    /// The time of a visit. Read under the mutex, so that the table never sees time go back.
-    fn look_at_clock(&self, state: &mut State) -> Instant {
-        state.now = self.clock.now();
-        state.now
     }
 
     /// Releases the mutex, then passes on what this visit has caused.
@@ -440,7 +414,7 @@ impl Arbiter {
     /// When the reaper should look: at the end of the next lease, or when an idle key is due.
     fn next_look(&self, state: &State) -> Option<Instant> {
         let idle_since = state.table.idle_since();
-        let gc = idle_since.and_then(|since| since.checked_add(self.gc_max_idle));
+        let gc = idle_since.and_then(|since| since.checked_add(self.rules.gc_max_idle));
         let gc = gc.map(|due| due.max(state.next_gc));
         match (state.table.next_deadline(), gc) {
             (Some(deadline), Some(gc)) => Some(deadline.min(gc)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, SeatState, State, WaitState, RELEASED_AT_ONCE};
+use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{
     shrink, Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket,
 };
@@ -34,15 +34,28 @@ pub enum WaitStage {
     Sent(usize),
 }
 
-impl Seat {
-    pub(super) fn new(arbiter: Arc<Arbiter>, conn: ConnId, wake: Arc<Condvar>) -> Self {
+impl Arbiter {
+    /// Gives a connection its seat. Its number must never have been used before. The grants it
+    /// waits for go through the outlet, if it has one.
+    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
+        let wake = Arc::default();
+        let seat = SeatState {
+            wake: Arc::clone(&wake),
+            outlet,
+            tag: None,
+            is_gone: false,
+            wait: WaitState::None,
+        };
+        self.state.lock().seats.insert(conn, seat);
         Seat {
-            arbiter,
+            arbiter: Arc::clone(self),
             conn,
             wake,
         }
     }
+}
 
+impl Seat {
     /// The connection's number.
     pub fn id(&self) -> ConnId {
         self.conn
@@ -317,7 +330,7 @@ impl Drop for Seat {
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
         shrink(&mut state.seats);
-        state.table.disconnect(self.conn, arbiter.holdings);
+        state.table.disconnect(self.conn, arbiter.rules.holdings);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
             state.table.release_some(self.conn, RELEASED_AT_ONCE, now)
