@@ -319,9 +319,7 @@ impl Arbiter {
     fn give_way(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
-            if let Some(wake_ups) = wake_ups {
-                self.pass(wake_ups);
-            }
+            self.pass(wake_ups);
             std::thread::yield_now();
         });
     }
@@ -330,24 +328,27 @@ impl Arbiter {
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        if let Some(wake_ups) = wake_ups {
-            self.pass(wake_ups);
-        }
+        self.pass(wake_ups);
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
     /// that, so that the caller must look at the table once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let Some(wake_ups) = self.wake_ups(state) else {
+        let wake_ups = self.wake_ups(state);
+        if wake_ups.first.is_none() && !wake_ups.wake_reaper {
             return false;
-        };
+        }
         MutexGuard::unlocked(state, || self.pass(wake_ups));
         true
     }
 
     /// What a visit has caused for other threads: mostly nothing.
-    fn wake_ups(&self, state: &mut State) -> Option<WakeUps> {
-        state.record_changes();
+    fn wake_ups(&self, state: &mut State) -> WakeUps {
+        if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
+            if !changes.is_empty() {
+                recorder.record(changes);
+            }
+        }
         if state.drained.is_some() && !state.table.has_holders() {
             state.drained = None;
         }
@@ -357,38 +358,36 @@ impl Arbiter {
         if wake_reaper {
             state.reaper_looks_at = next_look;
         }
-        let mut resolved = state.table.pop_resolved();
-        if resolved.is_none() && !wake_reaper {
-            return None;
-        }
         let mut wake_ups = WakeUps {
             wake_reaper,
             ..WakeUps::default()
         };
-        while let Some(conn) = resolved.take().or_else(|| state.table.pop_resolved()) {
+        while let Some(conn) = state.table.pop_resolved() {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
             // With a journal, no grant leaves before it is certain: its own thread waits for that.
+            // A peer that has hung up is granted nothing: its own thread finds out.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
+            let outlet = seat.outlet.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
-            match (&seat.wait, &seat.outlet) {
-                // A peer that has hung up is granted nothing: its own thread finds out.
-                (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
-                    match state.table.collect_fresh(*ticket, state.now) {
-                        Some(Answer::Granted(grant)) => {
-                            sending = Some((conn, Arc::clone(outlet), grant));
-                            seat.wait = WaitState::Sending;
-                        }
-                        Some(answer) => seat.wait = WaitState::Over(answer, 0),
-                        None => {}
+            if let (WaitState::For(ticket), Some(outlet)) = (&seat.wait, outlet) {
+                match state.table.collect_fresh(*ticket, state.now) {
+                    Some(Answer::Granted(grant)) => {
+                        sending = Some((Arc::clone(outlet), grant));
+                        seat.wait = WaitState::Sending;
                     }
+                    Some(answer) => seat.wait = WaitState::Over(answer, 0),
+                    None => {}
                 }
-                _ => {}
             }
-            wake_ups.add(Arc::clone(&seat.wake), sending);
+            wake_ups.add(WakeUp {
+                conn,
+                wake: Arc::clone(&seat.wake),
+                sending,
+            });
         }
-        Some(wake_ups)
+        wake_ups
     }
 
     /// Sends grants and wakes threads, outside the mutex. A thread whose grant has been sent is
@@ -396,15 +395,14 @@ impl Arbiter {
     /// request.
     fn pass(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
-            let (wake, sending) = wake_up;
-            if let Some((conn, outlet, grant)) = sending {
+            if let Some((outlet, grant)) = wake_up.sending {
                 let sent_len = outlet.send_grant(grant);
                 let mut state = self.state.lock();
-                if let Some(seat) = state.seats.get_mut(&conn) {
+                if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
                     seat.wait = WaitState::Over(Answer::Granted(grant), sent_len);
                 }
             }
-            wake.notify_one();
+            wake_up.wake.notify_one();
         }
         if wake_ups.wake_reaper {
             self.reaper.notify_one();
@@ -416,20 +414,7 @@ impl Arbiter {
         let idle_since = state.table.idle_since();
         let gc = idle_since.and_then(|since| since.checked_add(self.rules.gc_max_idle));
         let gc = gc.map(|due| due.max(state.next_gc));
-        match (state.table.next_deadline(), gc) {
-            (Some(deadline), Some(gc)) => Some(deadline.min(gc)),
-            (deadline, gc) => deadline.or(gc),
-        }
-    }
-}
-
-impl State {
-    fn record_changes(&mut self) {
-        if let (Some(recorder), Some(changes)) = (&mut self.recorder, self.table.changes()) {
-            if !changes.is_empty() {
-                recorder.record(changes);
-            }
-        }
+        state.table.next_deadline().into_iter().chain(gc).min()
     }
 }
 
@@ -442,13 +427,16 @@ struct WakeUps {
     wake_reaper: bool,
 }
 
-/// A thread to wake, and a grant to be sent before, for that thread's connection.
-type WakeUp = (Arc<Condvar>, Option<(ConnId, Arc<dyn Outlet>, Grant)>);
+/// The thread of a connection to wake, and a grant to be sent before.
+struct WakeUp {
+    conn: ConnId,
+    wake: Arc<Condvar>,
+    sending: Option<(Arc<dyn Outlet>, Grant)>,
+}
 
 impl WakeUps {
-    fn add(&mut self, wake: Arc<Condvar>, sending: Option<(ConnId, Arc<dyn Outlet>, Grant)>) {
-        self.sending_count += usize::from(sending.is_some());
-        let wake_up = (wake, sending);
+    fn add(&mut self, wake_up: WakeUp) {
+        self.sending_count += usize::from(wake_up.sending.is_some());
         match &self.first {
             None => self.first = Some(wake_up),
             Some(_) => self.rest.push(wake_up),
