@@ -208,6 +208,7 @@ impl Seat {
         Ok(Claimant { conn, salt })
     }
 
+    /// Makes a request of the table, and counts it if it is refused.
     fn request(
         &self,
         scope: Scope<'_>,

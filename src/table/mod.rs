@@ -196,11 +196,9 @@ impl LockTable {
         self.take_into_use(key);
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
         self.hold(place, fence, now);
-        let salt = claimant.salt;
-        Ok(Grant {
-            token: Token { fence, salt },
-            lease: ask.lease,
-        })
+        let (salt, lease) = (claimant.salt, ask.lease);
+        let token = Token { fence, salt };
+        Ok(Grant { token, lease })
     }
 
     /// Looks whether a queued claim has been decided: `None` while it waits. A grant that is alive
