@@ -67,7 +67,7 @@ impl LockTable {
     /// Brings back a holder that no connection has granted to it, with its lease beginning now; the
     /// caps do not apply. Call it with rising fences. `false` if it contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
-        let fence = record.token.fence;
+        let Token { fence, salt } = record.token;
         let ask = Ask {
             key: record.key.as_str(),
             kind: record.kind,
@@ -85,10 +85,8 @@ impl LockTable {
             return false;
         }
         self.take_into_use(key);
-        let claimant = Claimant {
-            conn: ORPHANS,
-            salt: record.token.salt,
-        };
+        let conn = ORPHANS;
+        let claimant = Claimant { conn, salt };
         let place = self.add_place(claimant, key, &ask, PlaceState::held(fence), now);
         // The journal knows it already.
         let noted = self.noted.take();
@@ -138,15 +136,12 @@ impl LockTable {
             return;
         };
         let place = &self.places[id];
-        let queue = &self.keys[place.key];
+        let (queue, salt) = (&self.keys[place.key], place.salt);
         noted.changes.push(Change::Held(HolderRecord {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
-            token: Token {
-                fence,
-                salt: place.salt,
-            },
+            token: Token { fence, salt },
             lease,
         }));
     }
