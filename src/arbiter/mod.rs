@@ -57,6 +57,7 @@ const CLAIM_LEN: usize = 512;
 const MAP_ENTRY_LEN: usize = 160;
 
 /// The settings of an arbiter.
+#[derive(Clone, Copy)]
 pub struct Rules {
     /// The caps of the table.
     pub caps: Caps,
@@ -79,9 +80,7 @@ pub struct Arbiter {
     /// them.
     claims_left: AtomicUsize,
     reserved: Mutex<Option<Reservation>>,
-    holdings: Holdings,
-    gc_interval: Duration,
-    gc_max_idle: Duration,
+    rules: Rules,
 }
 
 struct State {
@@ -153,25 +152,8 @@ impl Arbiter {
             salts,
             claims_left: AtomicUsize::new(0),
             reserved: Mutex::new(None),
-            holdings: rules.holdings,
-            gc_interval: rules.gc_interval,
-            gc_max_idle: rules.gc_max_idle,
+            rules: *rules,
         }
-    }
-
-    /// Gives a connection its seat. Its number must never have been used before. The grants it
-    /// waits for go through the outlet, if it has one.
-    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
-        let wake = Arc::default();
-        let seat = SeatState {
-            wake: Arc::clone(&wake),
-            outlet,
-            tag: None,
-            is_gone: false,
-            wait: WaitState::None,
-        };
-        self.state.lock().seats.insert(conn, seat);
-        Seat::new(Arc::clone(self), conn, wake)
     }
 
     /// How many connections have a seat.
@@ -218,11 +200,12 @@ impl Arbiter {
     fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
         let now = self.catch_up(state, Scope::Everything);
         if state.next_gc <= now {
-            if !state.table.prune(self.gc_max_idle, RELEASED_AT_ONCE, now) {
+            let max_idle = self.rules.gc_max_idle;
+            if !state.table.prune(max_idle, RELEASED_AT_ONCE, now) {
                 self.give_way(state);
                 return;
             }
-            state.next_gc = now + self.gc_interval;
+            state.next_gc = now + self.rules.gc_interval;
         }
         if self.pass_on(state) {
             return;
@@ -236,30 +219,31 @@ impl Arbiter {
     /// soon as no key is held.
     pub fn begin_drain(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Everything);
-        state.drained = Some(sender);
-        state.table.begin_drain(now);
-        self.leave(state);
+        self.visit(Scope::Everything, |state, now| {
+            state.drained = Some(sender);
+            state.table.begin_drain(now);
+        });
         receiver
     }
 
     /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
     /// ones.
     pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
-        self.visit(Scope::Everything, |table, now| {
-            table.snapshot(after, at_most, now)
+        self.visit(Scope::Everything, |state, now| {
+            state.table.snapshot(after, at_most, now)
         })
     }
 
     /// Grants the slots that waiters are owed since there was no token for them.
     pub fn tokens_are_back(&self) {
-        self.visit(Scope::Nothing, |table, now| table.tokens_are_back(now));
+        self.visit(Scope::Nothing, |state, now| {
+            state.table.tokens_are_back(now)
+        });
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
-        self.visit(Scope::Everything, |table, now| table.last_held(now))
+        self.visit(Scope::Everything, |state, now| state.table.last_held(now))
     }
 
     /// Whether there is memory for one more claim. A failed allocation would end the process, and
@@ -267,45 +251,40 @@ impl Arbiter {
     fn has_room(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         let left = &self.claims_left;
-        if left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-            .is_ok()
-        {
+        let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if taken.is_ok() {
             return true;
         }
         let mut reserved = self.reserved.lock();
         let entry_count = self.state.lock().table.entry_count();
+        let len = CLAIMS_AT_ONCE * CLAIM_LEN + entry_count * MAP_ENTRY_LEN;
         *reserved = None;
-        *reserved = memory::reserve(
-            CLAIMS_AT_ONCE * CLAIM_LEN + entry_count * MAP_ENTRY_LEN,
-            Purpose::Service,
-        );
-        let has_room = reserved.is_some();
-        if has_room {
+        *reserved = memory::reserve(len, Purpose::Service);
+        if reserved.is_some() {
             left.store(CLAIMS_AT_ONCE - 1, Ordering::Relaxed);
         }
-        has_room
+        reserved.is_some()
     }
 
-    fn visit<T>(&self, scope: Scope<'_>, act: impl FnOnce(&mut LockTable, Instant) -> T) -> T {
+    fn visit<T>(
+        &self,
+        scope: Scope<'_>,
+        act: impl FnOnce(&mut MutexGuard<'_, State>, Instant) -> T,
+    ) -> T {
         let mut state = self.state.lock();
         let now = self.catch_up(&mut state, scope);
-        let result = act(&mut state.table, now);
+        let result = act(&mut state, now);
         self.leave(state);
         result
     }
 
     /// Visits the table until `act` says that all is done. Other threads get their turn between the
     /// steps.
-    fn visit_in_steps(
-        &self,
-        scope: Scope<'_>,
-        mut act: impl FnMut(&mut LockTable, Instant) -> bool,
-    ) {
+    fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
         loop {
             let now = self.catch_up(&mut state, scope);
-            if act(&mut state.table, now) {
+            if act(&mut state, now) {
                 return self.leave(state);
             }
             self.give_way(&mut state);
@@ -317,7 +296,9 @@ impl Arbiter {
     /// between the steps.
     fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
-            let now = self.look_at_clock(state);
+            // Read under the mutex, so that the table never sees time go back.
+            let now = self.clock.now();
+            state.now = now;
             if state.table.next_deadline().is_none_or(|at| at > now) {
                 return now;
             }
@@ -338,41 +319,36 @@ impl Arbiter {
     fn give_way(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
-            if let Some(wake_ups) = wake_ups {
-                self.pass(wake_ups);
-            }
+            self.pass(wake_ups);
             std::thread::yield_now();
         });
-    }
-
-    /// The time of a visit. Read under the mutex, so that the table never sees time go back.
-    fn look_at_clock(&self, state: &mut State) -> Instant {
-        state.now = self.clock.now();
-        state.now
     }
 
     /// Releases the mutex, then passes on what this visit has caused.
     fn leave(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(&mut state);
         drop(state);
-        if let Some(wake_ups) = wake_ups {
-            self.pass(wake_ups);
-        }
+        self.pass(wake_ups);
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
     /// that, so that the caller must look at the table once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let Some(wake_ups) = self.wake_ups(state) else {
+        let wake_ups = self.wake_ups(state);
+        if wake_ups.first.is_none() && !wake_ups.wake_reaper {
             return false;
-        };
+        }
         MutexGuard::unlocked(state, || self.pass(wake_ups));
         true
     }
 
     /// What a visit has caused for other threads: mostly nothing.
-    fn wake_ups(&self, state: &mut State) -> Option<WakeUps> {
-        state.record_changes();
+    fn wake_ups(&self, state: &mut State) -> WakeUps {
+        if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
+            if !changes.is_empty() {
+                recorder.record(changes);
+            }
+        }
         if state.drained.is_some() && !state.table.has_holders() {
             state.drained = None;
         }
@@ -382,38 +358,36 @@ impl Arbiter {
         if wake_reaper {
             state.reaper_looks_at = next_look;
         }
-        let mut resolved = state.table.pop_resolved();
-        if resolved.is_none() && !wake_reaper {
-            return None;
-        }
         let mut wake_ups = WakeUps {
             wake_reaper,
             ..WakeUps::default()
         };
-        while let Some(conn) = resolved.take().or_else(|| state.table.pop_resolved()) {
+        while let Some(conn) = state.table.pop_resolved() {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
             // With a journal, no grant leaves before it is certain: its own thread waits for that.
+            // A peer that has hung up is granted nothing: its own thread finds out.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
+            let outlet = seat.outlet.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
-            match (&seat.wait, &seat.outlet) {
-                // A peer that has hung up is granted nothing: its own thread finds out.
-                (WaitState::For(ticket), Some(outlet)) if may_send && !seat.is_gone => {
-                    match state.table.collect_fresh(*ticket, state.now) {
-                        Some(Answer::Granted(grant)) => {
-                            sending = Some((conn, Arc::clone(outlet), grant));
-                            seat.wait = WaitState::Sending;
-                        }
-                        Some(answer) => seat.wait = WaitState::Over(answer, 0),
-                        None => {}
+            if let (WaitState::For(ticket), Some(outlet)) = (&seat.wait, outlet) {
+                match state.table.collect_fresh(*ticket, state.now) {
+                    Some(Answer::Granted(grant)) => {
+                        sending = Some((Arc::clone(outlet), grant));
+                        seat.wait = WaitState::Sending;
                     }
+                    Some(answer) => seat.wait = WaitState::Over(answer, 0),
+                    None => {}
                 }
-                _ => {}
             }
-            wake_ups.add(Arc::clone(&seat.wake), sending);
+            wake_ups.add(WakeUp {
+                conn,
+                wake: Arc::clone(&seat.wake),
+                sending,
+            });
         }
-        Some(wake_ups)
+        wake_ups
     }
 
     /// Sends grants and wakes threads, outside the mutex. A thread whose grant has been sent is
@@ -421,15 +395,14 @@ impl Arbiter {
     /// request.
     fn pass(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
-            let (wake, sending) = wake_up;
-            if let Some((conn, outlet, grant)) = sending {
+            if let Some((outlet, grant)) = wake_up.sending {
                 let sent_len = outlet.send_grant(grant);
                 let mut state = self.state.lock();
-                if let Some(seat) = state.seats.get_mut(&conn) {
+                if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
                     seat.wait = WaitState::Over(Answer::Granted(grant), sent_len);
                 }
             }
-            wake.notify_one();
+            wake_up.wake.notify_one();
         }
         if wake_ups.wake_reaper {
             self.reaper.notify_one();
@@ -439,22 +412,9 @@ impl Arbiter {
     /// When the reaper should look: at the end of the next lease, or when an idle key is due.
     fn next_look(&self, state: &State) -> Option<Instant> {
         let idle_since = state.table.idle_since();
-        let gc = idle_since.and_then(|since| since.checked_add(self.gc_max_idle));
+        let gc = idle_since.and_then(|since| since.checked_add(self.rules.gc_max_idle));
         let gc = gc.map(|due| due.max(state.next_gc));
-        match (state.table.next_deadline(), gc) {
-            (Some(deadline), Some(gc)) => Some(deadline.min(gc)),
-            (deadline, gc) => deadline.or(gc),
-        }
-    }
-}
-
-impl State {
-    fn record_changes(&mut self) {
-        if let (Some(recorder), Some(changes)) = (&mut self.recorder, self.table.changes()) {
-            if !changes.is_empty() {
-                recorder.record(changes);
-            }
-        }
+        state.table.next_deadline().into_iter().chain(gc).min()
     }
 }
 
@@ -467,13 +427,16 @@ struct WakeUps {
     wake_reaper: bool,
 }
 
-/// A thread to wake, and a grant to be sent before, for that thread's connection.
-type WakeUp = (Arc<Condvar>, Option<(ConnId, Arc<dyn Outlet>, Grant)>);
+/// The thread of a connection to wake, and a grant to be sent before.
+struct WakeUp {
+    conn: ConnId,
+    wake: Arc<Condvar>,
+    sending: Option<(Arc<dyn Outlet>, Grant)>,
+}
 
 impl WakeUps {
-    fn add(&mut self, wake: Arc<Condvar>, sending: Option<(ConnId, Arc<dyn Outlet>, Grant)>) {
-        self.sending_count += usize::from(sending.is_some());
-        let wake_up = (wake, sending);
+    fn add(&mut self, wake_up: WakeUp) {
+        self.sending_count += usize::from(wake_up.sending.is_some());
         match &self.first {
             None => self.first = Some(wake_up),
             Some(_) => self.rest.push(wake_up),

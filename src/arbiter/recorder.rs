@@ -40,8 +40,9 @@ impl Arbiter {
     pub fn restore<'a>(&self, records: &'a [HolderRecord]) -> Vec<&'a HolderRecord> {
         let mut bad = Vec::new();
         for some in records.chunks(RESTORED_AT_ONCE) {
-            self.visit(Scope::Nothing, |table, now| {
-                bad.extend(some.iter().filter(|record| !table.restore(record, now)));
+            self.visit(Scope::Nothing, |state, now| {
+                let is_bad = |record: &&HolderRecord| !state.table.restore(record, now);
+                bad.extend(some.iter().filter(is_bad));
             });
         }
         bad
@@ -49,11 +50,13 @@ impl Arbiter {
 
     /// Starts leases anew that are not over.
     pub fn begin_anew(&self, fences: &[Fence]) {
-        self.visit(Scope::Nothing, |table, now| table.begin_anew(fences, now));
+        self.visit(Scope::Nothing, |state, now| {
+            state.table.begin_anew(fences, now)
+        });
     }
 
     /// How many holders were restored whose clients have not come back.
     pub fn orphan_count(&self) -> usize {
-        self.visit(Scope::Everything, |table, _| table.orphan_count())
+        self.visit(Scope::Everything, |state, _| state.table.orphan_count())
     }
 }

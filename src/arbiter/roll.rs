@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::sync::MutexGuard;
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
-use crate::table::{CountersSnapshot, Key, KeySnapshot, LockTable, Scope};
+use crate::table::{CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
@@ -16,7 +16,6 @@ pub struct KeyRoll {
 }
 
 /// What is known of the client in a seat.
-#[derive(Default)]
 struct SeatedClient {
     /// Dropped before the roll is handed out: it would keep the connection open.
     outlet: Option<Arc<dyn Outlet>>,
@@ -64,29 +63,26 @@ impl Arbiter {
 
     /// How many connections have a seat, and what the table has counted.
     pub fn counters(&self) -> (usize, CountersSnapshot) {
-        let mut state = self.state.lock();
-        self.catch_up(&mut state, Scope::Everything);
-        let counted = (state.seats.len(), state.table.counters());
-        self.leave(state);
-        counted
+        self.visit(Scope::Everything, |state, _| {
+            (state.seats.len(), state.table.counters())
+        })
     }
 
     fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
-        let seated = |conn| match state.seats.get(&conn) {
-            Some(seat) => SeatedClient {
-                outlet: seat.outlet.clone(),
+        let client = |place: &PlaceSnapshot| {
+            let seat = state.seats.get(&place.conn);
+            SeatedClient {
+                outlet: seat.and_then(|seat| seat.outlet.clone()),
                 peer: None,
-                tag: seat.tag.clone(),
-            },
-            None => SeatedClient::default(),
+                tag: seat.and_then(|seat| seat.tag.clone()),
+            }
         };
-        let mut rolls: Vec<KeyRoll> = Vec::with_capacity(queues.len());
-        for queue in queues {
-            let mut clients = Vec::with_capacity(queue.holders.len() + queue.waiters.len());
+        let roll = |queue: KeySnapshot| {
             let places = queue.holders.iter().chain(&queue.waiters);
-            clients.extend(places.map(|place| seated(place.conn)));
-            rolls.push(KeyRoll { queue, clients });
-        }
+            let clients = places.map(client).collect();
+            KeyRoll { queue, clients }
+        };
+        let mut rolls: Vec<KeyRoll> = queues.into_iter().map(roll).collect();
         self.leave(state);
         for client in rolls.iter_mut().flat_map(|roll| &mut roll.clients) {
             client.peer = client.outlet.take().map(|outlet| outlet.peer().into());
@@ -98,30 +94,29 @@ impl Arbiter {
     /// are. Returns their fences.
     pub fn break_grants(&self, key: &str, fence: Option<Fence>) -> Vec<Fence> {
         if let Some(fence) = fence {
-            let is_broken = self.visit(Scope::Key(key), |table, now| {
-                table.break_grant(key, fence, now)
+            let is_broken = self.visit(Scope::Key(key), |state, now| {
+                state.table.break_grant(key, fence, now)
             });
             return is_broken.then_some(fence).into_iter().collect();
         }
         // Waiters are granted the slots meanwhile: what is newer than this is not broken.
-        let fences = self.visit(Scope::Key(key), |table, _| table.fences(key));
+        let fences = self.visit(Scope::Key(key), |state, _| state.table.fences(key));
         let Some((_, newest)) = fences else {
             return Vec::new();
         };
         let mut broken = Vec::new();
-        let break_some = |table: &mut LockTable, now| {
+        self.visit_in_steps(Scope::Key(key), |state, now| {
             for _ in 0..RELEASED_AT_ONCE {
-                match table.fences(key) {
+                match state.table.fences(key) {
                     Some((oldest, _)) if oldest <= newest => {
-                        table.break_grant(key, oldest, now);
+                        state.table.break_grant(key, oldest, now);
                         broken.push(oldest);
                     }
                     _ => return true,
                 }
             }
             false
-        };
-        self.visit_in_steps(Scope::Key(key), break_some);
+        });
         broken
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, SeatState, State, WaitState, RELEASED_AT_ONCE};
+use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{
     shrink, Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket,
 };
@@ -34,15 +34,28 @@ pub enum WaitStage {
     Sent(usize),
 }
 
-impl Seat {
-    pub(super) fn new(arbiter: Arc<Arbiter>, conn: ConnId, wake: Arc<Condvar>) -> Self {
+impl Arbiter {
+    /// Gives a connection its seat. Its number must never have been used before. The grants it
+    /// waits for go through the outlet, if it has one.
+    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
+        let wake = Arc::default();
+        let seat = SeatState {
+            wake: Arc::clone(&wake),
+            outlet,
+            tag: None,
+            is_gone: false,
+            wait: WaitState::None,
+        };
+        self.state.lock().seats.insert(conn, seat);
         Seat {
-            arbiter,
+            arbiter: Arc::clone(self),
             conn,
             wake,
         }
     }
+}
 
+impl Seat {
     /// The connection's number.
     pub fn id(&self) -> ConnId {
         self.conn
@@ -57,8 +70,8 @@ impl Seat {
     /// wait. That is not counted, since the caller may go on to wait. Does not block, except
     /// perhaps for the kernel's randomness.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
-        self.ask(ask, |table, claimant, now| {
-            try_acquire(table, claimant, ask, now)
+        self.ask(ask, |state, claimant, now| {
+            try_acquire(&mut state.table, claimant, ask, now)
         })
     }
 
@@ -70,47 +83,37 @@ impl Seat {
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
-        if wait_timeout.is_zero() {
-            return self.ask(ask, |table, claimant, now| {
-                let answer = try_acquire(table, claimant, ask, now);
+        self.ask(ask, |state, claimant, now| {
+            if wait_timeout.is_zero() {
+                let answer = try_acquire(&mut state.table, claimant, ask, now);
                 if answer == Answer::TimedOut {
-                    table.note_busy();
+                    state.table.note_busy();
                 }
-                answer
-            });
-        }
-        let claimant = match self.claimant() {
-            Ok(claimant) => claimant,
-            Err(refusal) => return Answer::Refused(refusal),
-        };
-        let mut state = self.arbiter.state.lock();
-        let scope = Scope::Ask(self.conn, ask);
-        let now = self.arbiter.catch_up(&mut state, scope);
-        let answer = match state.table.acquire(claimant, ask, now) {
-            Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
-            Ok(Claim::Queued(ticket)) => {
-                self.wait_with(&mut state, (ask.key, ticket), wait_timeout, tell)
+                return answer;
             }
-            Err(refusal) => Answer::Refused(refusal),
-        };
-        state.table.note_answer(&answer);
-        self.arbiter.leave(state);
-        answer
+            match state.table.acquire(claimant, ask, now) {
+                Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
+                Ok(Claim::Queued(ticket)) => {
+                    self.wait_with(state, (ask.key, ticket), wait_timeout, tell)
+                }
+                Err(refusal) => Answer::Refused(refusal),
+            }
+        })
     }
 
     /// Asks for a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
     /// block, except perhaps for the kernel's randomness.
     pub fn enqueue(&self, ask: &Ask<'_>) -> Answer {
-        self.ask(ask, |table, claimant, now| {
-            table.enqueue(claimant, ask, now)
+        self.ask(ask, |state, claimant, now| {
+            state.table.enqueue(claimant, ask, now)
         })
     }
 
     /// As [`Seat::wait`], but `None` if it would block; the place is kept.
     pub fn try_wait(&self, key: &str, kind: Kind) -> Option<Answer> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            let answer = table.try_wait(self.conn, key, kind, now)?;
-            table.note_answer(&answer);
+        self.arbiter.visit(Scope::Key(key), |state, now| {
+            let answer = state.table.try_wait(self.conn, key, kind, now)?;
+            state.table.note_answer(&answer);
             Some(answer)
         })
     }
@@ -124,34 +127,28 @@ impl Seat {
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
-        let mut state = self.arbiter.state.lock();
-        let now = self.arbiter.catch_up(&mut state, Scope::Key(key));
-        let answer = match state.table.try_wait(self.conn, key, kind, now) {
-            Some(answer) => answer,
-            None => {
-                let ticket = state.table.take_ticket(self.conn, key, kind);
-                let ticket = ticket.expect("a claim that waits has a ticket");
-                // A try does not wait, so it is answered even if the peer has hung up.
-                if wait_timeout.is_zero() {
-                    state.table.cancel(ticket, now);
-                    state.table.note_wait_timeout();
-                    Answer::TimedOut
-                } else {
-                    self.wait_with(&mut state, (key, ticket), wait_timeout, tell)
-                }
+        self.request(Scope::Key(key), |state, now| {
+            if let Some(answer) = state.table.try_wait(self.conn, key, kind, now) {
+                return answer;
             }
-        };
-        state.table.note_answer(&answer);
-        self.arbiter.leave(state);
-        answer
+            let ticket = state.table.take_ticket(self.conn, key, kind);
+            let ticket = ticket.expect("a claim that waits has a ticket");
+            if !wait_timeout.is_zero() {
+                return self.wait_with(state, (key, ticket), wait_timeout, tell);
+            }
+            // A try does not wait, so it is answered even if the peer has hung up.
+            state.table.cancel(ticket, now);
+            state.table.note_wait_timeout();
+            Answer::TimedOut
+        })
     }
 
     /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
     /// is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |table, now| {
-            let released = table.release(self.conn, key, kind, token, now);
-            released.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
+        self.arbiter.visit(Scope::Key(key), |state, now| {
+            let released = state.table.release(self.conn, key, kind, token, now);
+            released.inspect_err(|refusal| state.table.note_answer(&Answer::Refused(*refusal)))
         })
     }
 
@@ -165,16 +162,13 @@ impl Seat {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        let mut state = self.arbiter.state.lock();
-        let now = self.arbiter.catch_up(&mut state, Scope::Key(key));
-        let renewed = state.table.renew(key, kind, token, lease, now);
-        match renewed {
-            Ok(()) if state.recorder.is_some() => state.table.adopt(token.fence, self.conn, now),
-            Ok(()) => {}
-            Err(refusal) => state.table.note_answer(&Answer::Refused(refusal)),
-        }
-        self.arbiter.leave(state);
-        renewed
+        self.arbiter.visit(Scope::Key(key), |state, now| {
+            let renewed = state.table.renew(key, kind, token, lease, now);
+            if renewed.is_ok() && state.recorder.is_some() {
+                state.table.adopt(token.fence, self.conn, now);
+            }
+            renewed.inspect_err(|refusal| state.table.note_answer(&Answer::Refused(*refusal)))
+        })
     }
 
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
@@ -188,38 +182,42 @@ impl Seat {
     /// Since when the connection holds and waits for nothing: now, if it does; `None` if it never
     /// did. To have enqueued for a key is one of the two until the entry ends.
     pub fn idle_since(&self) -> Option<Instant> {
-        self.arbiter.visit(Scope::Nothing, |table, now| {
-            table.connection_idle_since(self.conn, now)
+        self.arbiter.visit(Scope::Nothing, |state, now| {
+            state.table.connection_idle_since(self.conn, now)
         })
     }
 
     fn ask(
         &self,
         ask: &Ask<'_>,
-        act: impl FnOnce(&mut LockTable, Claimant, Instant) -> Answer,
+        act: impl FnOnce(&mut MutexGuard<'_, State>, Claimant, Instant) -> Answer,
     ) -> Answer {
-        let claimant = match self.claimant() {
-            Ok(claimant) => claimant,
-            Err(refusal) => return Answer::Refused(refusal),
-        };
-        let scope = Scope::Ask(self.conn, ask);
-        self.arbiter.visit(scope, |table, now| {
-            let answer = act(table, claimant, now);
-            table.note_answer(&answer);
-            answer
+        let claimant = self.claimant();
+        self.request(Scope::Ask(self.conn, ask), |state, now| match claimant {
+            Ok(claimant) => act(state, claimant, now),
+            Err(refusal) => Answer::Refused(refusal),
         })
     }
 
     fn claimant(&self) -> Result<Claimant, Refusal> {
-        let salt = match self.arbiter.has_room() {
-            true => self.arbiter.salts.next().ok_or(Refusal::NoToken),
-            false => Err(Refusal::MaxLocks),
-        };
+        if !self.arbiter.has_room() {
+            return Err(Refusal::MaxLocks);
+        }
+        let salt = self.arbiter.salts.next().ok_or(Refusal::NoToken)?;
         let conn = self.conn;
-        let claimant = salt.map(|salt| Claimant { conn, salt });
-        claimant.inspect_err(|refusal| {
-            let mut state = self.arbiter.state.lock();
-            state.table.note_answer(&Answer::Refused(*refusal));
+        Ok(Claimant { conn, salt })
+    }
+
+    /// Makes a request of the table, and counts it if it is refused.
+    fn request(
+        &self,
+        scope: Scope<'_>,
+        act: impl FnOnce(&mut MutexGuard<'_, State>, Instant) -> Answer,
+    ) -> Answer {
+        self.arbiter.visit(scope, |state, now| {
+            let answer = act(state, now);
+            state.table.note_answer(&answer);
+            answer
         })
     }
 
@@ -333,10 +331,10 @@ impl Drop for Seat {
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
         shrink(&mut state.seats);
-        state.table.disconnect(self.conn, arbiter.holdings);
+        state.table.disconnect(self.conn, arbiter.rules.holdings);
         drop(state);
-        arbiter.visit_in_steps(Scope::Nothing, |table, now| {
-            table.release_some(self.conn, RELEASED_AT_ONCE, now)
+        arbiter.visit_in_steps(Scope::Nothing, |state, now| {
+            state.table.release_some(self.conn, RELEASED_AT_ONCE, now)
         });
     }
 }

@@ -1,6 +1,7 @@
 //! The parts of a token: a fence, counted up from the clock, and a random salt.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -14,23 +15,19 @@ const SALT_BUFFER_LEN: usize = 4096;
 
 /// Fences that count up from the clock, which is above those of the last server unless the clock
 /// was set back.
-pub struct ClockFences {
-    next: Option<u64>,
-}
+pub struct ClockFences(RangeInclusive<u64>);
 
 impl ClockFences {
     /// Starts at `clock`, a value of [`fence_of_clock`].
     pub fn starting_at(clock: u64) -> Self {
-        ClockFences { next: Some(clock) }
+        ClockFences(clock..=u64::MAX)
     }
 }
 
 impl FenceSource for ClockFences {
     /// `None` once the counter has reached its end.
     fn next_fence(&mut self) -> Option<u64> {
-        let fence = self.next?;
-        self.next = fence.checked_add(1);
-        Some(fence)
+        self.0.next()
     }
 }
 

@@ -16,13 +16,6 @@ mod inputs;
 mod tests;
 mod wire;
 
+pub use crate::table::tests::histories::play_choices as table;
 pub use files::{fence_file, lock_file_record, uucp_record};
 pub use wire::{lfp_command, lines, reply, request};
-
-use crate::table::tests::histories;
-
-/// Requests to the table in an order that the bytes decide, compared with the naive model after
-/// each. Returns how many there were.
-pub fn table(input: &[u8]) -> usize {
-    histories::play_choices(input)
-}

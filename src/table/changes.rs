@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::ConnectionEntry;
 use super::numbers::NumberMap;
-use super::place::{Place, PlaceId, PlaceState};
-use super::types::{Ask, ConnId, Key, Kind, Limit};
+use super::place::{PlaceId, PlaceState};
+use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
@@ -68,12 +67,11 @@ impl LockTable {
     /// Brings back a holder that no connection has granted to it, with its lease beginning now; the
     /// caps do not apply. Call it with rising fences. `false` if it contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
-        let HolderRecord { kind, limit, .. } = *record;
-        let fence = record.token.fence;
+        let Token { fence, salt } = record.token;
         let ask = Ask {
             key: record.key.as_str(),
-            kind,
-            limit,
+            kind: record.kind,
+            limit: record.limit,
             lease: record.lease,
         };
         let key = match self.names.get(&record.key) {
@@ -83,21 +81,13 @@ impl LockTable {
         let queue = &mut self.keys[key];
         let last = queue.holders.last();
         let is_next = last.is_none_or(|last| self.places[last].fence() < Some(fence));
-        if !is_next || queue.agree(kind, limit).is_err() || !queue.has_free_slot() {
+        if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_free_slot() {
             return false;
         }
         self.take_into_use(key);
-        let place = self.places.insert(Place {
-            conn: ORPHANS,
-            key,
-            lease: record.lease,
-            salt: record.token.salt,
-            state: PlaceState::held(fence),
-            since: now,
-            is_told: true,
-            is_enqueued: false,
-        });
-        self.give(place, ORPHANS, now);
+        let conn = ORPHANS;
+        let claimant = Claimant { conn, salt };
+        let place = self.add_place(claimant, key, &ask, PlaceState::held(fence), now);
         // The journal knows it already.
         let noted = self.noted.take();
         self.hold(place, fence, now);
@@ -118,7 +108,7 @@ impl LockTable {
             orphans.count -= 1;
         }
         self.places[id].conn = conn;
-        self.give(id, conn, now);
+        self.give(id, now);
     }
 
     /// How many holders were brought back whose clients have not come.
@@ -140,51 +130,31 @@ impl LockTable {
         }
     }
 
-    /// Adds a slot whose token the client knows to those of a connection.
-    fn give(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
-        let entry = self
-            .conns
-            .entry(conn)
-            .or_insert_with(|| ConnectionEntry::new(now));
-        entry.held.push(&mut self.places, id);
-        entry.count += 1;
-    }
-
     /// Notes that a place holds, or that its lease was renewed.
-    pub(super) fn note_held(&mut self, id: PlaceId, lease: Duration) {
+    pub(super) fn note_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
         let Some(noted) = &mut self.noted else {
             return;
         };
         let place = &self.places[id];
-        let Some(fence) = place.fence() else {
-            return;
-        };
-        let queue = &self.keys[place.key];
+        let (queue, salt) = (&self.keys[place.key], place.salt);
         noted.changes.push(Change::Held(HolderRecord {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
-            token: Token {
-                fence,
-                salt: place.salt,
-            },
+            token: Token { fence, salt },
             lease,
         }));
     }
 
     /// Notes that a lease was renewed, if that is for a longer time than ever before.
-    pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
+    pub(super) fn note_renewed(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
         let Some(noted) = &mut self.noted else {
             return;
         };
-        let place = &self.places[id];
-        let Some(fence) = place.fence() else {
-            return;
-        };
-        let longest = noted.longest.get(&fence).copied().unwrap_or(place.lease);
-        if lease > longest {
+        let longest = noted.longest.get(&fence).copied();
+        if lease > longest.unwrap_or(self.places[id].lease) {
             noted.longest.insert(fence, lease);
-            self.note_held(id, lease);
+            self.note_held(id, fence, lease);
         }
     }
 

@@ -56,12 +56,6 @@ impl ConnectionEntry {
             false => &mut self.pending,
         }
     }
-
-    /// Whether it holds or waits for anything. An entry that has ended does not count: the `w` that
-    /// it is kept for may never come.
-    pub(super) fn is_busy(&self) -> bool {
-        !(self.held.is_empty() && self.pending.is_empty())
-    }
 }
 
 /// The phase-one entries of one connection that have ended before its `w` came: their leases have
@@ -125,9 +119,8 @@ impl LockTable {
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         for _ in 0..at_most {
             if !self.release_next(conn, now) {
-                let entry = self.conns.remove(&conn);
-                let is_leaving = entry.is_some_and(|entry| entry.leaving.is_some());
-                self.leaving_count -= usize::from(is_leaving);
+                let was_known = self.conns.remove(&conn).is_some();
+                self.leaving_count -= usize::from(was_known);
                 shrink(&mut self.conns);
                 return true;
             }
@@ -141,9 +134,7 @@ impl LockTable {
         let Some(entry) = self.conns.get_mut(&conn) else {
             return false;
         };
-        let Some(leaving) = &mut entry.leaving else {
-            return false;
-        };
+        let leaving = entry.leaving.as_mut().expect("it has disconnected");
         if let Some(id) = entry.pending.first() {
             let is_unseen = leaving.unseen_count > 0;
             leaving.unseen_count = leaving.unseen_count.saturating_sub(1);
@@ -193,11 +184,9 @@ impl LockTable {
     /// holds a slot until the lease is ended, which may be a little after it runs out.
     pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
         let entry = self.conns.get(&conn)?;
-        Some(if entry.is_busy() {
-            now
-        } else {
-            entry.last_busy
-        })
+        // An entry that has ended does not count: the `w` that it is kept for may never come.
+        let is_idle = entry.held.is_empty() && entry.pending.is_empty();
+        Some(if is_idle { entry.last_busy } else { now })
     }
 }
 

@@ -126,10 +126,8 @@ impl Counters {
 
 impl WaitHistogram {
     pub(super) fn add(&mut self, wait: Duration) {
-        let at = WAIT_BOUNDS
-            .iter()
-            .position(|bound| wait <= Duration::from_millis(*bound));
-        self.buckets[at.unwrap_or(WAIT_BOUNDS.len())] += 1;
+        let at = WAIT_BOUNDS.partition_point(|bound| Duration::from_millis(*bound) < wait);
+        self.buckets[at] += 1;
         self.sum = self.sum.saturating_add(wait);
     }
 

@@ -4,19 +4,17 @@
 //! An entry goes when its holder goes, so that a hundred thousand grants a second with a long lease
 //! leave nothing behind. For this, each place knows where in the heap its entry is.
 
+use std::cmp::Ordering;
 use std::time::Instant;
 
 use super::place::{PlaceId, PlaceState, Places};
 use super::slab::sparse;
 
 /// The leases of all holders. Leases that are over at the same time end in order of grants.
+#[derive(Default)]
 pub(super) struct Leases(Vec<(Instant, PlaceId)>);
 
 impl Leases {
-    pub(super) fn new() -> Self {
-        Leases(Vec::new())
-    }
-
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -56,21 +54,15 @@ impl Leases {
 
     /// Moves the entry at `at` to where it belongs, upwards or downwards.
     fn settle(&mut self, places: &mut Places, mut at: usize) {
-        while at > 0 && self.is_before(places, at, (at - 1) / 2) {
+        while at > 0 && self.compare(places, at, (at - 1) / 2).is_lt() {
             self.0.swap(at, (at - 1) / 2);
             set_position(places, self.0[at].1, at);
             at = (at - 1) / 2;
         }
         loop {
-            let children = [2 * at + 1, 2 * at + 2].into_iter();
-            let first = children
-                .filter(|child| *child < self.0.len())
-                .reduce(|left, right| match self.is_before(places, right, left) {
-                    true => right,
-                    false => left,
-                });
-            match first {
-                Some(child) if self.is_before(places, child, at) => {
+            let children = (2 * at + 1..self.0.len()).take(2);
+            match children.min_by(|left, right| self.compare(places, *left, *right)) {
+                Some(child) if self.compare(places, child, at).is_lt() => {
                     self.0.swap(at, child);
                     set_position(places, self.0[at].1, at);
                     at = child;
@@ -81,12 +73,10 @@ impl Leases {
         set_position(places, self.0[at].1, at);
     }
 
-    fn is_before(&self, places: &Places, a: usize, b: usize) -> bool {
+    fn compare(&self, places: &Places, a: usize, b: usize) -> Ordering {
         let ((a_at, a), (b_at, b)) = (self.0[a], self.0[b]);
-        match a_at == b_at {
-            true => places[a].fence() < places[b].fence(),
-            false => a_at < b_at,
-        }
+        let by_grant = || places[a].fence().cmp(&places[b].fence());
+        a_at.cmp(&b_at).then_with(by_grant)
     }
 
     #[cfg(any(test, fuzzing))]

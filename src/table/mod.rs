@@ -94,7 +94,7 @@ impl LockTable {
             conns: NumberMap::default(),
             holders: PartedMap::new(),
             enqueued: PartedMap::new(),
-            leases: Leases::new(),
+            leases: Leases::default(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             waiter_count: 0,
@@ -196,11 +196,9 @@ impl LockTable {
         self.take_into_use(key);
         let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
         self.hold(place, fence, now);
-        let salt = claimant.salt;
-        Ok(Grant {
-            token: Token { fence, salt },
-            lease: ask.lease,
-        })
+        let (salt, lease) = (claimant.salt, ask.lease);
+        let token = Token { fence, salt };
+        Ok(Grant { token, lease })
     }
 
     /// Looks whether a queued claim has been decided: `None` while it waits. A grant that is alive
@@ -295,7 +293,7 @@ impl LockTable {
         let holder = self.find_holder(key, kind, token, now)?;
         self.leases.extend(&mut self.places, holder, now + lease);
         self.counters.renewals += 1;
-        self.note_renewed(holder, lease);
+        self.note_renewed(holder, token.fence, lease);
         Ok(())
     }
 
@@ -308,18 +306,12 @@ impl LockTable {
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);
         self.draining = true;
-        self.owed.clear();
         let keys: Vec<KeyId> = self.names.values().copied().collect();
         for key in keys {
-            let mut waiters = self.keys[key].waiters.first();
-            if waiters.is_none() {
-                continue;
-            }
-            while let Some(id) = waiters {
+            while let Some(id) = self.keys[key].waiters.first() {
                 self.resolved.push_back(self.places[id].conn);
                 self.withdraw(id);
                 self.end_place(id, Refusal::Draining, now);
-                waiters = self.keys[key].waiters.first();
             }
             self.promote(key, now);
         }
@@ -407,15 +399,11 @@ impl LockTable {
     ) -> Result<PlaceId, Refusal> {
         self.settle(Scope::Key(key), now);
         // The fence is no secret, so it may be looked up; the salt is compared in constant time.
-        let holder = self.holders.get(&token.fence).ok_or(Refusal::NotHeld)?;
-        let place = &self.places[*holder];
-        let queue = &self.keys[place.key];
-        let is_asked_for = queue.kind == kind && queue.key.as_str() == key;
-        if is_asked_for && place.salt.matches(token.salt) {
-            Ok(*holder)
-        } else {
-            Err(Refusal::NotHeld)
-        }
+        let holder = self.find_grant(key, token.fence).filter(|holder| {
+            let place = &self.places[*holder];
+            self.keys[place.key].kind == kind && place.salt.matches(token.salt)
+        });
+        holder.ok_or(Refusal::NotHeld)
     }
 
     /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
@@ -443,8 +431,8 @@ impl LockTable {
         }
     }
 
-    /// Adds a place to those of its connection. The caller adds it to its key. A client that is
-    /// granted a slot now is told so by the answer.
+    /// Makes a place. The caller adds it to its key. A client that is granted a slot now is told so
+    /// by the answer.
     fn add_place(
         &mut self,
         claimant: Claimant,
@@ -464,13 +452,20 @@ impl LockTable {
             is_told,
             is_enqueued: false,
         });
+        self.give(id, now);
+        id
+    }
+
+    /// Adds a place to those of its connection.
+    fn give(&mut self, id: PlaceId, now: Instant) {
+        let place = &self.places[id];
+        let (conn, is_told) = (place.conn, place.is_told);
         let entry = self
             .conns
-            .entry(claimant.conn)
+            .entry(conn)
             .or_insert_with(|| ConnectionEntry::new(now));
         entry.list_of(is_told).push(&mut self.places, id);
         entry.count += 1;
-        id
     }
 
     /// Takes note that the client knows its token.
@@ -496,7 +491,7 @@ impl LockTable {
         self.counters.grants += 1;
         debug_assert!(self.keys[key].has_free_slot());
         self.keys[key].holders.push(&mut self.places, id);
-        self.note_held(id, lease);
+        self.note_held(id, fence, lease);
     }
 
     /// Takes a holder's slot away and passes it on.

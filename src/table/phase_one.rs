@@ -97,16 +97,13 @@ impl LockTable {
     }
 
     fn phase_one(&self, conn: ConnId, key: &str, kind: Kind) -> Option<PhaseOne> {
-        let place = || {
-            let id = *self.names.get(key)?;
-            let place = *self.enqueued.get(&(conn, id))?;
-            (self.keys[id].kind == kind).then_some(PhaseOne::At(place))
-        };
-        let ended = || {
-            let refusal = self.conns.get(&conn)?.ended.get(kind, key)?;
-            Some(PhaseOne::Ended(refusal))
-        };
-        place().or_else(ended)
+        let id = self.names.get(key).copied();
+        let id = id.filter(|id| self.keys[*id].kind == kind);
+        if let Some(place) = id.and_then(|id| self.enqueued.get(&(conn, id))) {
+            return Some(PhaseOne::At(*place));
+        }
+        let refusal = self.conns.get(&conn)?.ended.get(kind, key)?;
+        Some(PhaseOne::Ended(refusal))
     }
 
     fn forget_ended(&mut self, conn: ConnId, key: &str, kind: Kind) {

@@ -56,11 +56,7 @@ impl KeyQueue {
 
     /// The waiter whose turn it is: the first in line, if a slot is free.
     pub(super) fn next_in_line(&self) -> Option<PlaceId> {
-        if self.has_free_slot() {
-            self.waiters.first()
-        } else {
-            None
-        }
+        self.waiters.first().filter(|_| self.has_free_slot())
     }
 
     pub(super) fn has_free_slot(&self) -> bool {

@@ -87,7 +87,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
     }
 
     pub(super) fn insert(&mut self, value: T) -> Id<T> {
-        let mut vacant = std::mem::take(&mut self.vacant);
+        let mut vacant = std::mem::replace(&mut self.vacant, List::new());
         let id = vacant.pop_first(self);
         self.vacant = vacant;
         if let Some(id) = id {
@@ -104,7 +104,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
     /// Takes a value out. It must be in no list.
     pub(super) fn remove(&mut self, id: Id<T>) -> T {
         let value = self.slots[id.index()].value.take();
-        let mut vacant = std::mem::take(&mut self.vacant);
+        let mut vacant = std::mem::replace(&mut self.vacant, List::new());
         vacant.push(self, id);
         while self.slots.last().is_some_and(|slot| slot.value.is_none()) {
             vacant.remove(self, Id::of(self.slots.len() - 1));
@@ -155,14 +155,8 @@ pub(super) struct List<T, const ROLE: usize> {
     len: u32,
 }
 
-impl<T, const ROLE: usize> Default for List<T, ROLE> {
-    fn default() -> Self {
-        List::new()
-    }
-}
-
 impl<T, const ROLE: usize> List<T, ROLE> {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         List {
             first: None,
             last: None,

@@ -67,7 +67,7 @@ impl LockTable {
 
     /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
     /// ones. Of each key, up to `places` holders and as many waiters. Looks at a bounded number of
-    /// keys, and returns the last of them unless it was the last of all.
+    /// keys, and returns the last of them if there may be more.
     pub fn queues(
         &mut self,
         after: Option<&Key>,

@@ -83,9 +83,9 @@ fn the_comparison_notices_a_table_that_forgets_its_order() {
     assert!(noticed.count() > 5);
 }
 
-/// Plays the history that a fuzzer has made up, until its bytes are used up. Returns the number of
-/// its steps.
-pub(crate) fn play_choices(bytes: &[u8]) -> usize {
+/// Requests to the table in an order that the bytes decide, compared with the naive model after
+/// each. Returns how many there were.
+pub fn play_choices(bytes: &[u8]) -> usize {
     let bytes = bytes.iter().rev().copied().collect();
     let mut history = History::new(Random::Choices(bytes));
     let mut steps = 0;
