@@ -298,11 +298,8 @@ impl<'a> Words<'a> {
     }
 
     fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
-        let Some(seconds) = self.integer()? else {
-            return Ok(None);
-        };
-        let lease = limits::lease(seconds).ok_or(ProtocolError::BadLease)?;
-        Ok(Some(lease))
+        let lease = |seconds| limits::lease(seconds).ok_or(ProtocolError::BadLease);
+        self.integer()?.map(lease).transpose()
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
@@ -363,6 +360,7 @@ impl Request<'_> {
     pub fn write(&self, out: &mut Vec<u8>) {
         let seconds = |time: Duration| time.as_secs().to_string();
         let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let one = |word: String| [Some(word), None, None];
         let holder_line;
         let (kind, command, key, words) = match *self {
             Request::Acquire {
@@ -389,10 +387,8 @@ impl Request<'_> {
                 key,
                 kind,
                 wait_timeout,
-            } => (kind, "w", key, [Some(seconds(wait_timeout)), None, None]),
-            Request::Release { key, kind, token } => {
-                (kind, "r", key, [Some(token.to_string()), None, None])
-            }
+            } => (kind, "w", key, one(seconds(wait_timeout))),
+            Request::Release { key, kind, token } => (kind, "r", key, one(token.to_string())),
             Request::Renew {
                 key,
                 kind,
@@ -402,26 +398,15 @@ impl Request<'_> {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
                 (kind, "n", key, words)
             }
-            Request::Ping => (Kind::Lock, "ping", "_", [Some("_".into()), None, None]),
-            Request::Stats => (Kind::Lock, "stats", "_", [Some("_".into()), None, None]),
-            Request::Queues(key) => {
-                let key = key.unwrap_or(ANY);
-                (Kind::Lock, "stats", QUEUES, [Some(key.into()), None, None])
-            }
+            Request::Ping => (Kind::Lock, "ping", "_", one("_".into())),
+            Request::Stats => (Kind::Lock, "stats", "_", one("_".into())),
+            Request::Queues(key) => (Kind::Lock, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
             Request::Holder { key, fence } => {
                 holder_line = format!("{QUEUES} {fence}");
-                (
-                    Kind::Lock,
-                    "stats",
-                    &*holder_line,
-                    [Some(key.into()), None, None],
-                )
+                (Kind::Lock, "stats", &*holder_line, one(key.into()))
             }
-            Request::Counters => {
-                let words = [Some("_".into()), None, None];
-                (Kind::Lock, "stats", COUNTERS, words)
-            }
-            Request::Tag(text) => (Kind::Lock, "tag", "_", [Some(text.into()), None, None]),
+            Request::Counters => (Kind::Lock, "stats", COUNTERS, one("_".into())),
+            Request::Tag(text) => (Kind::Lock, "tag", "_", one(text.into())),
             Request::Break {
                 key,
                 fence,
@@ -431,7 +416,7 @@ impl Request<'_> {
                 let words = [Some(fence), admin_token.map(str::to_owned), None];
                 (Kind::Lock, "break", key, words)
             }
-            Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
+            Request::Auth(secret) => (Kind::Lock, "auth", "_", one(secret.into())),
         };
         let prefix = if kind == Kind::Semaphore { "s" } else { "" };
         let words: Vec<String> = words.into_iter().flatten().collect();
