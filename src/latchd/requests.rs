@@ -39,7 +39,6 @@ pub(super) fn carry_out(
     default_lease: Duration,
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
-    let asked = |key, kind, limit, lease| ask(seat, key, (kind, limit), lease, default_lease);
     Ok(match *request {
         Request::Acquire {
             key,
@@ -48,7 +47,7 @@ pub(super) fn carry_out(
             lease,
             wait_timeout,
         } => {
-            let ask = asked(key, kind, limit, lease);
+            let ask = ask(seat, key, kind, limit, lease.unwrap_or(default_lease));
             let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
             let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
                 seat.acquire(&ask, wait_timeout, tell)
@@ -60,7 +59,7 @@ pub(super) fn carry_out(
             kind,
             limit,
             lease,
-        } => match seat.enqueue(&asked(key, kind, limit, lease)) {
+        } => match seat.enqueue(&ask(seat, key, kind, limit, lease.unwrap_or(default_lease))) {
             Answer::Granted(grant) => Reply::Acquired(grant),
             answer => reply_to(answer)?,
         },
@@ -140,19 +139,13 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
     }
 }
 
-fn ask<'a>(
-    seat: &Seat,
-    key: &'a str,
-    (kind, limit): (Kind, Limit),
-    lease: Option<Duration>,
-    default_lease: Duration,
-) -> Ask<'a> {
+fn ask<'a>(seat: &Seat, key: &'a str, kind: Kind, limit: Limit, lease: Duration) -> Ask<'a> {
     trace!("asked key={} conn={}", Escaped(key.as_bytes()), seat.id());
     Ask {
         key,
         kind,
         limit,
-        lease: lease.unwrap_or(default_lease),
+        lease,
     }
 }
 
