@@ -115,27 +115,22 @@ pub(super) fn carry_out(
 
 /// How certain the reply to a request must be.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
-    match (request, reply) {
-        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
-        (
-            Request::Acquire { .. }
-            | Request::Enqueue { .. }
-            | Request::Wait { .. }
-            | Request::Release { .. }
-            | Request::Break { .. },
-            _,
-        ) => Certainty::Recorded,
+    match request {
+        Request::Renew { .. } => Certainty::Anew,
+        Request::Wait { .. } if matches!(reply, Reply::Granted(_)) => Certainty::Anew,
+        Request::Acquire { .. }
+        | Request::Enqueue { .. }
+        | Request::Wait { .. }
+        | Request::Release { .. }
+        | Request::Break { .. } => Certainty::Recorded,
         // The session sees to the statistics itself.
-        (
-            Request::Ping
-            | Request::Tag(_)
-            | Request::Auth(_)
-            | Request::Stats
-            | Request::Queues(_)
-            | Request::Holder { .. }
-            | Request::Counters,
-            _,
-        ) => Certainty::None,
+        Request::Ping
+        | Request::Tag(_)
+        | Request::Auth(_)
+        | Request::Stats
+        | Request::Queues(_)
+        | Request::Holder { .. }
+        | Request::Counters => Certainty::None,
     }
 }
 
