@@ -129,8 +129,6 @@ fn run(
         auth_refusals: SourceThrottle::default(),
         log: log.clone(),
         #[cfg(feature = "cluster")]
-        office: office.clone(),
-        #[cfg(feature = "cluster")]
         relays: relays.transpose().map_err(server::no_thread)?,
     });
     #[cfg(feature = "cluster")]
