@@ -42,21 +42,10 @@ pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// `l`, `sl`
-    Acquire {
-        key: &'a str,
-        kind: Kind,
-        limit: Limit,
-        lease: Option<Duration>,
-        wait_timeout: Duration,
-    },
+    /// `l`, `sl`, with the wait timeout
+    Acquire(Wanted<'a>, Duration),
     /// `e`, `se`
-    Enqueue {
-        key: &'a str,
-        kind: Kind,
-        limit: Limit,
-        lease: Option<Duration>,
-    },
+    Enqueue(Wanted<'a>),
     /// `w`, `sw`
     Wait {
         key: &'a str,
@@ -96,6 +85,16 @@ pub enum Request<'a> {
     },
     /// `auth` with the secret. A session that expects one compares it before it parses anything.
     Auth(&'a str),
+}
+
+/// A slot that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    pub key: &'a str,
+    pub kind: Kind,
+    pub limit: Limit,
+    /// `None` is the server's default.
+    pub lease: Option<Duration>,
 }
 
 /// The line that answers [`FirstWord::Help`].
@@ -178,19 +177,11 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     }
     let mut words = Words(argument);
     let request = match command {
-        b"l" => Request::Acquire {
-            key,
-            kind,
-            wait_timeout: words.wait_timeout()?,
-            limit: words.limit(kind)?,
-            lease: words.lease()?,
-        },
-        b"e" => Request::Enqueue {
-            key,
-            kind,
-            limit: words.limit(kind)?,
-            lease: words.lease()?,
-        },
+        b"l" => {
+            let wait_timeout = words.wait_timeout()?;
+            Request::Acquire(words.wanted(key, kind)?, wait_timeout)
+        }
+        b"e" => Request::Enqueue(words.wanted(key, kind)?),
         b"w" => Request::Wait {
             key,
             kind,
@@ -284,6 +275,15 @@ impl<'a> Words<'a> {
         (!word.is_empty()).then_some(word.as_bytes())
     }
 
+    fn wanted(&mut self, key: &'a str, kind: Kind) -> Result<Wanted<'a>, ProtocolError> {
+        Ok(Wanted {
+            key,
+            kind,
+            limit: self.limit(kind)?,
+            lease: self.lease()?,
+        })
+    }
+
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
         let seconds = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
         limits::wait_timeout(seconds).ok_or(ProtocolError::BadTimeout)
@@ -359,29 +359,21 @@ impl Request<'_> {
     /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {
         let seconds = |time: Duration| time.as_secs().to_string();
-        let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let limit = |wanted: Wanted<'_>| {
+            let count = wanted.limit.get();
+            (wanted.kind == Kind::Semaphore).then(|| count.to_string())
+        };
         let one = |word: String| [Some(word), None, None];
         let holder_line;
         let (kind, command, key, words) = match *self {
-            Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            } => {
-                let limit = slots(kind, limit);
-                let words = [Some(seconds(wait_timeout)), limit, lease.map(seconds)];
-                (kind, "l", key, words)
+            Request::Acquire(wanted, wait_timeout) => {
+                let timeout = Some(seconds(wait_timeout));
+                let words = [timeout, limit(wanted), wanted.lease.map(seconds)];
+                (wanted.kind, "l", wanted.key, words)
             }
-            Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            } => {
-                let words = [slots(kind, limit), lease.map(seconds), None];
-                (kind, "e", key, words)
+            Request::Enqueue(wanted) => {
+                let words = [limit(wanted), wanted.lease.map(seconds), None];
+                (wanted.kind, "e", wanted.key, words)
             }
             Request::Wait {
                 key,
@@ -439,11 +431,9 @@ mod tests {
 
     fn acquire(argument: &str) -> Result<(u64, Option<u64>), ProtocolError> {
         match parse([b"l", b"k", argument.as_bytes()])? {
-            Request::Acquire {
-                wait_timeout,
-                lease,
-                ..
-            } => Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs()))),
+            Request::Acquire(Wanted { lease, .. }, wait_timeout) => {
+                Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs())))
+            }
             other => panic!("{other:?}"),
         }
     }
