@@ -101,6 +101,11 @@ pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String 
     format!("cannot use the {what} file {}: {why}", Escaped::path(file))
 }
 
+/// What is in square brackets, as an address of IPv6 can be.
+pub fn in_brackets(text: &str) -> Option<&str> {
+    text.strip_prefix('[')?.strip_suffix(']')
+}
+
 /// A number in decimal digits and without a sign, if it fits.
 pub fn digits<N: FromStr>(text: &str) -> Option<N> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());

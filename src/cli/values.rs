@@ -53,17 +53,15 @@ fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
 
 /// So many units of this many nanoseconds. The number may have a fraction.
 fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
-    let is_digits =
-        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    if !is_digits(whole) || !is_digits(fraction) {
+    if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
-    let whole = u128::from(whole.parse::<u64>().ok()?) * nanoseconds;
+    let whole = u128::from(digits::<u64>(whole)?) * nanoseconds;
     // Digits below a nanosecond make no difference.
     let fraction = &fraction[..fraction.len().min(9)];
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    Some(whole + fraction.parse::<u128>().ok()? * nanoseconds / scale)
+    Some(whole + digits::<u128>(fraction)? * nanoseconds / scale)
 }
 
 pub fn time(text: &str) -> Result<Duration, String> {

@@ -231,26 +231,24 @@ impl Gateway {
             .connected()
             .and_then(|(connection, token)| connection.ask(path, body, token, deadline));
         let (status, text) = answered.map_err(|error| self.pass_over(reason(&error)))?;
-        let answer: Option<Value> = serde_json::from_slice(&text).ok();
-        match answer {
-            Some(answer) if status == 200 && answer["error"].is_null() => Ok(answer),
-            Some(answer) => {
-                // A refusal within a stream is one level deeper.
-                let refusal = match &answer["error"] {
-                    Value::Object(_) => &answer["error"],
-                    _ => &answer,
-                };
-                let code = ["code", "grpc_code"].map(|name| number(&refusal[name]));
-                let message = refusal["message"].as_str().or(refusal["error"].as_str());
-                let message = message.unwrap_or("no reason is given").to_owned();
-                let code = code[0].max(code[1]);
-                if NO_ANSWER_CODES.contains(&code) {
-                    return Err(self.pass_over(message));
-                }
-                Err(EtcdFailure::Refused { code, message })
-            }
-            None => Err(self.pass_over(format!("status {status}, and not in JSON"))),
+        let Ok(answer) = serde_json::from_slice::<Value>(&text) else {
+            return Err(self.pass_over(format!("status {status}, and not in JSON")));
+        };
+        if status == 200 && answer["error"].is_null() {
+            return Ok(answer);
         }
+        // A refusal within a stream is one level deeper.
+        let refusal = match &answer["error"] {
+            Value::Object(_) => &answer["error"],
+            _ => &answer,
+        };
+        let message = refusal["message"].as_str().or(refusal["error"].as_str());
+        let message = message.unwrap_or("no reason is given").to_owned();
+        let code = number(&refusal["code"]).max(number(&refusal["grpc_code"]));
+        if NO_ANSWER_CODES.contains(&code) {
+            return Err(self.pass_over(message));
+        }
+        Err(EtcdFailure::Refused { code, message })
     }
 
     fn member(&self) -> &Member {

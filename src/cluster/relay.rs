@@ -68,7 +68,7 @@ type Ends = (u64, Arc<Stream>, Arc<TcpStream>);
 
 /// The connections that this server passes on.
 pub struct Relays {
-    office: Arc<Office>,
+    pub office: Arc<Office>,
     /// By the descriptor of the server's end.
     open: Mutex<HashMap<RawFd, Ends>>,
     throttle: Throttle,

@@ -62,15 +62,14 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
 /// address space allows. Raises the limit of descriptors. A secret makes the lines longer that
 /// clients send. A server that may pass connections on needs two descriptors for each.
 pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
-    let wanted = options.max_connections;
     let heap = HEAP_PER_CONNECTION + for_tls(options);
-    let memory = per_connection(options, secret_len);
     let descriptors_each = 1 + u64::from(options.etcd.is_some());
     let allowed = connection_capacity(heap, descriptors_each);
-    let max_connections = wanted
-        .unwrap_or_else(|| allowed.min(memory_capacity(memory)))
-        .min(address_space_capacity(heap));
-    if wanted.is_some_and(|wanted| wanted > allowed) {
+    let Some(wanted) = options.max_connections else {
+        return allowed.min(memory_capacity(per_connection(options, secret_len)));
+    };
+    let max_connections = wanted.min(address_space_capacity(heap));
+    if wanted > allowed {
         warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
     }
     max_connections

@@ -8,7 +8,7 @@ use crate::cli::values::digits;
 #[cfg(feature = "tls")]
 use crate::cluster::TlsFiles;
 use crate::cluster::{ClusterSettings, Member};
-use crate::text::invalid_value;
+use crate::text::{in_brackets, invalid_value};
 
 use super::options::{both_or_none, exclusive, Options, CLUSTER};
 
@@ -156,10 +156,7 @@ fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
 fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'));
-    let is_host = match bare {
+    let is_host = match in_brackets(host) {
         Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
         None => (1..=253).contains(&host.len()) && host.chars().all(is_part),
     };

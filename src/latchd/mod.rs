@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
-use crate::cli::arguments::{self, Parsed};
+use crate::cli::arguments::{self, Origins, Parsed};
 #[cfg(feature = "cluster")]
 use crate::cluster::{relay::Relays, ClusterSettings, Office};
 use crate::fence::allocator::{self, Reserver};
@@ -52,31 +52,27 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 pub fn main() -> ExitCode {
     let variable = |name: &str| env::var(name).ok();
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
-    let options = match parsed {
-        Parsed::Run(options) => options,
+    let started = match parsed {
+        Parsed::Run(options) => start(&options, &origins),
         Parsed::Print(text) => return server::print(PROGRAM, &text),
-        Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
+        Parsed::Usage(reason) => Err((USAGE, reason)),
     };
+    started.unwrap_or_else(|(status, reason)| refuse(PROGRAM, status, reason))
+}
+
+/// Checks the options against the surroundings, and serves. An error has its exit status.
+fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)> {
+    let usage = |reason| (USAGE, reason);
+    let cannot_start = |reason| (CANNOT_START, reason);
     capacity::reexec_with_malloc_settings();
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
-        return refuse(PROGRAM, USAGE, format!("{name}: the value is not UTF-8"));
+        return Err(usage(format!("{name}: the value is not UTF-8")));
     }
-    let inherited = match inherited::from_environment(Inherited::listening) {
-        Ok(inherited) => inherited,
-        Err(reason) => return refuse(PROGRAM, CANNOT_START, reason),
-    };
-    let resolved = match options.resolve(&origins, !inherited.is_empty()) {
-        Ok(resolved) => resolved,
-        Err(reason) => return refuse(PROGRAM, USAGE, reason),
-    };
-    let log = match options.log(env::var_os("RUST_LOG")) {
-        Ok(log) => log,
-        Err(reason) => return refuse(PROGRAM, USAGE, reason),
-    };
-    match run(&options, &log, resolved, inherited) {
-        Ok(status) => status,
-        Err(reason) => refuse(PROGRAM, CANNOT_START, reason),
-    }
+    let inherited = inherited::from_environment(Inherited::listening).map_err(cannot_start)?;
+    let resolved = options.resolve(origins, !inherited.is_empty());
+    let resolved = resolved.map_err(usage)?;
+    let log = options.log(env::var_os("RUST_LOG")).map_err(usage)?;
+    run(options, &log, resolved, inherited).map_err(cannot_start)
 }
 
 /// Serves until it is told to stop. An error is one line.
@@ -132,8 +128,6 @@ fn run(
         admin_token,
         auth_refusals: SourceThrottle::default(),
         log: log.clone(),
-        #[cfg(feature = "cluster")]
-        office: office.clone(),
         #[cfg(feature = "cluster")]
         relays: relays.transpose().map_err(server::no_thread)?,
     });

@@ -17,6 +17,7 @@ use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
+use crate::text::in_brackets;
 
 #[cfg(feature = "cluster")]
 use super::cluster_options;
@@ -415,10 +416,7 @@ fn ip_address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(LOCALHOST);
     }
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'));
-    let parsed = match bare {
+    let parsed = match in_brackets(text) {
         Some(bare) => bare.parse().map(IpAddr::V6),
         None => text.parse(),
     };

@@ -7,8 +7,8 @@ use log::{trace, warn};
 use super::session::Ending;
 use crate::arbiter::{Certainty, Seat, WaitStage};
 use crate::protocol::reply::Reply;
-use crate::protocol::request::Request;
-use crate::table::{Answer, Ask, Kind, Limit, Refusal};
+use crate::protocol::request::{Request, Wanted};
+use crate::table::{Answer, Ask, Refusal};
 use crate::text::Escaped;
 use crate::token::Fence;
 
@@ -39,28 +39,16 @@ pub(super) fn carry_out(
     default_lease: Duration,
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
-    let asked = |key, kind, limit, lease| ask(seat, key, (kind, limit), lease, default_lease);
     Ok(match *request {
-        Request::Acquire {
-            key,
-            kind,
-            limit,
-            lease,
-            wait_timeout,
-        } => {
-            let ask = asked(key, kind, limit, lease);
+        Request::Acquire(wanted, wait_timeout) => {
+            let ask = ask(seat, wanted, default_lease);
             let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
             let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
                 seat.acquire(&ask, wait_timeout, tell)
             });
             reply_to(answer?)?
         }
-        Request::Enqueue {
-            key,
-            kind,
-            limit,
-            lease,
-        } => match seat.enqueue(&asked(key, kind, limit, lease)) {
+        Request::Enqueue(wanted) => match seat.enqueue(&ask(seat, wanted, default_lease)) {
             Answer::Granted(grant) => Reply::Acquired(grant),
             answer => reply_to(answer)?,
         },
@@ -116,43 +104,33 @@ pub(super) fn carry_out(
 
 /// How certain the reply to a request must be.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
-    match (request, reply) {
-        (Request::Renew { .. }, _) | (Request::Wait { .. }, Reply::Granted(_)) => Certainty::Anew,
-        (
-            Request::Acquire { .. }
-            | Request::Enqueue { .. }
-            | Request::Wait { .. }
-            | Request::Release { .. }
-            | Request::Break { .. },
-            _,
-        ) => Certainty::Recorded,
+    match request {
+        Request::Renew { .. } => Certainty::Anew,
+        Request::Wait { .. } if matches!(reply, Reply::Granted(_)) => Certainty::Anew,
+        Request::Acquire(..)
+        | Request::Enqueue(_)
+        | Request::Wait { .. }
+        | Request::Release { .. }
+        | Request::Break { .. } => Certainty::Recorded,
         // The session sees to the statistics itself.
-        (
-            Request::Ping
-            | Request::Tag(_)
-            | Request::Auth(_)
-            | Request::Stats
-            | Request::Queues(_)
-            | Request::Holder { .. }
-            | Request::Counters,
-            _,
-        ) => Certainty::None,
+        Request::Ping
+        | Request::Tag(_)
+        | Request::Auth(_)
+        | Request::Stats
+        | Request::Queues(_)
+        | Request::Holder { .. }
+        | Request::Counters => Certainty::None,
     }
 }
 
-fn ask<'a>(
-    seat: &Seat,
-    key: &'a str,
-    (kind, limit): (Kind, Limit),
-    lease: Option<Duration>,
-    default_lease: Duration,
-) -> Ask<'a> {
+fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> {
+    let key = wanted.key;
     trace!("asked key={} conn={}", Escaped(key.as_bytes()), seat.id());
     Ask {
         key,
-        kind,
-        limit,
-        lease: lease.unwrap_or(default_lease),
+        kind: wanted.kind,
+        limit: wanted.limit,
+        lease: wanted.lease.unwrap_or(default_lease),
     }
 }
 

@@ -48,8 +48,7 @@ pub(super) fn start(
     connections: &Arc<Connections>,
     session_rules: &Arc<SessionRules>,
 ) -> Result<(), String> {
-    let watch = HangupWatch::new().map_err(cannot("watch for hang-ups"))?;
-    let watch = Arc::new(watch);
+    let watch = Arc::new(HangupWatch::new().map_err(cannot("watch for hang-ups"))?);
     let workers = {
         let (arbiter, watch) = (Arc::clone(arbiter), Arc::clone(&watch));
         let rules = Arc::clone(session_rules);

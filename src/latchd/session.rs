@@ -251,22 +251,24 @@ impl Session<'_> {
         let read = self.reader.read(self.stream);
         self.reader.take_answers(&mut self.outbox.out);
         match read {
-            Err(ReadEnd::Timeout) if is_usual => return self.stay_idle(None),
-            Err(ReadEnd::Timeout) => {} // the next call finds the deadline over
-            Err(end) => return Err(end.into()),
+            Err(ReadEnd::Eof) => Err(Ending::PeerClosed),
+            Err(ReadEnd::Timeout) if is_usual => self.stay_idle(None),
+            Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
+            Err(ReadEnd::Telnet) => Err(Ending::LineTooLong),
+            Err(ReadEnd::Broken(error)) => Err(Ending::Broken(error)),
             // A telnet command is no part of a request, and must not move the deadline again.
             Ok(()) if is_usual && self.reader.line_in_progress().is_none() => {
                 self.awaited = Some((None, Instant::now() + self.rules.read_timeout));
+                Ok(())
             }
             // A handshake has a line end only by chance. The first read comes here.
             Ok(())
                 if self.placeholders_left.is_some() && self.reader.begins_with(TLS_HANDSHAKE) =>
             {
-                return Err(Ending::OtherProtocol("tls"));
+                Err(Ending::OtherProtocol("tls"))
             }
-            Ok(()) => {}
+            Ok(()) => Ok(()),
         }
-        Ok(())
     }
 
     /// Sets the socket's timeout so that the next read ends at the deadline of the line `awaited`,
@@ -391,17 +393,6 @@ impl Ending {
             Ending::AuthFailed => "auth-refused".into(),
             #[cfg(feature = "cluster")]
             Ending::NotMeant => "relayed-from-another-epoch".into(),
-        }
-    }
-}
-
-impl From<ReadEnd> for Ending {
-    fn from(end: ReadEnd) -> Self {
-        match end {
-            ReadEnd::Eof => Ending::PeerClosed,
-            ReadEnd::Timeout => Ending::ReadTimeout,
-            ReadEnd::Telnet => Ending::LineTooLong,
-            ReadEnd::Broken(error) => Ending::Broken(error),
         }
     }
 }

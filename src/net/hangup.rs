@@ -44,9 +44,8 @@ pub struct HangupWatch {
 
 impl HangupWatch {
     pub fn new() -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(HangupWatch {
-            epoll,
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
             refusals: Throttle::default(),
         })
     }

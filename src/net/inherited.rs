@@ -49,13 +49,10 @@ pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result
     /// The first descriptor that it counts.
     const FIRST_DESCRIPTOR: usize = 3;
     const MAX_DESCRIPTORS: usize = 1024;
-    let Ok(count) = env::var("LISTEN_FDS") else {
+    let is_for_us = env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
+    let (Ok(count), true) = (env::var("LISTEN_FDS"), is_for_us) else {
         return Ok(Vec::new());
     };
-    let is_for_us = env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
-    if !is_for_us {
-        return Ok(Vec::new());
-    }
     let count = count.parse().ok().filter(|count| *count <= MAX_DESCRIPTORS);
     let count = count.ok_or("LISTEN_FDS: it is not a number of descriptors")?;
     let mut inherited = ListenFd::from_env();

@@ -289,23 +289,15 @@ impl<const N: usize> LineReader<N> {
     }
 
     fn line_limit(&self) -> usize {
-        let first: &[u8] = match self.line_count {
-            0 => b"",
-            _ => strip_cr(&self.buffer[self.start..self.ends[0]]),
-        };
-        (self.limit)(self.line_count, first)
+        (self.limit)(self.line_count, self.first_line().unwrap_or_default())
     }
 }
 
-fn strip_cr(line: &[u8]) -> &[u8] {
-    if line.last() != Some(&b'\r') {
-        return line;
+fn strip_cr(mut line: &[u8]) -> &[u8] {
+    while let [rest @ .., b'\r'] = line {
+        line = rest;
     }
-    let len = line
-        .iter()
-        .rposition(|byte| *byte != b'\r')
-        .map_or(0, |last| last + 1);
-    &line[..len]
+    line
 }
 
 #[cfg(test)]

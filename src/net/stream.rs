@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{ioctl_fionread, write, Errno};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
+use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags, UCred};
 
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
@@ -63,11 +63,7 @@ impl Stream {
     /// Who the peer is, for operators: an address, or the process and the user behind a Unix
     /// socket.
     pub fn identity(&self) -> String {
-        let credentials = match self {
-            Stream::Unix(_) => sockopt::socket_peercred(self),
-            _ => return self.to_string(),
-        };
-        let Ok(credentials) = credentials else {
+        let Some(credentials) = self.credentials() else {
             return self.to_string();
         };
         let (pid, uid) = (credentials.pid.as_raw_nonzero(), credentials.uid.as_raw());
@@ -91,10 +87,13 @@ impl Stream {
     /// The user behind a Unix socket; `None` for another socket, and for a user without a number in
     /// this user namespace.
     pub fn peer_uid(&self) -> Option<u32> {
+        process::known_user(self.credentials()?.uid.as_raw())
+    }
+
+    /// The process and the user behind a Unix socket; `None` for another socket.
+    fn credentials(&self) -> Option<UCred> {
         match self {
-            Stream::Unix(_) => {
-                process::known_user(sockopt::socket_peercred(self).ok()?.uid.as_raw())
-            }
+            Stream::Unix(_) => sockopt::socket_peercred(self).ok(),
             _ => None,
         }
     }
@@ -134,10 +133,8 @@ impl Stream {
         if let Stream::Tls(stream) = self {
             return stream.read_ready(buffer);
         }
-        match recv(self, buffer, RecvFlags::DONTWAIT) {
-            Ok((len, _)) => Some(len),
-            Err(_) => None,
-        }
+        let (len, _) = recv(self, buffer, RecvFlags::DONTWAIT).ok()?;
+        Some(len)
     }
 
     /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.

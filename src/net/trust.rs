@@ -11,6 +11,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
+use crate::text::in_brackets;
+
 /// A file with the CAs that this host trusts, by the variable of OpenSSL.
 const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
 
@@ -71,10 +73,7 @@ pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
 /// As [`server_name`], for the host of an address with a port. IPv6 addresses are in brackets.
 pub fn server_of(address: &str) -> Option<ServerName<'static>> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'));
-    server_name(bare.unwrap_or(host))
+    server_name(in_brackets(host).unwrap_or(host))
 }
 
 /// The name that a server's certificate must be for; `None` if it cannot be in a certificate.

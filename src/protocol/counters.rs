@@ -11,7 +11,7 @@ pub fn write_json(
     out: &mut Vec<u8>,
 ) {
     let counters = &snapshot.counters;
-    put(out, format_args!("{{\"counters\":{{"));
+    put!(out, "{{\"counters\":{{");
     for (name, count) in [
         ("grants", counters.grants),
         ("releases", counters.releases),
@@ -22,61 +22,51 @@ pub fn write_json(
         ("wait_timeouts", counters.wait_timeouts),
         ("disconnects", counters.disconnects),
     ] {
-        put(out, format_args!("\"{name}\":{count},"));
+        put!(out, "\"{name}\":{count},");
     }
-    put(
-        out,
-        format_args!("\"dropped_log_lines\":{dropped_line_count},"),
-    );
-    put(out, format_args!("\"refusals\":{{"));
+    put!(out, "\"dropped_log_lines\":{dropped_line_count},");
+    put!(out, "\"refusals\":{{");
     let mut separator = "";
     for (reason, name) in Reason::ALL {
         let count = counters.refusals(reason);
-        put(out, format_args!("{separator}\"{name}\":{count}"));
+        put!(out, "{separator}\"{name}\":{count}");
         separator = ",";
     }
-    put(out, format_args!("}}}},"));
+    put!(out, "}}}},");
     write_waits(snapshot, out);
     write_gauges(connection_count, snapshot, out);
 }
 
 fn write_waits(snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
     let waits = &snapshot.counters.waits;
-    put(
+    put!(
         out,
-        format_args!(
-            "\"grant_waits\":{{\"count\":{},\"sum_s\":{},\"buckets\":[",
-            waits.count(),
-            Seconds(waits.sum)
-        ),
+        "\"grant_waits\":{{\"count\":{},\"sum_s\":{},\"buckets\":[",
+        waits.count(),
+        Seconds(waits.sum)
     );
     let mut separator = "";
     for (bound, count) in waits.cumulative() {
         let bound = Seconds(bound);
-        put(
-            out,
-            format_args!("{separator}{{\"le_s\":{bound},\"count\":{count}}}"),
-        );
+        put!(out, "{separator}{{\"le_s\":{bound},\"count\":{count}}}");
         separator = ",";
     }
-    put(out, format_args!("]}},"));
+    put!(out, "]}},");
 }
 
 fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
     let left = snapshot.fences_left.map(|left| left.to_string());
-    put(
+    put!(
         out,
-        format_args!(
-            "\"gauges\":{{\"connections\":{connection_count},\
-             \"keys\":{{\"lock\":{},\"semaphore\":{}}},\"idle_keys\":{},\
-             \"holders\":{},\"waiters\":{},\"fences_left\":{}}}}}",
-            snapshot.lock_count,
-            snapshot.semaphore_count,
-            snapshot.idle_key_count,
-            snapshot.holder_count,
-            snapshot.waiter_count,
-            left.as_deref().unwrap_or("null"),
-        ),
+        "\"gauges\":{{\"connections\":{connection_count},\
+         \"keys\":{{\"lock\":{},\"semaphore\":{}}},\"idle_keys\":{},\
+         \"holders\":{},\"waiters\":{},\"fences_left\":{}}}}}",
+        snapshot.lock_count,
+        snapshot.semaphore_count,
+        snapshot.idle_key_count,
+        snapshot.holder_count,
+        snapshot.waiter_count,
+        left.as_deref().unwrap_or("null")
     );
 }
 

@@ -24,17 +24,15 @@ pub fn write_key<'a, E>(
     };
     out.extend(b"{\"key\":");
     write_string(queue.key.as_str(), out);
-    put(
+    put!(
         out,
-        format_args!(
-            ",\"kind\":\"{kind}\",\"limit\":{},\"holder_count\":{},\"waiter_count\":{}",
-            queue.limit.get(),
-            queue.holder_count,
-            queue.waiter_count
-        ),
+        ",\"kind\":\"{kind}\",\"limit\":{},\"holder_count\":{},\"waiter_count\":{}",
+        queue.limit.get(),
+        queue.holder_count,
+        queue.waiter_count
     );
     for (name, places) in [("holders", &queue.holders), ("waiters", &queue.waiters)] {
-        put(out, format_args!(",\"{name}\":["));
+        put!(out, ",\"{name}\":[");
         for (index, place) in places.iter().enumerate() {
             if index > 0 {
                 out.push(b',');
@@ -50,24 +48,22 @@ pub fn write_key<'a, E>(
 
 fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out: &mut Vec<u8>) {
     let (peer, tag) = client;
-    put(out, format_args!("{{\"conn_id\":{}", place.conn));
+    put!(out, "{{\"conn_id\":{}", place.conn);
     for (name, text) in [("peer", peer), ("tag", tag)] {
-        put(out, format_args!(",\"{name}\":"));
+        put!(out, ",\"{name}\":");
         match text {
             Some(text) => write_string(text, out),
             None => out.extend(b"null"),
         }
     }
-    put(out, format_args!(",\"age_s\":{}", Seconds(place.age)));
+    put!(out, ",\"age_s\":{}", Seconds(place.age));
     if let Some((fence, left)) = place.held {
         // A string, since a fence may be larger than a number of JSON is exact.
-        put(
+        put!(
             out,
-            format_args!(
-                ",\"fence\":\"{}\",\"lease_expires_in_s\":{}",
-                fence.0,
-                Seconds(left)
-            ),
+            ",\"fence\":\"{}\",\"lease_expires_in_s\":{}",
+            fence.0,
+            Seconds(left)
         );
     }
     out.push(b'}');

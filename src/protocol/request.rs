@@ -42,21 +42,10 @@ pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// `l`, `sl`
-    Acquire {
-        key: &'a str,
-        kind: Kind,
-        limit: Limit,
-        lease: Option<Duration>,
-        wait_timeout: Duration,
-    },
+    /// `l`, `sl`, with the wait timeout
+    Acquire(Wanted<'a>, Duration),
     /// `e`, `se`
-    Enqueue {
-        key: &'a str,
-        kind: Kind,
-        limit: Limit,
-        lease: Option<Duration>,
-    },
+    Enqueue(Wanted<'a>),
     /// `w`, `sw`
     Wait {
         key: &'a str,
@@ -96,6 +85,16 @@ pub enum Request<'a> {
     },
     /// `auth` with the secret. A session that expects one compares it before it parses anything.
     Auth(&'a str),
+}
+
+/// A slot that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    pub key: &'a str,
+    pub kind: Kind,
+    pub limit: Limit,
+    /// `None` is the server's default.
+    pub lease: Option<Duration>,
 }
 
 /// The line that answers [`FirstWord::Help`].
@@ -178,19 +177,11 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     }
     let mut words = Words(argument);
     let request = match command {
-        b"l" => Request::Acquire {
-            key,
-            kind,
-            wait_timeout: words.wait_timeout()?,
-            limit: words.limit(kind)?,
-            lease: words.lease()?,
-        },
-        b"e" => Request::Enqueue {
-            key,
-            kind,
-            limit: words.limit(kind)?,
-            lease: words.lease()?,
-        },
+        b"l" => {
+            let wait_timeout = words.wait_timeout()?;
+            Request::Acquire(words.wanted(key, kind)?, wait_timeout)
+        }
+        b"e" => Request::Enqueue(words.wanted(key, kind)?),
         b"w" => Request::Wait {
             key,
             kind,
@@ -284,6 +275,15 @@ impl<'a> Words<'a> {
         (!word.is_empty()).then_some(word.as_bytes())
     }
 
+    fn wanted(&mut self, key: &'a str, kind: Kind) -> Result<Wanted<'a>, ProtocolError> {
+        Ok(Wanted {
+            key,
+            kind,
+            limit: self.limit(kind)?,
+            lease: self.lease()?,
+        })
+    }
+
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
         let seconds = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
         limits::wait_timeout(seconds).ok_or(ProtocolError::BadTimeout)
@@ -298,11 +298,8 @@ impl<'a> Words<'a> {
     }
 
     fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
-        let Some(seconds) = self.integer()? else {
-            return Ok(None);
-        };
-        let lease = limits::lease(seconds).ok_or(ProtocolError::BadLease)?;
-        Ok(Some(lease))
+        let lease = |seconds| limits::lease(seconds).ok_or(ProtocolError::BadLease);
+        self.integer()?.map(lease).transpose()
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
@@ -362,37 +359,28 @@ impl Request<'_> {
     /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {
         let seconds = |time: Duration| time.as_secs().to_string();
-        let slots = |kind, limit: Limit| (kind == Kind::Semaphore).then(|| limit.get().to_string());
+        let limit = |wanted: Wanted<'_>| {
+            let count = wanted.limit.get();
+            (wanted.kind == Kind::Semaphore).then(|| count.to_string())
+        };
+        let one = |word: String| [Some(word), None, None];
         let holder_line;
         let (kind, command, key, words) = match *self {
-            Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            } => {
-                let limit = slots(kind, limit);
-                let words = [Some(seconds(wait_timeout)), limit, lease.map(seconds)];
-                (kind, "l", key, words)
+            Request::Acquire(wanted, wait_timeout) => {
+                let timeout = Some(seconds(wait_timeout));
+                let words = [timeout, limit(wanted), wanted.lease.map(seconds)];
+                (wanted.kind, "l", wanted.key, words)
             }
-            Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            } => {
-                let words = [slots(kind, limit), lease.map(seconds), None];
-                (kind, "e", key, words)
+            Request::Enqueue(wanted) => {
+                let words = [limit(wanted), wanted.lease.map(seconds), None];
+                (wanted.kind, "e", wanted.key, words)
             }
             Request::Wait {
                 key,
                 kind,
                 wait_timeout,
-            } => (kind, "w", key, [Some(seconds(wait_timeout)), None, None]),
-            Request::Release { key, kind, token } => {
-                (kind, "r", key, [Some(token.to_string()), None, None])
-            }
+            } => (kind, "w", key, one(seconds(wait_timeout))),
+            Request::Release { key, kind, token } => (kind, "r", key, one(token.to_string())),
             Request::Renew {
                 key,
                 kind,
@@ -402,26 +390,15 @@ impl Request<'_> {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
                 (kind, "n", key, words)
             }
-            Request::Ping => (Kind::Lock, "ping", "_", [Some("_".into()), None, None]),
-            Request::Stats => (Kind::Lock, "stats", "_", [Some("_".into()), None, None]),
-            Request::Queues(key) => {
-                let key = key.unwrap_or(ANY);
-                (Kind::Lock, "stats", QUEUES, [Some(key.into()), None, None])
-            }
+            Request::Ping => (Kind::Lock, "ping", "_", one("_".into())),
+            Request::Stats => (Kind::Lock, "stats", "_", one("_".into())),
+            Request::Queues(key) => (Kind::Lock, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
             Request::Holder { key, fence } => {
                 holder_line = format!("{QUEUES} {fence}");
-                (
-                    Kind::Lock,
-                    "stats",
-                    &*holder_line,
-                    [Some(key.into()), None, None],
-                )
+                (Kind::Lock, "stats", &*holder_line, one(key.into()))
             }
-            Request::Counters => {
-                let words = [Some("_".into()), None, None];
-                (Kind::Lock, "stats", COUNTERS, words)
-            }
-            Request::Tag(text) => (Kind::Lock, "tag", "_", [Some(text.into()), None, None]),
+            Request::Counters => (Kind::Lock, "stats", COUNTERS, one("_".into())),
+            Request::Tag(text) => (Kind::Lock, "tag", "_", one(text.into())),
             Request::Break {
                 key,
                 fence,
@@ -431,7 +408,7 @@ impl Request<'_> {
                 let words = [Some(fence), admin_token.map(str::to_owned), None];
                 (Kind::Lock, "break", key, words)
             }
-            Request::Auth(secret) => (Kind::Lock, "auth", "_", [Some(secret.into()), None, None]),
+            Request::Auth(secret) => (Kind::Lock, "auth", "_", one(secret.into())),
         };
         let prefix = if kind == Kind::Semaphore { "s" } else { "" };
         let words: Vec<String> = words.into_iter().flatten().collect();
@@ -454,11 +431,9 @@ mod tests {
 
     fn acquire(argument: &str) -> Result<(u64, Option<u64>), ProtocolError> {
         match parse([b"l", b"k", argument.as_bytes()])? {
-            Request::Acquire {
-                wait_timeout,
-                lease,
-                ..
-            } => Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs()))),
+            Request::Acquire(Wanted { lease, .. }, wait_timeout) => {
+                Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs())))
+            }
             other => panic!("{other:?}"),
         }
     }

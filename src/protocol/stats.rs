@@ -26,11 +26,11 @@ pub fn write_json<E>(
         ("idle_semaphores", Kind::Semaphore, true),
     ];
 
-    put(out, format_args!("{{\"connections\":{connection_count}"));
+    put!(out, "{{\"connections\":{connection_count}");
     let mut page = page_after(None);
     let is_whole = page.len() < PAGE_LEN;
     for (name, kind, idle) in lists {
-        put(out, format_args!(",\"{name}\":["));
+        put!(out, ",\"{name}\":[");
         if !is_whole {
             page = page_after(None);
         }
@@ -38,7 +38,7 @@ pub fn write_json<E>(
         loop {
             let is_member = |key: &&KeySnapshot| key.kind == kind && is_idle(key) == idle;
             for snapshot in page.iter().filter(is_member) {
-                put(out, format_args!("{separator}"));
+                put!(out, "{separator}");
                 write_key(snapshot, out);
                 separator = ",";
                 drain(out)?;
@@ -63,12 +63,10 @@ pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut V
     let (whole, rest) = (microseconds / 1000, microseconds % 1000);
     let brace = out.pop();
     debug_assert_eq!(brace, Some(b'}'));
-    put(
+    put!(
         out,
-        format_args!(
-            ",\"cluster\":{{\"role\":\"active\",\"epoch\":{epoch},\"orphans\":{orphans},\
-             \"journal_ms\":{whole}.{rest:03}}}}}"
-        ),
+        ",\"cluster\":{{\"role\":\"active\",\"epoch\":{epoch},\"orphans\":{orphans},\
+         \"journal_ms\":{whole}.{rest:03}}}}}"
     );
 }
 
@@ -83,7 +81,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     match snapshot.kind {
         _ if is_idle(snapshot) => {
             let idle = Seconds(snapshot.idle_for);
-            put(out, format_args!(",\"idle_s\":{idle}"));
+            put!(out, ",\"idle_s\":{idle}");
         }
         Kind::Lock => {
             // A lock with waiters has a holder, except while the server can make no token.
@@ -91,18 +89,16 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
             let conn = first.map_or(0, |holder| holder.conn.0);
             let held = first.and_then(|holder| holder.held);
             let left = Seconds(held.map_or(Duration::ZERO, |(_, left)| left));
-            put(
+            put!(
                 out,
-                format_args!(
-                    ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{left},\"waiters\":{waiters}"
-                ),
+                ",\"owner_conn_id\":{conn},\"lease_expires_in_s\":{left},\"waiters\":{waiters}"
             );
         }
         Kind::Semaphore => {
             let limit = snapshot.limit.get();
-            put(
+            put!(
                 out,
-                format_args!(",\"limit\":{limit},\"holders\":{holders},\"waiters\":{waiters}"),
+                ",\"limit\":{limit},\"holders\":{holders},\"waiters\":{waiters}"
             );
         }
     }
@@ -123,14 +119,22 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     for byte in text.bytes() {
         match byte {
             b'"' | b'\\' => out.extend([b'\\', byte]),
-            0..=0x1f | 0x7f => put(out, format_args!("\\u{byte:04x}")),
+            0..=0x1f | 0x7f => put!(out, "\\u{byte:04x}"),
             _ => out.push(byte),
         }
     }
     out.push(b'"');
 }
 
-pub(super) fn put(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+/// Appends formatted text to a vector of bytes.
+macro_rules! put {
+    ($out:expr, $($text:tt)*) => {
+        $crate::protocol::stats::append($out, format_args!($($text)*))
+    };
+}
+pub(super) use put;
+
+pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
     out.write_fmt(text).expect("writing to memory");
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::limits::{lease, limit, wait_timeout, MAX_LIMIT, MAX_SECONDS};
 use super::reply::{self, Grant, Refusal, Reply};
-use super::request::{self, Kind, Limit, Request};
+use super::request::{self, Kind, Limit, Request, Wanted};
 use crate::token::{Fence, Salt, Token};
 
 const VALUES: usize = 5000;
@@ -100,20 +100,15 @@ impl Random {
         let (kind, limit) = self.kind_and_limit();
         let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
         let token = self.token();
+        let wanted = Wanted {
+            key,
+            kind,
+            limit,
+            lease,
+        };
         match self.below(10) {
-            0 => Request::Acquire {
-                key,
-                kind,
-                limit,
-                lease,
-                wait_timeout,
-            },
-            1 => Request::Enqueue {
-                key,
-                kind,
-                limit,
-                lease,
-            },
+            0 => Request::Acquire(wanted, wait_timeout),
+            1 => Request::Enqueue(wanted),
             2 => Request::Wait {
                 key,
                 kind,

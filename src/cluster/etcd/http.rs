@@ -183,8 +183,7 @@ impl<S: Read> Reader<S> {
         let len = len.ok_or_else(|| io::Error::other("no possible length of a chunk"))?;
         if len > 0 {
             self.take(len, body)?;
-            let end = self.line()?;
-            return match end.is_empty() {
+            return match self.line()?.is_empty() {
                 true => Ok(true),
                 false => Err(io::Error::other("too long a chunk")),
             };

@@ -7,7 +7,7 @@ use crate::protocol::stats;
 impl Session<'_> {
     /// Serves a frame that only one of several servers knows; `None` if it is another.
     pub(super) fn serve_frame_of_member(&mut self) -> Option<Result<(), Ending>> {
-        let office = self.rules.office.as_deref()?;
+        let office = &self.rules.relays.as_ref()?.office;
         let is_first = std::mem::replace(&mut self.is_first, false);
         let [command, epoch, _] = self.reader.frame();
         match command {
@@ -30,9 +30,10 @@ impl Session<'_> {
 
     /// Appends what `stats` says of this server.
     pub(super) fn append_figures(&mut self) {
-        let Some(office) = self.rules.office.as_deref() else {
+        let Some(relays) = &self.rules.relays else {
             return;
         };
+        let office = &relays.office;
         if let Some(epoch) = office.epoch() {
             let orphans = self.seat.arbiter().orphan_count();
             stats::append_cluster(epoch, orphans, office.journal_time(), &mut self.outbox.out);

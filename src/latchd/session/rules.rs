@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::arbiter::Certainty;
 #[cfg(feature = "cluster")]
-use crate::cluster::{relay::Relays, Office};
+use crate::cluster::relay::Relays;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::sys::secret;
@@ -28,10 +28,8 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
-    /// This server's part among several; `None` if it is alone.
-    #[cfg(feature = "cluster")]
-    pub office: Option<Arc<Office>>,
-    /// What it passes on while another server is active.
+    /// This server's office among several, and what it passes on while another is active; `None` if
+    /// it is alone.
     #[cfg(feature = "cluster")]
     pub relays: Option<Arc<Relays>>,
 }
@@ -39,13 +37,11 @@ pub struct SessionRules {
 impl SessionRules {
     /// Blocks until replies may leave that wait for this.
     pub(super) fn attest(&self, unattested: &mut Certainty) {
-        let certainty = std::mem::replace(unattested, Certainty::None);
         #[cfg(feature = "cluster")]
-        if let Some(office) = &self.office {
-            office.attest(certainty);
+        if let Some(relays) = &self.relays {
+            relays.office.attest(*unattested);
         }
-        #[cfg(not(feature = "cluster"))]
-        let _ = certainty;
+        *unattested = Certainty::None;
     }
 
     pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {
