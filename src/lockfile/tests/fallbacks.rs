@@ -176,7 +176,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
                 let is_stale = content.bytes == stale.as_bytes();
-                Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
+                is_stale.then_some(()).ok_or(Obstacle::NotStale)
             },
         };
         let attempt = takeover::acquire(&files, &taker).expect("an attempt");
