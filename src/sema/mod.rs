@@ -137,8 +137,8 @@ fn take(request: &SemaRequest, timeout: Option<Duration>) -> CommandResult {
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        (at, Attempt::Granted(())) => acquired(&slots[at], request),
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Granted(())) => acquired(slot, request),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
 
@@ -275,12 +275,12 @@ fn wait(request: &SemaRequest) -> CommandResult {
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        (at, Attempt::Granted(())) => {
-            let path = shown_path(slots[at].path());
+        (slot, Attempt::Granted(())) => {
+            let path = shown_path(slot.path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
 

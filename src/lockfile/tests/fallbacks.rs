@@ -468,7 +468,9 @@ fn a_wait_for_several_locks_gets_any_of_them() {
         .expect("lock paths");
     let take = |timeout| {
         let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt")
+        let waited = acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt");
+        let is_it = |slot: &Semaphore| slot.path() == waited.0.path();
+        (slots.iter().position(is_it).expect("a slot"), waited.1)
     };
     let took = |timeout| match take(timeout) {
         (slot, Attempt::Granted(guard)) => (slot, guard),
