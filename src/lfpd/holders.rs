@@ -1,6 +1,6 @@
 //! The processes for which locks were taken: when one ends, its locks go.
 
-use std::collections::HashMap;
+use std::collections::hash_map::{Entry, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -161,10 +161,10 @@ impl Holders {
 
 /// The locks of this process, which is forgotten, if it has ended.
 fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<DeviceLock> {
-    let ended = |holder: &WatchedProcess| is_over(pid, &holder.end);
-    let has_ended = holders.get(&pid).is_some_and(ended);
-    let holder = has_ended.then(|| holders.remove(&pid)).flatten();
-    holder.map_or_else(Vec::new, |holder| holder.locks)
+    match holders.entry(pid) {
+        Entry::Occupied(holder) if is_over(pid, &holder.get().end) => holder.remove().locks,
+        _ => Vec::new(),
+    }
 }
 
 fn is_over(pid: u32, end: &End) -> bool {

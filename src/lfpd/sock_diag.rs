@@ -18,10 +18,7 @@ const MAX_LOOKS: usize = 3;
 /// The user whose socket is at `local` and connected to `remote`, if a program still has it open.
 /// Both addresses are [`plain`].
 pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    match ask(local, remote) {
-        Ok(user) => user,
-        Err(_) => (0..MAX_LOOKS).find_map(|_| look_up(local, remote)),
-    }
+    ask(local, remote).unwrap_or_else(|_| (0..MAX_LOOKS).find_map(|_| look_up(local, remote)))
 }
 
 /// The address, as IPv4 if it is an IPv4 address mapped to IPv6.
@@ -134,14 +131,12 @@ fn family_byte(family: AddressFamily) -> u8 {
 
 /// Looks for the connection in the kernel's lists, which takes milliseconds.
 fn look_up(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
-        .iter()
-        .find_map(|list| {
-            let lines = BufReader::new(File::open(list).ok()?).lines();
-            lines
-                .map_while(Result::ok)
-                .find_map(|line| user_in(&line, local, remote))
-        })
+    let mut lists = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].into_iter();
+    lists.find_map(|list| {
+        let lines = BufReader::new(File::open(list).ok()?).lines();
+        let mut lines = lines.map_while(Result::ok);
+        lines.find_map(|line| user_in(&line, local, remote))
+    })
 }
 
 /// The user in a line of the list, if the line is this connection's and a program still has it
