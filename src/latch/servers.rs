@@ -32,14 +32,12 @@ pub(super) fn client(reach: Reach<'_>, wait: Option<Duration>) -> Result<Client,
         [] => environment::servers()?,
         named => named.to_vec(),
     };
-    let Reach {
-        auth_token_file,
-        tls,
-        tls_ca,
-        tls_name,
-        ..
-    } = reach;
-    let mut settings = environment::settings(auth_token_file, tls, tls_ca, tls_name)?;
+    let mut settings = environment::settings(
+        reach.auth_token_file,
+        reach.tls,
+        reach.tls_ca,
+        reach.tls_name,
+    )?;
     settings.connect_timeout = reach.connect_timeout;
     settings.reply_timeout = wait.map_or(reach.connect_timeout, |_| ROUND_TRIP);
     Ok(Client::with_settings(servers, settings))
