@@ -45,10 +45,7 @@ pub(crate) fn settings(
 ) -> Result<Settings, Error> {
     #[cfg(not(feature = "tls"))]
     refuse_tls(is_tls_wanted, ca_file, name)?;
-    let file = match auth_token_file {
-        Some(file) => Some(file.to_owned()),
-        None => variable(AUTH_TOKEN_FILE)?.map(PathBuf::from),
-    };
+    let file = or_variable(auth_token_file.map(Path::to_owned), AUTH_TOKEN_FILE)?;
     let read =
         |file: PathBuf| secret::read(&file).map_err(|error| Error::AuthTokenFile(file, error));
     let auth_token = file.map(read).transpose()?;
@@ -75,14 +72,8 @@ fn tls(
     if is_wanted == Some(false) {
         return Ok(None);
     }
-    let ca_file = match ca_file {
-        Some(file) => Some(file.to_owned()),
-        None => variable(TLS_CA)?.map(PathBuf::from),
-    };
-    let name = match name {
-        Some(name) => Some(name.to_owned()),
-        None => variable(TLS_NAME)?,
-    };
+    let ca_file = or_variable(ca_file.map(Path::to_owned), TLS_CA)?;
+    let name = or_variable(name.map(str::to_owned), TLS_NAME)?;
     if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
         return Ok(None);
     }
@@ -123,6 +114,14 @@ fn wants_tls() -> Result<Option<bool>, Error> {
 
 fn invalid(value: &str, name: &str, why: &str) -> Error {
     Error::Environment(invalid_value(value, name, why))
+}
+
+/// What an option of latch gives, or else this variable.
+fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T>, Error> {
+    match given {
+        None => Ok(variable(name)?.map(T::from)),
+        given => Ok(given),
+    }
 }
 
 /// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of
