@@ -51,14 +51,10 @@ const NOT_A_FILE: &str = "not a regular file";
 const ALREADY_HELD: &str = "Lock already held";
 
 impl Failure {
-    /// A failure of a file.
-    fn of_file(message: impl Display) -> Failure {
-        Failure::new(FILE_ERROR, message)
-    }
-
     /// The reason why the file at this path cannot be used.
     fn at(path: &Path, cause: impl Display) -> Failure {
-        Failure::of_file(format_args!("IO error: {}: {cause}", shown_path(path)))
+        let path = shown_path(path);
+        Failure::new(FILE_ERROR, format_args!("IO error: {path}: {cause}"))
     }
 
     /// An error of the library about this path.
@@ -70,13 +66,13 @@ impl Failure {
                 format_args!("the lock was lost: {}", shown_path(path)),
             ),
             // The other errors name their path, or are not about one.
-            other => Failure::of_file(Plain(other.to_string().as_bytes())),
+            other => Failure::new(FILE_ERROR, Plain(other.to_string().as_bytes())),
         }
     }
 
     /// An error of the standard output.
     fn unprintable(error: io::Error) -> Failure {
-        Failure::of_file(output::unprintable(&error))
+        Failure::new(FILE_ERROR, output::unprintable(&error))
     }
 
     /// Prints the reason, and returns the exit status.
