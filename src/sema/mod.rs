@@ -246,18 +246,16 @@ fn status(request: &SemaRequest) -> CommandResult {
     let mut failure = None;
     for slot in &slots(request, &request.options.lock)? {
         let path = options.slots.map(|_| slot.path());
-        let status = match slot.status() {
-            Ok(status) => status,
-            Err(error) => {
-                failure = Some(unusable(slot.path(), &error)?);
-                continue;
+        match slot.status() {
+            Ok(status) => {
+                is_any_free |= !status.is_locked();
+                texts.push(match options.json {
+                    true => format!("{}\n", report::status_object(path, &status).compact()),
+                    false => report::status_text(path, &status),
+                });
             }
-        };
-        is_any_free |= !status.is_locked();
-        texts.push(match options.json {
-            true => format!("{}\n", report::status_object(path, &status).compact()),
-            false => report::status_text(path, &status),
-        });
+            Err(error) => failure = Some(unusable(slot.path(), &error)?),
+        }
     }
     if let Some(failure) = failure.filter(|_| texts.is_empty()) {
         return Err(failure);
