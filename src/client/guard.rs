@@ -330,15 +330,10 @@ impl Guard {
         if is_own {
             return;
         }
-        let waited = self
-            .shared
-            .ended
-            .wait_while(hold, |hold| hold.outcome.is_none());
-        let is_lost = waited
-            .unwrap_or_else(PoisonError::into_inner)
-            .loss
-            .is_some();
-        if !is_lost {
+        let ended = &self.shared.ended;
+        let waited = ended.wait_while(hold, |hold| hold.outcome.is_none());
+        let loss = waited.unwrap_or_else(PoisonError::into_inner).loss;
+        if loss.is_none() {
             let _ = keeper.join();
         }
     }

@@ -84,10 +84,8 @@ impl Target {
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {
-        let connected = self
-            .lock()
-            .check()
-            .and_then(|()| self.client.connect(self.server()));
+        let checked = self.lock().check();
+        let connected = checked.and_then(|()| self.client.connect(self.server()));
         connected.map_err(|error| self.failure(&error))
     }
 

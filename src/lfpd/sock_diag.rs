@@ -41,12 +41,8 @@ const ANSWER_INODE_AT: usize = HEADER_LEN + 68;
 
 /// Asks the kernel for this one connection. Fails if the kernel does not answer such questions.
 fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        Some(netlink::SOCK_DIAG),
-    )?;
+    let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))?;
     send(&socket, &question(local, remote), SendFlags::empty())?;
     let mut answer = [0; 512];
     // The kernel answers before `send` returns.
@@ -59,11 +55,10 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     const ANY_COOKIE: [u8; 8] = [0xFF; 8];
     const ANY_STATE: [u8; 4] = [0xFF; 4];
     const LEN: u32 = 72;
-    let family = match local {
+    let family = family_byte(match local {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let family = family_byte(family);
+    });
     let mut question = Vec::new();
     question.extend(LEN.to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());

@@ -159,10 +159,8 @@ pub(super) fn rest(
     let unstale = held.filter(|lock| !lock.is_stale);
     let pauses = retries.chain(unstale.filter_map(|lock| lock.stale_in));
     let pause = pauses.min().unwrap_or(FOREVER);
-    let pause = pause.clamp(SHORTEST_RETRY, FOREVER) + jitter();
-    let until = limit
-        .deadline
-        .map_or(now + pause, |deadline| deadline.min(now + pause));
+    let look_at = now + pause.clamp(SHORTEST_RETRY, FOREVER) + jitter();
+    let until = limit.deadline.unwrap_or(look_at).min(look_at);
     let concerns = |name: &[u8]| {
         slots
             .iter()
