@@ -244,12 +244,9 @@ pub(super) fn shard_of(key: &str, count: usize) -> usize {
 fn crc32(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0xedb8_8320;
     let sum = bytes.iter().fold(u32::MAX, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
-            if sum & 1 == 1 {
-                sum >> 1 ^ POLYNOMIAL
-            } else {
-                sum >> 1
-            }
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| match sum & 1 {
+            1 => sum >> 1 ^ POLYNOMIAL,
+            _ => sum >> 1,
         })
     });
     !sum

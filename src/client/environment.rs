@@ -35,54 +35,46 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     Ok(servers)
 }
 
-/// The auth token, and how to speak TLS. What the options of latch leave open is up to
+/// The options of latch that overrule variables.
+#[derive(Default)]
+pub(crate) struct Overrides<'a> {
+    pub(crate) auth_token_file: Option<&'a Path>,
+    pub(crate) tls: Option<bool>,
+    pub(crate) tls_ca: Option<&'a Path>,
+    pub(crate) tls_name: Option<&'a str>,
+}
+
+/// The auth token, and how to speak TLS. What `options` leave open is up to
 /// `LATCH_AUTH_TOKEN_FILE`, `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
-pub(crate) fn settings(
-    auth_token_file: Option<&Path>,
-    is_tls_wanted: Option<bool>,
-    ca_file: Option<&Path>,
-    name: Option<&str>,
-) -> Result<Settings, Error> {
+pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     #[cfg(not(feature = "tls"))]
-    refuse_tls(is_tls_wanted, ca_file, name)?;
-    let file = match auth_token_file {
-        Some(file) => Some(file.to_owned()),
-        None => variable(AUTH_TOKEN_FILE)?.map(PathBuf::from),
-    };
+    refuse_tls(options)?;
+    let file = options.auth_token_file.map(Path::to_owned);
+    let file = or_variable(file, AUTH_TOKEN_FILE)?;
     let read =
         |file: PathBuf| secret::read(&file).map_err(|error| Error::AuthTokenFile(file, error));
     let auth_token = file.map(read).transpose()?;
     Ok(Settings {
         auth_token,
         #[cfg(feature = "tls")]
-        tls: tls(is_tls_wanted, ca_file, name)?,
+        tls: tls(options)?,
         ..Settings::default()
     })
 }
 
 /// How to speak TLS, if that is wanted: a file or a name is a wish, too.
 #[cfg(feature = "tls")]
-fn tls(
-    is_wanted: Option<bool>,
-    ca_file: Option<&Path>,
-    name: Option<&str>,
-) -> Result<Option<Tls>, Error> {
-    let is_wanted = match is_wanted {
-        None if ca_file.is_some() || name.is_some() => Some(true),
+fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
+    let is_wanted = match options.tls {
+        None if options.tls_ca.is_some() || options.tls_name.is_some() => Some(true),
         None => wants_tls()?,
         wanted => wanted,
     };
     if is_wanted == Some(false) {
         return Ok(None);
     }
-    let ca_file = match ca_file {
-        Some(file) => Some(file.to_owned()),
-        None => variable(TLS_CA)?.map(PathBuf::from),
-    };
-    let name = match name {
-        Some(name) => Some(name.to_owned()),
-        None => variable(TLS_NAME)?,
-    };
+    let ca_file = or_variable(options.tls_ca.map(Path::to_owned), TLS_CA)?;
+    let name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
     if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
         return Ok(None);
     }
@@ -96,13 +88,9 @@ fn tls(
 /// Refuses options or an environment that ask for TLS, which this build does not have: the
 /// connection would not be encrypted.
 #[cfg(not(feature = "tls"))]
-fn refuse_tls(
-    is_wanted: Option<bool>,
-    ca_file: Option<&Path>,
-    name: Option<&str>,
-) -> Result<(), Error> {
+fn refuse_tls(options: &Overrides<'_>) -> Result<(), Error> {
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    let asking = match (is_wanted, ca_file, name) {
+    let asking = match (options.tls, options.tls_ca, options.tls_name) {
         (Some(wanted), ..) => wanted.then_some("--tls"),
         (None, Some(_), _) => Some("--tls-ca"),
         (None, None, Some(_)) => Some("--tls-name"),
@@ -123,6 +111,14 @@ fn wants_tls() -> Result<Option<bool>, Error> {
 
 fn invalid(value: &str, name: &str, why: &str) -> Error {
     Error::Environment(invalid_value(value, name, why))
+}
+
+/// What an option of latch gives, or else this variable.
+fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T>, Error> {
+    match given {
+        None => Ok(variable(name)?.map(T::from)),
+        given => Ok(given),
+    }
 }
 
 /// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of

@@ -157,8 +157,12 @@ struct Hold {
     outcome: Option<Result<(), Error>>,
 }
 
-/// How long before the deadline it is called, and what.
-type OnSilence = (Duration, Box<dyn FnOnce() + Send>);
+/// The callback for a silent server.
+struct OnSilence {
+    /// How long before the deadline it is called.
+    lead: Duration,
+    callback: Box<dyn FnOnce() + Send>,
+}
 
 /// What is called with the outcome of a renewal; dropped if the lock is lost.
 type Answer = Box<dyn FnOnce(bool) + Send>;
@@ -251,7 +255,8 @@ impl Guard {
     /// The callback should be short: until it returns, nothing is renewed, and no loss is noticed.
     /// Its stack is 128 KiB. If it panics, the keeper closes the connection, and the lock is lost.
     pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
-        let silence = fits(lead, self.grant.lease).then(|| (lead, Box::new(callback) as Box<_>));
+        let callback = Box::new(callback);
+        let silence = fits(lead, self.grant.lease).then_some(OnSilence { lead, callback });
         let is_fit = silence.is_some();
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         self.shared.bell.set();
@@ -325,15 +330,10 @@ impl Guard {
         if is_own {
             return;
         }
-        let waited = self
-            .shared
-            .ended
-            .wait_while(hold, |hold| hold.outcome.is_none());
-        let is_lost = waited
-            .unwrap_or_else(PoisonError::into_inner)
-            .loss
-            .is_some();
-        if !is_lost {
+        let ended = &self.shared.ended;
+        let waited = ended.wait_while(hold, |hold| hold.outcome.is_none());
+        let loss = waited.unwrap_or_else(PoisonError::into_inner).loss;
+        if loss.is_none() {
             let _ = keeper.join();
         }
     }
@@ -402,46 +402,41 @@ impl Keeper {
 
     /// Returns when the lock is released or lost.
     fn work(&mut self) -> Result<(), Loss> {
-        while !self.step()? {}
-        Ok(())
-    }
-
-    /// Tells whether the lock is released.
-    fn step(&mut self) -> Result<bool, Loss> {
-        let [has_spoken, has_ended_silence] = self.sleep();
-        if has_spoken {
-            self.hear()?;
-        }
-        if has_ended_silence {
-            self.hear_silent()?;
-        }
-        let is_idle = self.sent_at.is_none() && self.silent.is_none();
-        if is_idle && self.shared.hold().is_releasing {
-            let released = self.release();
-            self.shared.end(released);
-            return Ok(true);
-        }
-        let now = Moment::now();
-        if now >= self.deadline() {
-            return Err(Loss::Deadline);
-        }
-        if now >= self.patience_ends_at() {
-            self.lose_patience();
-        }
-        let is_asked = !self.shared.hold().asking.is_empty();
-        let is_due = is_asked || now >= self.renew_at();
-        if !self.is_connected() {
-            self.attempt(now)?;
-        } else if self.sent_at.is_none() && is_due {
-            self.send(now)?;
-        }
-        if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
-            let silence = self.shared.hold().on_silence.take();
-            if let Some((_, callback)) = silence {
-                callback();
+        loop {
+            let [has_spoken, has_ended_silence] = self.sleep();
+            if has_spoken {
+                self.hear()?;
+            }
+            if has_ended_silence {
+                self.hear_silent()?;
+            }
+            let is_idle = self.sent_at.is_none() && self.silent.is_none();
+            if is_idle && self.shared.hold().is_releasing {
+                let released = self.release();
+                self.shared.end(released);
+                return Ok(());
+            }
+            let now = Moment::now();
+            if now >= self.deadline() {
+                return Err(Loss::Deadline);
+            }
+            if now >= self.patience_ends_at() {
+                self.lose_patience();
+            }
+            let is_asked = !self.shared.hold().asking.is_empty();
+            let is_due = is_asked || now >= self.renew_at();
+            if !self.is_connected() {
+                self.attempt(now)?;
+            } else if self.sent_at.is_none() && is_due {
+                self.send(now)?;
+            }
+            if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
+                let silence = self.shared.hold().on_silence.take();
+                if let Some(OnSilence { callback, .. }) = silence {
+                    callback();
+                }
             }
         }
-        Ok(false)
     }
 
     /// Sleeps until there is something to do, and tells whether the server has spoken, and whether
@@ -502,7 +497,7 @@ impl Keeper {
     /// How long before the deadline that callback is due.
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
-        let lead = hold.on_silence.as_ref().map(|(lead, _)| *lead);
+        let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
         lead.filter(|lead| fits(*lead, self.held.grant.lease))
     }
 

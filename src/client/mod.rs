@@ -59,6 +59,7 @@ pub use crate::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
+use environment::Overrides;
 pub use error::{Auth, Error};
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
@@ -152,7 +153,7 @@ impl Client {
     /// # }
     /// ```
     pub fn from_env() -> Result<Client, Error> {
-        let settings = environment::settings(None, None, None, None)?;
+        let settings = environment::settings(&Overrides::default())?;
         Ok(Client::with_settings(environment::servers()?, settings))
     }
 

@@ -45,9 +45,9 @@ impl Outage {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
     }
 
-    /// A server has accepted the connection.
+    /// A server has accepted the connection, and is asked who has the lock.
     pub(super) fn connected(&mut self) {
-        self.refused_since = None;
+        (self.refused_since, self.is_looking) = (None, true);
     }
 
     /// No server has; tells whether a server that is alone is gone.

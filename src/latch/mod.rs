@@ -60,10 +60,7 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) => print(&text),
         Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
-    ExitCode::from(ended.unwrap_or_else(|failure| {
-        explain(&failure);
-        failure.status
-    }))
+    ExitCode::from(ended.unwrap_or_else(explain))
 }
 
 /// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
@@ -85,10 +82,12 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
     reason
 }
 
-fn explain(failure: &Failure) {
-    if let Some(message) = &failure.message {
+/// Prints the reason, and returns the exit status.
+fn explain(failure: Failure) -> u8 {
+    if let Some(message) = failure.message {
         complain(message);
     }
+    failure.status
 }
 
 /// Prints a line on stderr. If that fails, the exit status still tells of the failure.
@@ -132,13 +131,11 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
 /// Prints the reason of every failure, and returns one exit status for all: UNAVAILABLE if a server
 /// cannot be reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
-    let mut statuses = failures.iter().map(|failure| failure.status);
-    let unavailable = statuses.clone().find(|status| *status == UNAVAILABLE);
-    let status = unavailable.or(statuses.next()).unwrap_or(0);
-    for failure in failures {
-        explain(&failure);
+    let statuses: Vec<u8> = failures.into_iter().map(explain).collect();
+    match statuses.contains(&UNAVAILABLE) {
+        true => UNAVAILABLE,
+        false => statuses.first().copied().unwrap_or(0),
     }
-    status
 }
 
 fn token(text: &str) -> Result<Token, Failure> {

@@ -9,11 +9,12 @@ use parking_lot::Mutex;
 use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
 use crate::cli::waiting::Talk;
+use crate::client::environment::Overrides;
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::{Address, Client};
 
 use super::claim::Asking;
-use super::servers::{self, Reach, Target};
+use super::servers::{self, Target};
 
 /// The options that need no value, in both forms.
 pub(super) const BOOLEANS: &[&str] = &[
@@ -88,15 +89,14 @@ macro_rules! command {
         impl $name {
             /// A client of the servers, for a command that waits for so long, if it waits.
             pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
-                let reach = Reach {
-                    servers: &self.server,
+                let options = Overrides {
                     auth_token_file: self.auth_token_file.as_deref(),
-                    connect_timeout: self.connect_timeout,
                     tls: self.tls,
                     tls_ca: self.tls_ca.as_deref(),
                     tls_name: self.tls_name.as_deref(),
                 };
-                servers::client(reach, wait).map_err(servers::unusable)
+                servers::client(&self.server, &options, self.connect_timeout, wait)
+                    .map_err(servers::unusable)
             }
         }
     };

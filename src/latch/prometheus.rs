@@ -101,11 +101,8 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
 /// The text format of Prometheus: each metric, with the series of all servers below it.
 fn exposition(answers: &[Answer]) -> String {
     let mut text = Exposition::default();
-    text.begin(
-        "latchd_up",
-        "gauge",
-        "Whether the server gave its counters.",
-    );
+    let help = "Whether the server gave its counters.";
+    text.begin("latchd_up", "gauge", help);
     for (server, answer) in answers {
         let labels = [("server", server.as_str())];
         text.sample("latchd_up", &labels, u8::from(answer.is_some()));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
-use crate::client::{environment, Address, Client, Connection, Error, Granted, Lock, Slot, Wait};
+use crate::client::environment::{self, Overrides};
+use crate::client::{Address, Client, Connection, Error, Granted, Lock, Slot, Wait};
 use crate::text::Plain;
 
 use super::{busy, failure, shown, usage, FILE_ERROR};
@@ -15,33 +16,21 @@ use super::{busy, failure, shown, usage, FILE_ERROR};
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// The options that say how to reach the servers.
-pub(super) struct Reach<'a> {
-    pub(super) servers: &'a [Address],
-    pub(super) auth_token_file: Option<&'a Path>,
-    pub(super) connect_timeout: Duration,
-    pub(super) tls: Option<bool>,
-    pub(super) tls_ca: Option<&'a Path>,
-    pub(super) tls_name: Option<&'a str>,
-}
-
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
-pub(super) fn client(reach: Reach<'_>, wait: Option<Duration>) -> Result<Client, Error> {
-    let servers = match reach.servers {
+pub(super) fn client(
+    named: &[Address],
+    options: &Overrides<'_>,
+    connect_timeout: Duration,
+    wait: Option<Duration>,
+) -> Result<Client, Error> {
+    let servers = match named {
         [] => environment::servers()?,
         named => named.to_vec(),
     };
-    let Reach {
-        auth_token_file,
-        tls,
-        tls_ca,
-        tls_name,
-        ..
-    } = reach;
-    let mut settings = environment::settings(auth_token_file, tls, tls_ca, tls_name)?;
-    settings.connect_timeout = reach.connect_timeout;
-    settings.reply_timeout = wait.map_or(reach.connect_timeout, |_| ROUND_TRIP);
+    let mut settings = environment::settings(options)?;
+    settings.connect_timeout = connect_timeout;
+    settings.reply_timeout = wait.map_or(connect_timeout, |_| ROUND_TRIP);
     Ok(Client::with_settings(servers, settings))
 }
 
@@ -95,10 +84,8 @@ impl Target {
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {
-        let connected = self
-            .lock()
-            .check()
-            .and_then(|()| self.client.connect(self.server()));
+        let checked = self.lock().check();
+        let connected = checked.and_then(|()| self.client.connect(self.server()));
         connected.map_err(|error| self.failure(&error))
     }
 

@@ -6,7 +6,9 @@ use super::uucp::names::pid_in;
 const MAX_DEVICE_LEN: usize = 255;
 
 /// First words of an HTTP request sent here by mistake. A blank follows.
-const HTTP_METHODS: &str = "GET POST PUT HEAD DELETE OPTIONS CONNECT TRACE PATCH PRI";
+const HTTP_METHODS: [&[u8]; 10] = [
+    b"GET", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS", b"CONNECT", b"TRACE", b"PATCH", b"PRI",
+];
 const HTTP_HOST: &[u8] = b"host:";
 
 /// First bytes of a TLS handshake: the type and the major version of a record.
@@ -62,15 +64,10 @@ pub fn is_other_protocol(line: &[u8]) -> bool {
     let names_version = version.len() > 5 && version[..5].eq_ignore_ascii_case(b"HTTP/");
     let names_host =
         line.len() >= HTTP_HOST.len() && line[..HTTP_HOST.len()].eq_ignore_ascii_case(HTTP_HOST);
-    let is_method = |word: &[u8]| {
-        HTTP_METHODS
-            .split(' ')
-            .any(|method| method.as_bytes() == word)
-    };
     let blank = line.iter().position(|byte| *byte == b' ');
     names_version
         || names_host
-        || blank.is_some_and(|at| is_method(&line[..at]))
+        || blank.is_some_and(|at| HTTP_METHODS.contains(&&line[..at]))
         || line.starts_with(TLS_RECORD)
 }
 

@@ -1,20 +1,21 @@
 //! The processes for which locks were taken: when one ends, its locks go.
 
-use std::collections::HashMap;
+use std::collections::hash_map::{Entry, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{debug, warn};
 use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::Timespec;
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::files::DeviceLock;
 use crate::sys::directory::FileId;
+use crate::sys::event::is_readable_by;
 use crate::sys::process;
 use crate::text::reason;
 
@@ -161,19 +162,15 @@ impl Holders {
 
 /// The locks of this process, which is forgotten, if it has ended.
 fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<DeviceLock> {
-    let ended = |holder: &WatchedProcess| is_over(pid, &holder.end);
-    let has_ended = holders.get(&pid).is_some_and(ended);
-    let holder = has_ended.then(|| holders.remove(&pid)).flatten();
-    holder.map_or_else(Vec::new, |holder| holder.locks)
+    match holders.entry(pid) {
+        Entry::Occupied(holder) if is_over(pid, &holder.get().end) => holder.remove().locks,
+        _ => Vec::new(),
+    }
 }
 
 fn is_over(pid: u32, end: &End) -> bool {
     match end {
-        End::Descriptor(descriptor) => {
-            let now = Timespec::default();
-            let polled = poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&now));
-            polled.is_ok_and(|count| count > 0)
-        }
+        End::Descriptor(descriptor) => is_readable_by(descriptor, Instant::now()),
         End::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
     }
 }

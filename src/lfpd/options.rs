@@ -149,12 +149,8 @@ impl Options {
 
 /// An address and a port, or a port alone. Only this host may reach the server.
 fn loopback_address(text: &str) -> Result<SocketAddr, String> {
-    let on_localhost = |port| {
-        Some(SocketAddr::from((
-            Ipv4Addr::LOCALHOST,
-            values::digits(port)?,
-        )))
-    };
+    let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let on_localhost = |port| values::digits(port).map(local);
     let address = match text.strip_prefix("localhost:") {
         Some(port) => on_localhost(port),
         None => text.parse().ok().or_else(|| on_localhost(text)),

@@ -35,8 +35,8 @@ pub struct NamedProcess {
 
 impl Peer {
     /// Finds out the user at the other end of a connected socket; `None` if that is on another
-    /// host, or its address is unknown. The caller asks before the peer
-    /// has a reason to close it: afterwards the kernel does not know.
+    /// host, or its address is unknown. The caller asks before the peer has a reason to close it:
+    /// afterwards the kernel does not know.
     pub fn of(socket: &impl AsFd) -> Option<Peer> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),

@@ -29,8 +29,7 @@ impl LfpReply<'_> {
             LfpReply::NotUnderstood(line) => {
                 out.extend(b"500 '");
                 out.extend(line.iter().take(MAX_ECHO_LEN).map(|byte| match byte {
-                    b'\'' => b'?',
-                    b' '..=b'~' => *byte,
+                    b' '..=b'~' if *byte != b'\'' => *byte,
                     _ => b'?',
                 }));
                 out.extend(b"': command not understood");

@@ -45,8 +45,7 @@ pub struct ConversationRules {
 type Flow = ControlFlow<&'static str>;
 
 /// Serves a connection until it ends. Its locks stay. A peer that is not on this host is turned
-/// away. In a server for several connections, `place`
-/// is this one's.
+/// away. In a server for several connections, `place` is this one's.
 pub fn serve(
     wire: &Wire<'_>,
     peer: Option<Peer>,

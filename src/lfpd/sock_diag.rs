@@ -18,10 +18,7 @@ const MAX_LOOKS: usize = 3;
 /// The user whose socket is at `local` and connected to `remote`, if a program still has it open.
 /// Both addresses are [`plain`].
 pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    match ask(local, remote) {
-        Ok(user) => user,
-        Err(_) => (0..MAX_LOOKS).find_map(|_| look_up(local, remote)),
-    }
+    ask(local, remote).unwrap_or_else(|_| (0..MAX_LOOKS).find_map(|_| look_up(local, remote)))
 }
 
 /// The address, as IPv4 if it is an IPv4 address mapped to IPv6.
@@ -44,12 +41,8 @@ const ANSWER_INODE_AT: usize = HEADER_LEN + 68;
 
 /// Asks the kernel for this one connection. Fails if the kernel does not answer such questions.
 fn ask(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Errno> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        Some(netlink::SOCK_DIAG),
-    )?;
+    let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))?;
     send(&socket, &question(local, remote), SendFlags::empty())?;
     let mut answer = [0; 512];
     // The kernel answers before `send` returns.
@@ -62,11 +55,10 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     const ANY_COOKIE: [u8; 8] = [0xFF; 8];
     const ANY_STATE: [u8; 4] = [0xFF; 4];
     const LEN: u32 = 72;
-    let family = match local {
+    let family = family_byte(match local {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let family = family_byte(family);
+    });
     let mut question = Vec::new();
     question.extend(LEN.to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -134,14 +126,12 @@ fn family_byte(family: AddressFamily) -> u8 {
 
 /// Looks for the connection in the kernel's lists, which takes milliseconds.
 fn look_up(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
-        .iter()
-        .find_map(|list| {
-            let lines = BufReader::new(File::open(list).ok()?).lines();
-            lines
-                .map_while(Result::ok)
-                .find_map(|line| user_in(&line, local, remote))
-        })
+    let mut lists = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].into_iter();
+    lists.find_map(|list| {
+        let lines = BufReader::new(File::open(list).ok()?).lines();
+        let mut lines = lines.map_while(Result::ok);
+        lines.find_map(|line| user_in(&line, local, remote))
+    })
 }
 
 /// The user in a line of the list, if the line is this connection's and a program still has it

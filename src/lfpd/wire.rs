@@ -70,8 +70,11 @@ impl<'a> Wire<'a> {
                 return Ok(0);
             }
             let until = stopped_at.unwrap_or(deadline);
-            let (is_ready, is_stopped) = self.poll(until)?;
-            if is_ready {
+            let mut polled = [self.input, self.stop]
+                .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+            wait_for(&mut polled, Some(until))?;
+            let [has_input, is_stopped] = polled.map(|polled| !polled.revents().is_empty());
+            if has_input {
                 match rustix::io::read(self.input, &mut *buffer) {
                     Ok(len) => return Ok(len),
                     Err(Errno::INTR | Errno::AGAIN) => {}
@@ -87,16 +90,6 @@ impl<'a> Wire<'a> {
                 return Err(Errno::AGAIN.into());
             }
         }
-    }
-
-    /// Blocks until there is input, the deadline is over, or the server stops. Returns whether
-    /// there is input, and whether the server stops.
-    fn poll(&self, deadline: Instant) -> io::Result<(bool, bool)> {
-        let mut polled = [self.input, self.stop]
-            .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
-        wait_for(&mut polled, Some(deadline))?;
-        let [input, stop] = polled.map(|polled| !polled.revents().is_empty());
-        Ok((input, stop))
     }
 }
 

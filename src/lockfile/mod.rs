@@ -268,7 +268,7 @@ impl Semaphore {
                     .print()
                     .into_bytes()
             },
-            may_take: &|content| Ok(self.may_take(content, Flock::Ours, &directory)),
+            may_take: &|content| self.may_take(content, Flock::Ours, &directory),
         };
         match takeover::acquire(&files, &taker)? {
             Tried::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),

@@ -69,7 +69,7 @@ impl Semaphore {
         find_host_id()?;
         let directory = self.directory()?;
         let files = self.files(&directory);
-        let allows = |content: &Content, flock| Ok(self.allows(terms, content, flock, &directory));
+        let allows = |content: &Content, flock| self.allows(terms, content, flock, &directory);
         Ok(match takeover::remove(&files, &allows)? {
             Tried::Done(true) => ReleaseOutcome::Released,
             Tried::Done(false) => return Err(SemaphoreError::NotLocked),

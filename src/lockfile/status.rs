@@ -311,13 +311,13 @@ impl Semaphore {
                 };
                 let verdict = self.may_take(content, assumed, &directory);
                 let is_live = Record::parse(&content.bytes).is_live;
-                Ok(verdict.and_then(|()| match flock {
+                verdict.and_then(|()| match flock {
                     // A guard has it locked, and lives.
                     Flock::Theirs if is_live => Err(Obstacle::NotStale),
                     Flock::Theirs => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
                     Flock::Ours | Flock::Bystanders | Flock::Unknown => Ok(()),
-                }))
+                })
             };
             match takeover::remove(&files, &allows)? {
                 Tried::Done(was_there) => cleaned.lock = was_there,

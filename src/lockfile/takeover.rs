@@ -90,7 +90,7 @@ pub(super) struct Taker<'a> {
     /// while it holds the lock.
     pub(super) record: &'a dyn Fn() -> Vec<u8>,
     /// Whether a file with this content may be taken over if no other process has it locked.
-    pub(super) may_take: &'a dyn Fn(&Content) -> io::Result<Verdict>,
+    pub(super) may_take: &'a dyn Fn(&Content) -> Verdict,
 }
 
 /// Whether a file may be taken over or removed; if not, why.
@@ -163,7 +163,7 @@ fn take_over<F: Files>(
     let held = |why, content| Ok(Some(Tried::Obstructed(why, Some(content))));
     // A lock that is simply held is only read. Its file is not locked even for a moment.
     let content = files.read(&found)?;
-    if let Err(why) = (taker.may_take)(&content)? {
+    if let Err(why) = (taker.may_take)(&content) {
         return held(why, content);
     }
     // It may have changed, or lost its name, before this process locked it.
@@ -176,7 +176,7 @@ fn take_over<F: Files>(
         Flock::Theirs => return held(Obstacle::Locked, judged),
         Flock::Unknown => return held(Obstacle::NoLocks, judged),
     };
-    let verdict = (taker.may_take)(&judged)?;
+    let verdict = (taker.may_take)(&judged);
     // Only after the judgement: a holder may release a lock that another process has locked, but
     // only while it is alive.
     let id = files.id(&file)?;
@@ -252,10 +252,7 @@ pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<b
 /// Releases the lock whose file this process has had open and locked since the grant. False if the
 /// lock is lost; then nothing changes.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
-    if !is_still_ours(files, ours)? {
-        return Ok(false);
-    }
-    remove_name(files)
+    Ok(is_still_ours(files, ours)? && remove_name(files)?)
 }
 
 /// Returns whether the name was there.
@@ -281,7 +278,7 @@ pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
 /// lock.
 pub(super) fn remove<F: Files>(
     files: &F,
-    allows: &dyn Fn(&Content, Flock) -> io::Result<Verdict>,
+    allows: &dyn Fn(&Content, Flock) -> Verdict,
 ) -> io::Result<Tried<bool>> {
     for _ in 0..MAX_ROUNDS {
         let found = match files.open()? {
@@ -292,7 +289,7 @@ pub(super) fn remove<F: Files>(
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
         let content = locked.content;
-        let verdict = allows(&content, locked.flock)?;
+        let verdict = allows(&content, locked.flock);
         if files.identity()? != Some(files.id(&locked.file)?) {
             continue;
         }

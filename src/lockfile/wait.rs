@@ -42,25 +42,24 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
-/// What a wait for one of several locks gives. The number says which of them was granted; or it is
-/// busy, and stays held: time is up, or no wait can end.
-pub(crate) type Waited<T> = (usize, Attempt<T>);
+/// The lock that was granted; or one that stays held: time is up, or no wait can end.
+pub(crate) type Waited<'a, T> = (&'a Semaphore, Attempt<T>);
 
 /// Waits for one of several locks in one directory.
 pub(crate) fn acquire_any<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
     limit: &WaitLimit<'_>,
-) -> SemaphoreResult<Waited<SemaphoreGuard<'a>>> {
+) -> SemaphoreResult<Waited<'a, SemaphoreGuard<'a>>> {
     until_any(slots, None, limit, &|slot| slot.attempt_guard(info))
 }
 
 /// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
-pub(crate) fn acquire_any_detached(
-    slots: &[Semaphore],
+pub(crate) fn acquire_any_detached<'a>(
+    slots: &'a [Semaphore],
     info: &LockInfo,
     limit: &WaitLimit<'_>,
-) -> SemaphoreResult<Waited<()>> {
+) -> SemaphoreResult<Waited<'a, ()>> {
     let has_ended = || SemaphoreError::HolderEnded(info.pid);
     let holder = HolderProcess::of(info.pid).ok_or_else(has_ended)?;
     let waited = until_any(slots, Some(&holder), limit, &|slot| {
@@ -68,8 +67,8 @@ pub(crate) fn acquire_any_detached(
     })?;
     match &waited {
         // The process ended just before the grant; its end may have made room for the grant.
-        (at, Attempt::Granted(())) if holder.is_over() => {
-            slots[*at].give_back(info.pid);
+        (slot, Attempt::Granted(())) if holder.is_over() => {
+            slot.give_back(info.pid);
             Err(has_ended())
         }
         _ => Ok(waited),
@@ -77,7 +76,10 @@ pub(crate) fn acquire_any_detached(
 }
 
 /// Waits until one of several locks is free or stale, without taking it.
-pub(crate) fn wait_any(slots: &[Semaphore], limit: &WaitLimit<'_>) -> SemaphoreResult<Waited<()>> {
+pub(crate) fn wait_any<'a>(
+    slots: &'a [Semaphore],
+    limit: &WaitLimit<'_>,
+) -> SemaphoreResult<Waited<'a, ()>> {
     until_any(slots, None, limit, &|slot| {
         Ok(match slot.look()? {
             Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
@@ -97,17 +99,17 @@ fn until_any<'a, T>(
     holder: Option<&HolderProcess>,
     limit: &WaitLimit<'_>,
     attempt: &dyn Fn(&'a Semaphore) -> SemaphoreResult<Attempt<T>>,
-) -> SemaphoreResult<Waited<T>> {
+) -> SemaphoreResult<Waited<'a, T>> {
     let Some(first) = slots.first() else {
         return Err(SemaphoreError::Timeout);
     };
     let mut watch = None;
     loop {
         let mut held = Vec::with_capacity(slots.len());
-        for (at, slot) in slots.iter().enumerate() {
+        for slot in slots {
             match attempt(slot) {
                 Ok(Attempt::Busy(busy)) => held.push(busy),
-                Ok(granted) => return Ok((at, granted)),
+                Ok(granted) => return Ok((slot, granted)),
                 // Another program's file spoils its own slot only.
                 Err(SemaphoreError::NotALockFile(_)) => {
                     held.push(Busy::unknown(Obstacle::NotALockFile))
@@ -121,7 +123,7 @@ fn until_any<'a, T>(
             if held[at].obstacle == Obstacle::NotALockFile {
                 return Err(slots[at].not_a_lock_file());
             }
-            return Ok((at, Attempt::Busy(held.swap_remove(at))));
+            return Ok((&slots[at], Attempt::Busy(held.swap_remove(at))));
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, limit)?,
@@ -157,10 +159,8 @@ pub(super) fn rest(
     let unstale = held.filter(|lock| !lock.is_stale);
     let pauses = retries.chain(unstale.filter_map(|lock| lock.stale_in));
     let pause = pauses.min().unwrap_or(FOREVER);
-    let pause = pause.clamp(SHORTEST_RETRY, FOREVER) + jitter();
-    let until = limit
-        .deadline
-        .map_or(now + pause, |deadline| deadline.min(now + pause));
+    let look_at = now + pause.clamp(SHORTEST_RETRY, FOREVER) + jitter();
+    let until = limit.deadline.unwrap_or(look_at).min(look_at);
     let concerns = |name: &[u8]| {
         slots
             .iter()

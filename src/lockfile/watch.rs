@@ -12,7 +12,7 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::sys::directory::Directory;
-use crate::sys::event::{wait_for, Event};
+use crate::sys::event::{is_readable_by, wait_for, Event};
 use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
@@ -53,10 +53,7 @@ impl HolderProcess {
     /// Whether the process has ended. A zombie has.
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
-            Some(end) => {
-                let mut polled = [PollFd::new(end, PollFlags::IN)];
-                wait_for(&mut polled, Some(Instant::now())).unwrap_or(false)
-            }
+            Some(end) => is_readable_by(end, Instant::now()),
             None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
         }
     }

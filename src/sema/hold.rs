@@ -17,18 +17,18 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
-        (at, Attempt::Granted(guard)) => {
+        (slot, Attempt::Granted(guard)) => {
             let line = match request.options.json {
-                true => acquired_object(&slots[at], &request.options).compact(),
-                false => shown_path(slots[at].path()),
+                true => acquired_object(slot, &request.options).compact(),
+                false => shown_path(slot.path()),
             };
             // Also with `--quiet`: the script waits for it.
             output::print(&format!("{line}\n")).map_err(Failure::unprintable)?;
             let killed = signals.wait_for(&[&input.closed, &lost]).err();
             let released = guard.release();
-            released.map_err(|error| Failure::about(slots[at].path(), &error))?;
+            released.map_err(|error| Failure::about(slot.path(), &error))?;
             Ok(killed.map_or(DONE, |killed| killed.follow()))
         }
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }

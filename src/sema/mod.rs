@@ -51,14 +51,10 @@ const NOT_A_FILE: &str = "not a regular file";
 const ALREADY_HELD: &str = "Lock already held";
 
 impl Failure {
-    /// A failure of a file.
-    fn of_file(message: impl Display) -> Failure {
-        Failure::new(FILE_ERROR, message)
-    }
-
     /// The reason why the file at this path cannot be used.
     fn at(path: &Path, cause: impl Display) -> Failure {
-        Failure::of_file(format_args!("IO error: {}: {cause}", shown_path(path)))
+        let path = shown_path(path);
+        Failure::new(FILE_ERROR, format_args!("IO error: {path}: {cause}"))
     }
 
     /// An error of the library about this path.
@@ -70,13 +66,13 @@ impl Failure {
                 format_args!("the lock was lost: {}", shown_path(path)),
             ),
             // The other errors name their path, or are not about one.
-            other => Failure::of_file(Plain(other.to_string().as_bytes())),
+            other => Failure::new(FILE_ERROR, Plain(other.to_string().as_bytes())),
         }
     }
 
     /// An error of the standard output.
     fn unprintable(error: io::Error) -> Failure {
-        Failure::of_file(output::unprintable(&error))
+        Failure::new(FILE_ERROR, output::unprintable(&error))
     }
 
     /// Prints the reason, and returns the exit status.
@@ -137,8 +133,8 @@ fn take(request: &SemaRequest, timeout: Option<Duration>) -> CommandResult {
     let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        (at, Attempt::Granted(())) => acquired(&slots[at], request),
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Granted(())) => acquired(slot, request),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
 
@@ -250,18 +246,16 @@ fn status(request: &SemaRequest) -> CommandResult {
     let mut failure = None;
     for slot in &slots(request, &request.options.lock)? {
         let path = options.slots.map(|_| slot.path());
-        let status = match slot.status() {
-            Ok(status) => status,
-            Err(error) => {
-                failure = Some(unusable(slot.path(), &error)?);
-                continue;
+        match slot.status() {
+            Ok(status) => {
+                is_any_free |= !status.is_locked();
+                texts.push(match options.json {
+                    true => format!("{}\n", report::status_object(path, &status).compact()),
+                    false => report::status_text(path, &status),
+                });
             }
-        };
-        is_any_free |= !status.is_locked();
-        texts.push(match options.json {
-            true => format!("{}\n", report::status_object(path, &status).compact()),
-            false => report::status_text(path, &status),
-        });
+            Err(error) => failure = Some(unusable(slot.path(), &error)?),
+        }
     }
     if let Some(failure) = failure.filter(|_| texts.is_empty()) {
         return Err(failure);
@@ -275,12 +269,12 @@ fn wait(request: &SemaRequest) -> CommandResult {
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
-        (at, Attempt::Granted(())) => {
-            let path = shown_path(slots[at].path());
+        (slot, Attempt::Granted(())) => {
+            let path = shown_path(slot.path());
             let object = Object::new().with("free", true).with("path", path.clone());
             say(&format!("Lock is free: {path}"), &object, request)
         }
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
 

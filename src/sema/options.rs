@@ -278,8 +278,7 @@ pub(super) struct SemaRequest {
 }
 
 /// Reads the command line.
-pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Parsed<SemaRequest> {
-    let mut arguments = arguments;
+pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<SemaRequest> {
     let ours: Vec<OsString> = arguments
         .by_ref()
         .take_while(|argument| argument != "--")

@@ -26,8 +26,8 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let (mut signals, lost, slots) = prepare(request)?;
     let waited = wait(&slots, request, None, &mut signals)?;
     match waited {
-        (at, Attempt::Granted(guard)) => run_under(guard, &slots[at], request, &mut signals, &lost),
-        (at, Attempt::Busy(busy)) => refuse(&slots[at], &busy, request),
+        (slot, Attempt::Granted(guard)) => run_under(guard, slot, request, &mut signals, &lost),
+        (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) fn wait<'a>(
     request: &SemaRequest,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
-) -> Result<Waited<SemaphoreGuard<'a>>, Failure> {
+) -> Result<Waited<'a, SemaphoreGuard<'a>>, Failure> {
     let options = &request.options;
     let info = LockInfo {
         tag: options.tag.clone(),

@@ -90,10 +90,8 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     let failure = match semaphore(Path::new(path)) {
         Ok(semaphore) => {
             if let Some(step) = step.filter(|_| request.verbose) {
-                complain(&format!(
-                    "[INFO] {step}: {}\n",
-                    shown_path(semaphore.path())
-                ));
+                let path = shown_path(semaphore.path());
+                complain(&format!("[INFO] {step}: {path}\n"));
             }
             match command(&semaphore, &request) {
                 Ok(status) => return status,
@@ -248,17 +246,13 @@ fn release(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
 fn status(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     let status = semaphore.status().map_err(io_error)?;
     let info = status.details().and_then(LockDetails::info);
+    let is_stale = info.as_ref().is_some_and(|info| info.is_stale(STALE));
+    let is_own = info.as_ref().is_some_and(|info| info.pid == caller());
     let object = Object::new()
         .with("locked", status.is_locked())
         .with_object("info", info.as_ref().map(info_object))
-        .with(
-            "isStale",
-            info.as_ref().is_some_and(|info| info.is_stale(STALE)),
-        )
-        .with(
-            "isOwnedByCurrentProcess",
-            info.is_some_and(|info| info.pid == caller()),
-        );
+        .with("isStale", is_stale)
+        .with("isOwnedByCurrentProcess", is_own);
     Ok(print_out(&shown(&object, request), DONE))
 }
 

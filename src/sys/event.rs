@@ -33,13 +33,22 @@ impl Event {
 
     /// Blocks until the event is set, or until `deadline`; says whether it is set.
     pub fn is_set_by(&self, deadline: Instant) -> bool {
-        wait_for(&mut [PollFd::new(self, PollFlags::IN)], Some(deadline)).unwrap_or(false)
+        is_readable_by(self, deadline)
     }
 
     /// Clears the event, and says whether it was set.
     pub fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
+}
+
+/// Blocks until a descriptor is readable, or until `deadline`; says whether it is readable.
+pub fn is_readable_by(descriptor: &impl AsFd, deadline: Instant) -> bool {
+    wait_for(
+        &mut [PollFd::new(descriptor, PollFlags::IN)],
+        Some(deadline),
+    )
+    .unwrap_or(false)
 }
 
 /// Blocks until a descriptor is ready, or until `deadline` (`None`: for ever), whatever signals

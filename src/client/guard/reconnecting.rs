@@ -138,7 +138,6 @@ impl Keeper {
         match connection.reconnect(&mut self.connecting, Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
-                outage.is_looking = true;
                 // To connect may have taken a while.
                 let now = Moment::now();
                 self.sent_at = Some(now);

@@ -198,10 +198,8 @@ pub(super) fn make(
         if let Some(owner) = owner {
             // Only now: not every user may give a name to another user's file.
             if let Err(error) = fchown(staged.file(), Some(Uid::from_raw(owner)), None) {
-                debug!(
-                    "cannot-give-away pid={pid} error=\"{}\"",
-                    reason(&error.into())
-                );
+                let error = reason(&error.into());
+                debug!("cannot-give-away pid={pid} error=\"{error}\"");
             }
         }
         Ok(lock)

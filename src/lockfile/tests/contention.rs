@@ -80,7 +80,7 @@ impl Files for ReplacedFiles {
 fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
     let taker = Taker {
         record: &Vec::new,
-        may_take: &|_| Ok(Ok(())),
+        may_take: &|_| Ok(()),
     };
     let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");
     assert!(matches!(
@@ -91,7 +91,7 @@ fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
 
 #[test]
 fn a_removal_ends_although_the_file_is_replaced_for_ever() {
-    let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(Ok(()))).expect("a removal");
+    let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(())).expect("a removal");
     assert!(matches!(
         removal,
         Tried::Obstructed(Obstacle::Contended, None)

@@ -176,7 +176,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
                 let is_stale = content.bytes == stale.as_bytes();
-                Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
+                is_stale.then_some(()).ok_or(Obstacle::NotStale)
             },
         };
         let attempt = takeover::acquire(&files, &taker).expect("an attempt");
@@ -468,7 +468,9 @@ fn a_wait_for_several_locks_gets_any_of_them() {
         .expect("lock paths");
     let take = |timeout| {
         let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
-        acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt")
+        let waited = acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt");
+        let is_it = |slot: &Semaphore| slot.path() == waited.0.path();
+        (slots.iter().position(is_it).expect("a slot"), waited.1)
     };
     let took = |timeout| match take(timeout) {
         (slot, Attempt::Granted(guard)) => (slot, guard),

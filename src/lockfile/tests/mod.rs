@@ -110,7 +110,7 @@ impl Host for LaterHost<'_> {
 }
 
 /// Whether a file may be taken over in so many seconds, with a timeout of one hour.
-fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Result<Verdict> {
+fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> Verdict {
     let host = LaterHost {
         now: LocalHost { directory },
         seconds,
@@ -118,7 +118,7 @@ fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> io::Re
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
     let judgement = judge(content, Flock::Ours, timeout, rule, &host_id(), &host);
-    Ok(judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale))
+    judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
 }
 
 /// A command that runs one test of this program as another process. That test reads its part from

@@ -545,7 +545,7 @@ fn taker<'a>(
     let record = || format!("pid={}\n{lines}", replay.process).into_bytes();
     let may_take = |content: &Content| {
         let is_stale = replay.is_stale(content);
-        Ok(is_stale.then_some(()).ok_or(Obstacle::NotStale))
+        is_stale.then_some(()).ok_or(Obstacle::NotStale)
     };
     let taker = Taker {
         record: &record,
@@ -574,7 +574,7 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         let allows = |content: &Content, flock: Flock| {
             let is_ours = content.bytes == ours.as_bytes();
             let verdict = is_ours.then_some(()).ok_or(Obstacle::NotStale);
-            Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
+            verdict.and_then(|()| may_pass(flock, replay.is_stale(content)))
         };
         remove(&replay, &allows).map(drop)
     })
@@ -602,7 +602,7 @@ fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, flock: Flock| {
         let is_named = content.bytes.starts_with(b"pid=9");
         let verdict = is_named.then_some(()).ok_or(Obstacle::NotStale);
-        Ok(verdict.and_then(|()| may_pass(flock, replay.is_stale(content))))
+        verdict.and_then(|()| may_pass(flock, replay.is_stale(content)))
     };
     remove(&replay, &allows).map(drop)
 }
@@ -611,7 +611,7 @@ fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, flock: Flock| {
         let may = matches!(flock, Flock::Ours | Flock::Bystanders) && replay.is_stale(content);
-        Ok(may.then_some(()).ok_or(Obstacle::NotStale))
+        may.then_some(()).ok_or(Obstacle::NotStale)
     };
     remove(&replay, &allows).map(drop)
 }

@@ -291,8 +291,8 @@ fn worker() {
             drop(file);
         } else if is_released {
             let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
-                Some(pid) if pid == dead_pid => Ok(Ok(())),
-                _ => Ok(Err(Obstacle::NotStale)),
+                Some(pid) if pid == dead_pid => Ok(()),
+                _ => Err(Obstacle::NotStale),
             };
             let removed = takeover::remove(&files, &own).expect("a release");
             if !matches!(removed, Tried::Done(true)) {

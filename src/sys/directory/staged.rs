@@ -134,13 +134,8 @@ impl<'a> StagedFile<'a> {
         let linked = match &self.private_name {
             None => {
                 let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                match linkat(
-                    CWD,
-                    &*path,
-                    &self.directory.0,
-                    name,
-                    AtFlags::SYMLINK_FOLLOW,
-                ) {
+                let (to, flags) = (&self.directory.0, AtFlags::SYMLINK_FOLLOW);
+                match linkat(CWD, &*path, to, name, flags) {
                     // /proc is not mounted.
                     Err(Errno::NOENT) => Err(unsupported()),
                     other => without_links(other),
