@@ -5,8 +5,9 @@
 //! waits have ended (after the mutex is released), and the reaper if a lease now ends before the
 //! reaper would look.
 //!
-//! One mutex, no shards and no lock order: a grant and its release take well under a microsecond
-//! together, a tenth of what the system calls around them cost (`examples/bench/`).
+//! One mutex for all keys, no shards: a grant and its release take well under a microsecond
+//! together, a tenth of what the system calls around them cost (`examples/bench/`). It may be taken
+//! while the small one of the memory in reserve is held, and those of the fences under it.
 
 #[cfg(not(test))]
 mod clock;
@@ -76,8 +77,7 @@ pub struct Arbiter {
     reaper: Arc<Condvar>,
     /// Outside the mutex, so that the kernel's randomness never delays another connection.
     salts: Salts,
-    /// The claims that there is memory for before it is looked at again, and what is reserved for
-    /// them.
+    /// The memory of so many claims is reserved. Then comes the next look at what is left.
     claims_left: AtomicUsize,
     reserved: Mutex<Option<Reservation>>,
     rules: Rules,

@@ -16,7 +16,9 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 /// One connection's access to the arbiter. Dropping it disconnects: its places go, and its slots do
 /// what the rules say.
 ///
-/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests take the mutex once.
+/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once, and
+/// take the mutex again only for others: to end leases in steps, or to note a grant that they have
+/// sent.
 pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
@@ -76,7 +78,8 @@ impl Seat {
     }
 
     /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
-    /// is over; if that is zero, it is [`Seat::try_acquire`].
+    /// is over. If that is zero, it is [`Seat::try_acquire`], and a claim that would wait is
+    /// counted.
     pub fn acquire(
         &self,
         ask: &Ask<'_>,

@@ -1,5 +1,5 @@
 //! What the command lines of all programs have in common, and argh does not know: `--name=value`,
-//! `-h`, `-V`, boolean options with an optional value, exit status 2, and options from variables.
+//! `-h`, `-V`, boolean options with an optional value, and options from variables.
 
 use std::ffi::OsString;
 
@@ -97,7 +97,8 @@ pub struct Variables<'a> {
     /// What the variables' names begin with, without the underscore. The first prefix with a value
     /// for an option wins; the command line wins over all of them.
     pub prefixes: &'a [&'a str],
-    /// Pairs of options of which one, where it is given, overrules also the other.
+    /// Pairs of options: if one is given on the command line, the variable of the other has no
+    /// effect.
     pub rivals: &'a [[&'a str; 2]],
     /// The value of a variable. An empty one counts as unset.
     pub lookup: &'a dyn Fn(&str) -> Option<String>,

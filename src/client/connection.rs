@@ -16,7 +16,7 @@ use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
-use crate::protocol::request::{Request, Wanted};
+use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
 pub(in crate::client) use again::{Attempt, Held};
@@ -150,14 +150,7 @@ impl Connection {
         deadline: Option<Instant>,
         answered: impl FnOnce(&Connection),
     ) -> Result<Option<Grant>, Error> {
-        check_key(key)?;
-        let wanted = Wanted {
-            key,
-            kind: slot.kind(),
-            limit: slot.checked_limit()?,
-            lease: slot.checked_lease()?,
-        };
-        let request = Request::Acquire(wanted, wait.timeout());
+        let request = Request::Acquire(slot.wanted(key)?, wait.timeout());
         let reply = self.claim(&request, deadline, answered)?;
         self.granted(&reply)
     }
@@ -165,13 +158,7 @@ impl Connection {
     /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
     /// timeout.
     pub fn enqueue(&mut self, key: &str, slot: Slot) -> Result<Enqueued, Error> {
-        check_key(key)?;
-        let request = Request::Enqueue(Wanted {
-            key,
-            kind: slot.kind(),
-            limit: slot.checked_limit()?,
-            lease: slot.checked_lease()?,
-        });
+        let request = Request::Enqueue(slot.wanted(key)?);
         match self.claim(&request, self.reply_due(), |_| ())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),

@@ -64,7 +64,7 @@ pub use error::{Auth, Error};
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
 pub use settings::Settings;
-use slot::{check_key, checked_tag};
+use slot::checked_tag;
 pub use slot::{Slot, Wait};
 #[cfg(feature = "tls")]
 pub use tls::Tls;
@@ -321,9 +321,7 @@ impl<'a> Lock<'a> {
 
     /// Whether the key and the slot can be asked for at all.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        check_key(self.key)?;
-        self.slot.checked_lease()?;
-        self.slot.checked_limit().map(drop)
+        self.slot.wanted(self.key).map(drop)
     }
 
     /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error;
 use crate::protocol::limits;
-use crate::protocol::request::{Kind, Limit, MAX_TAG_LEN};
+use crate::protocol::request::{Kind, Limit, Wanted, MAX_TAG_LEN};
 
 /// What a client asks for: a lock, or a slot of a semaphore.
 ///
@@ -56,11 +56,19 @@ impl Slot {
         }
     }
 
-    pub(super) fn checked_limit(&self) -> Result<Limit, Error> {
+    /// The slot as a request for a key names it, if that can be sent.
+    pub(super) fn wanted<'a>(&self, key: &'a str) -> Result<Wanted<'a>, Error> {
+        check_key(key)?;
         let limit = self.limit.map(|limit| limits::limit(limit.into()));
-        limit
-            .unwrap_or(Some(Limit::ONE))
-            .ok_or(Error::InvalidArgument("a limit is 1 to 1048576"))
+        let why = "a limit is 1 to 1048576";
+        Ok(Wanted {
+            key,
+            kind: self.kind(),
+            limit: limit
+                .unwrap_or(Some(Limit::ONE))
+                .ok_or(Error::InvalidArgument(why))?,
+            lease: self.checked_lease()?,
+        })
     }
 
     pub(super) fn checked_lease(&self) -> Result<Option<Duration>, Error> {

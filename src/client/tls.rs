@@ -1,4 +1,4 @@
-//! TLS with a server: which certificates the client trusts.
+//! What the client library and `latch` are told about TLS with a server.
 
 use std::fmt;
 use std::io;

@@ -38,8 +38,8 @@ const MAX_FRAME_LEN: usize = 1024;
 const PAUSE: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause before that, and the one before it is looked whether a client that waits for
-/// an active server has left.
+/// The longest pause before that. While no server is active, a look whether the client has left
+/// comes as often.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest time for one attempt to connect to the active server.

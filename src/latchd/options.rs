@@ -32,7 +32,7 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// What the variables of the options begin with, and an underscore.
 const PREFIXES: &[&str] = &["LATCHD", "DFLOCKD"];
 
-/// Options of which one, where it is given, overrules also the other.
+/// Pairs of options: if one is given on the command line, the variable of the other has no effect.
 const RIVALS: &[[&str; 2]] = &[
     [
         "--auto-release-on-disconnect",
@@ -63,7 +63,7 @@ type Unless<T> = Option<T>;
 
 arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
-    // A build without a feature checks its options, and refuses them.
+    // A build without a feature knows the options of that feature, to refuse them.
     #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
     pub(super) struct Options {
         /// address to listen on, or localhost (127.0.0.1)

@@ -1,9 +1,10 @@
 //! One connection's conversation: reads requests, has them carried out, writes replies, in order.
 //!
 //! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
-//! thread that frees the slot. The session's thread may block in three places: in a read, in a
-//! write (and before it, until the journal has what the replies say), and in [`carry_out`]; each is
-//! bounded, and delays no other client.
+//! thread that frees the slot. The session's thread may block in four places: in a read, in a write
+//! (and before it, until the journal has what the replies say), in [`carry_out`], and in the
+//! lingering close. Each has a time limit, unless an option says "for ever", and delays no other
+//! client.
 
 #[cfg(feature = "cluster")]
 mod member;

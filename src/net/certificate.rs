@@ -1,4 +1,4 @@
-//! The certificate that a server shows to its clients over TLS, and its key.
+//! The server's side of TLS: its settings, the certificate that it shows, and its key.
 
 use std::fs::File;
 use std::io;

@@ -3,7 +3,7 @@
 //! A session that waits for a lock does not read, so it cannot see the end of the stream; nor can
 //! it see an end that follows pipelined requests. A socket is registered once, before the first
 //! wait, edge triggered: the watch costs a connection one system call and delays no reply. One that
-//! never waits is spared even the look at its input. A closed socket leaves the watch by itself.
+//! never waits costs nothing. A closed socket leaves the watch by itself.
 //!
 //! The end of a peer that has filled its window cannot arrive: the kernel has no room for it. So a
 //! session that waits for long has the watch report input, too.

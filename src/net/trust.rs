@@ -1,4 +1,4 @@
-//! Which servers the client's side of TLS trusts.
+//! The client's side of TLS: its settings, and the certificates that it trusts.
 
 use std::env;
 use std::fs::File;

@@ -1,8 +1,9 @@
 //! Three lines in, one request out, and back: latch-protocol(7), REQUESTS.
 //!
 //! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`]. A command is a
-//! variant of [`Request`], with its line in [`parse`] and in [`Request::write`]; `latchd::requests`
-//! carries it out.
+//! variant of [`Request`], with its line in [`parse`], in [`Request::write`] and in [`HELP`];
+//! `latchd::requests` carries it out. Apart from these, a person may begin with a [`FirstWord`],
+//! and a server of a cluster with a line of its own (`cluster::relay`).
 
 use std::io::Write;
 use std::time::Duration;
@@ -198,11 +199,12 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             token: words.token()?,
             lease: words.lease()?,
         },
-        _ => Request::Break {
+        b"break" => Request::Break {
             key,
             fence: words.fence()?,
             admin_token: words.next().map(text).transpose()?,
         },
+        _ => return Err(ProtocolError::InvalidCommand),
     };
     words.end()?;
     Ok(request)

@@ -7,7 +7,7 @@
 //! a time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so
 //! no slot is free while a client waits for it (except for want of a fence).
 //!
-//! **Invariant:** nothing below `table/` reads a clock, takes a mutex, touches a socket or writes
+//! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
 
 #[cfg_attr(not(feature = "cluster"), allow(dead_code))]

@@ -1,4 +1,4 @@
-//! A place: what one claim has, first in the queue of its key and then among the holders.
+//! A place: what one claim has, in the queue of its key and among the holders, or there at once.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(super) type KeyPlaces = List<Place, 0>;
 /// Places of one connection.
 pub(super) type ConnPlaces = List<Place, 1>;
 
-/// The place of a waiter, who may become a holder.
+/// The place of a holder, or of a waiter, which may become one.
 pub(super) struct Place {
     pub(super) conn: ConnId,
     /// Valid unless the place has ended.

@@ -31,7 +31,7 @@ pub(super) struct Outbox<'a> {
     rules: &'a SessionRules,
     /// What has not been sent.
     pub(super) out: Vec<u8>,
-    /// What that waits for.
+    /// How certain the journal must be of it before it leaves.
     pub(super) unattested: Certainty,
     watch: &'a HangupWatch,
     conn: ConnId,
