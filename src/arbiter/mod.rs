@@ -266,6 +266,8 @@ impl Arbiter {
         reserved.is_some()
     }
 
+    /// Takes the mutex, brings `scope` up to date, lets `act` have the state, and passes on what it
+    /// has caused. `act` may wait, which releases the mutex.
     fn visit<T>(
         &self,
         scope: Scope<'_>,
@@ -335,7 +337,7 @@ impl Arbiter {
     /// that, so that the caller must look at the table once more.
     fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let wake_ups = self.wake_ups(state);
-        if wake_ups.first.is_none() && !wake_ups.wake_reaper {
+        if wake_ups.is_empty() {
             return false;
         }
         MutexGuard::unlocked(state, || self.pass(wake_ups));
@@ -441,5 +443,9 @@ impl WakeUps {
             None => self.first = Some(wake_up),
             Some(_) => self.rest.push(wake_up),
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && !self.wake_reaper
     }
 }

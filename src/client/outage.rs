@@ -47,7 +47,8 @@ impl Outage {
 
     /// A server has accepted the connection, and is asked who has the lock.
     pub(super) fn connected(&mut self) {
-        (self.refused_since, self.is_looking) = (None, true);
+        self.refused_since = None;
+        self.is_looking = true;
     }
 
     /// No server has; tells whether a server that is alone is gone.

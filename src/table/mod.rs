@@ -431,8 +431,8 @@ impl LockTable {
         }
     }
 
-    /// Makes a place. The caller adds it to its key. A client that is granted a slot now is told so
-    /// by the answer.
+    /// Makes a place, and adds it to its connection. The caller adds it to its key. A client that
+    /// is granted a slot now is told so by the answer.
     fn add_place(
         &mut self,
         claimant: Claimant,
