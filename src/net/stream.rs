@@ -139,9 +139,9 @@ impl Stream {
 
     /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.
     ///
-    /// Inlined with its callers up to the session's loop, as is the read: the kernel overwrites the
-    /// return addresses that the processor remembers, so after a system call each return to a
-    /// caller is mispredicted.
+    /// Inlined with its callers up to the session's loop, as is the read: each return to a caller
+    /// after a system call takes long. The processor presumably mispredicts it, since the kernel
+    /// has overwritten the return addresses that it remembers.
     #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         #[cfg(feature = "tls")]
