@@ -19,7 +19,7 @@ use super::{first_of, Active, Office, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
-use crate::sys::event::wait_for;
+use crate::sys::event::{is_readable_by, wait_for};
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 use crate::text::reason;
@@ -301,8 +301,7 @@ fn look<T>(
             Ok((len, _)) => len,
             Err(Errno::AGAIN | Errno::INTR) if left.is_zero() => return None,
             Err(Errno::AGAIN | Errno::INTR) => {
-                let mut polled = [PollFd::new(client, PollFlags::IN)];
-                let _ = wait_for(&mut polled, Some(deadline));
+                is_readable_by(client, deadline);
                 continue;
             }
             Err(_) => 0,
