@@ -148,13 +148,7 @@ impl Stream {
         if let Stream::Tls(stream) = self {
             return stream.write_within(bytes, timeout);
         }
-        let sent_len = match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(len) if len == bytes.len() => return Ok(()),
-            Ok(len) => len,
-            Err(Errno::INTR | Errno::AGAIN) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        write_within(self.as_fd(), &bytes[sent_len..], timeout, None)
+        write_within(self.as_fd(), bytes, timeout, None)
     }
 
     /// Sends what the socket takes of `bytes` at once, and returns how many these are: over TLS
@@ -212,6 +206,7 @@ pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the bytes
 /// may have been sent then.
+#[inline(always)] // as `Stream::write_within`
 pub fn write_within(
     output: BorrowedFd<'_>,
     mut bytes: &[u8],
