@@ -2,8 +2,8 @@
 //!
 //! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
 //! no reader, or the disk is full, lines are dropped and counted; how many is written first when
-//! there is room again. The form of a line is in [`Log::start`]
-//! and [`LineStart`].
+//! there is room again. The form of a line is in [`Log::start`] and
+//! [`LineStart`].
 
 mod sink;
 pub mod syslog;
