@@ -52,8 +52,8 @@
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
 //! server. It is off by default: it more than doubles the programs.
-//! `cluster` makes several `latchd` one service, by way of etcd: see latchd(8), CLUSTER. It adds no
-//! crate.
+//! `cluster` makes several `latchd` one service, by way of etcd: see latchd-cluster(7). It adds
+//! no crate.
 //!
 //! # For contributors
 //!

@@ -1,4 +1,4 @@
-//! The options of a server that is one of several on one etcd: latchd(8), CLUSTER.
+//! The options of a server that is one of several on one etcd: latchd-cluster(7).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;

@@ -278,7 +278,6 @@ fn the_manual_has_the_sections_that_an_operator_looks_for() {
         "SIGNALS",
         "EXIT STATUS",
         "LOG",
-        "CLUSTER",
         "EXAMPLES",
         "SECURITY",
         "THREATS",

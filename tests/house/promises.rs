@@ -1,27 +1,31 @@
-//! Each promise in latchd(8) names a test that fails when it is broken.
+//! Each promise of latchd(8) has tests that fail if it is broken.
 
 use std::collections::BTreeSet;
 
 use crate::manual::{page, section};
 use crate::tidy::{all_code, expect_none, read, test_names};
 
-/// The promises of a section, each with the tests that it names.
-fn promises(section: &str) -> Vec<(&str, Vec<&str>)> {
-    let entries = section.split("\n.It ").skip(1);
+/// The promises of tests/promises/PROMISES.md, each with its tests.
+fn promises(text: &str) -> Vec<(&str, Vec<&str>)> {
+    let entries = text.split("\n## ").skip(1);
     entries
         .map(|entry| {
-            let (name, text) = entry.split_once('\n').unwrap_or((entry, ""));
-            let tests = text.lines().filter_map(|line| line.strip_prefix(".Dl "));
-            (name, tests.collect())
+            let (name, list) = entry.split_once('\n').unwrap_or((entry, ""));
+            let tests = list.lines().filter_map(|line| line.strip_prefix("- "));
+            (name, tests.map(|test| test.trim_matches('`')).collect())
         })
         .collect()
 }
 
 #[test]
-fn each_promise_names_tests_that_exist() {
-    let page = page("latchd.8");
-    let section = section(&page, "PROMISES");
-    let promises = promises(&section);
+fn each_promise_has_tests_that_exist() {
+    let section = section(&page("latchd.8"), "PROMISES");
+    let heads = section.lines().filter_map(|line| line.strip_prefix(".It "));
+    let promised: Vec<&str> = heads.map(|head| head.trim_start_matches("\\&")).collect();
+    let text = read(&crate::layering::root().join("tests/promises/PROMISES.md"));
+    let promises = promises(&text);
+    let names: Vec<&str> = promises.iter().map(|(name, _)| *name).collect();
+    assert_eq!(promised, names, "left: latchd(8), right: PROMISES.md");
     assert!(promises.len() > 10, "{} promises", promises.len());
     let texts: Vec<String> = all_code().iter().map(|file| read(file)).collect();
     let names: BTreeSet<&str> = texts.iter().flat_map(|text| test_names(text)).collect();
@@ -38,9 +42,9 @@ fn each_promise_names_tests_that_exist() {
 
 #[test]
 fn a_promise_is_a_name_and_its_tests() {
-    let section = "text\n.Bl -tag\n.It Order\nIt holds.\n.Dl a_test\n.It None\n.El\n";
+    let text = "# Tests\n\n## Order\n\n- `a_test`\n\n## None\n";
     let expected = [("Order", vec!["a_test"]), ("None", vec![])];
-    assert_eq!(promises(section), expected);
+    assert_eq!(promises(text), expected);
 }
 
 /// A lock server that goes on after a panic may have a table that is half changed.

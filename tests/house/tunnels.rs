@@ -12,7 +12,7 @@ use crate::support::{Client, Daemon, Event, PATIENCE};
 fn recipes() -> Vec<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/latchd.8");
     let page = fs::read_to_string(page).expect("it is part of the source");
-    let (_, tunnels) = page.split_once("\n.Ss Tunnels\n").expect("there is one");
+    let (_, tunnels) = page.split_once("\n.Sh TUNNELS\n").expect("there is one");
     let tunnels = tunnels.split("\n.Sh ").next().unwrap_or_default();
     let displays = tunnels.split(".Bd -literal -offset indent\n").skip(1);
     displays
