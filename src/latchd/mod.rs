@@ -208,7 +208,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
         caps: Caps {
             max_locks: options.max_locks,
             max_slots: options.max_slots,
-            max_per_connection: options.max_per_connection,
+            max_per_connection: options.max_per_connection.unwrap_or(options.max_locks),
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
         },

@@ -106,9 +106,9 @@ arguments::options! {
         /// the most slots held at once, over all keys (65536)
         #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
         max_slots: usize = ["MAX_SLOTS"],
-        /// the most slots and places in queues for one connection (256)
-        #[argh(option, arg_name = "count", default = "256", from_str_fn(count))]
-        max_per_connection: usize = ["MAX_PER_CONNECTION"],
+        /// the most slots and places in queues for one connection (--max-locks)
+        #[argh(option, arg_name = "count", from_str_fn(count))]
+        max_per_connection: Option<usize> = ["MAX_PER_CONNECTION"],
         /// the most waiters for one key; 0: no cap (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_waiters: Unless<usize> = ["MAX_WAITERS"],

@@ -93,8 +93,10 @@ pub(super) fn carry_out(
             }
             break_grants(seat, key, fence.map(Fence), &peer.identity())
         }
-        // No `auth` is due any more. The session writes the replies to `stats` piece by piece.
+        // No `auth` is due any more. The session knows whether this is the first `stable-ref`, and
+        // writes the replies to `stats` piece by piece.
         Request::Auth(_)
+        | Request::StableRef
         | Request::Stats
         | Request::Queues(_)
         | Request::Holder { .. }
@@ -114,6 +116,7 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
         | Request::Break { .. } => Certainty::Recorded,
         // The session sees to the statistics itself.
         Request::Ping
+        | Request::StableRef
         | Request::Tag(_)
         | Request::Auth(_)
         | Request::Stats

@@ -76,6 +76,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         outbox: Outbox::new(stream, rules, watch, conn),
         auth_due: rules.auth_token.is_some().then_some(auth_due),
         malformed_count: 0,
+        has_stable_ref: false,
         placeholders_left: Some(0),
         #[cfg(feature = "cluster")]
         is_first: true,
@@ -118,6 +119,8 @@ struct Session<'a> {
     /// The deadline of `auth`; `None` once the client has authenticated, or need not.
     auth_due: Option<Instant>,
     malformed_count: u32,
+    /// The client has sent its one `stable-ref`.
+    has_stable_ref: bool,
     /// How many lines after `help` may still belong to it; `None` from the first request on.
     placeholders_left: Option<u8>,
     /// Nothing has come yet.
@@ -197,6 +200,14 @@ impl Session<'_> {
                 return self.show(|session| session.show_holder(&key, Fence(fence)));
             }
             Request::Counters => return self.show(Self::show_counters),
+            Request::StableRef => {
+                let reply = match std::mem::replace(&mut self.has_stable_ref, true) {
+                    false => Reply::Ok,
+                    true => Reply::Error,
+                };
+                self.finish_frame();
+                return self.outbox.add(&reply, 0);
+            }
             _ => {}
         }
         let lease = self.rules.default_lease;

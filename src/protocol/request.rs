@@ -66,8 +66,10 @@ pub enum Request<'a> {
         token: Token,
         lease: Option<Duration>,
     },
-    /// `ping`, and also `barrier` and `stable-ref`: there are no other nodes to wait for
+    /// `ping`, and also `barrier`: there are no other nodes to wait for
     Ping,
+    /// `stable-ref`, which a connection may send once
+    StableRef,
     /// `stats`
     Stats,
     /// `stats` with the key line `holders`: of one key, or of all in use
@@ -217,7 +219,8 @@ fn parse_other<'a>(
     argument: &'a str,
 ) -> Result<Request<'a>, ProtocolError> {
     match command {
-        "ping" | "barrier" | "stable-ref" => Ok(Request::Ping),
+        "ping" | "barrier" => Ok(Request::Ping),
+        "stable-ref" => Ok(Request::StableRef),
         "stats" => parse_stats(key, argument.trim_matches(limits::is_blank)),
         "tag" if argument.len() <= MAX_TAG_LEN => Ok(Request::Tag(argument)),
         "tag" => Err(ProtocolError::TagTooLong),
@@ -393,6 +396,7 @@ impl Request<'_> {
                 (kind, "n", key, words)
             }
             Request::Ping => (Kind::Lock, "ping", "_", one("_".into())),
+            Request::StableRef => (Kind::Lock, "stable-ref", "_", one("_".into())),
             Request::Stats => (Kind::Lock, "stats", "_", one("_".into())),
             Request::Queues(key) => (Kind::Lock, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
             Request::Holder { key, fence } => {

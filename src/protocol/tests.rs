@@ -106,7 +106,7 @@ impl Random {
             limit,
             lease,
         };
-        match self.below(10) {
+        match self.below(11) {
             0 => Request::Acquire(wanted, wait_timeout),
             1 => Request::Enqueue(wanted),
             2 => Request::Wait {
@@ -128,6 +128,7 @@ impl Random {
                 key,
                 fence: token.fence.0,
             },
+            9 => Request::StableRef,
             _ => Request::Auth(secret),
         }
     }

@@ -14,6 +14,17 @@ use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Sc
 // ---- caps of our own -------------------------------------------------------------------------
 
 #[test]
+fn one_connection_may_hold_all_locks_by_default() {
+    let daemon = Daemon::start(&["--max-locks", "300"]);
+    let mut client = daemon.connect();
+    for number in 0..300 {
+        client.acquire(&format!("k{number}"), 0);
+    }
+    assert_eq!(client.request("l", "one more", "0").get(..5), Some("error"));
+    assert_eq!(client.request("l", "k300", "0"), "error_max_locks");
+}
+
+#[test]
 fn racing_clients_never_hold_more_keys_than_max_locks() {
     const CAP: i64 = 8;
     let daemon = Daemon::start(&["--max-locks", "8"]);
