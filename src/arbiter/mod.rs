@@ -109,6 +109,9 @@ pub trait Outlet: Send + Sync {
 
     /// Whether the peer has closed its side, or is gone. Must not block.
     fn has_hung_up(&self) -> bool;
+
+    /// Ends the connection in both directions. Must not block.
+    fn end(&self);
 }
 
 /// Where a connection waits.

@@ -1,10 +1,11 @@
 //! What an operator may see of the queues and do about a holder.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::sync::MutexGuard;
 use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
-use crate::table::{CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
+use crate::table::{ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
@@ -91,32 +92,78 @@ impl Arbiter {
     }
 
     /// Ends grants of a key as if their leases were over: that with this fence, or all that there
-    /// are. Returns their fences.
-    pub fn break_grants(&self, key: &str, fence: Option<Fence>) -> Vec<Fence> {
-        if let Some(fence) = fence {
-            let is_broken = self.visit(Scope::Key(key), |state, now| {
-                state.table.break_grant(key, fence, now)
-            });
-            return is_broken.then_some(fence).into_iter().collect();
-        }
-        // Waiters are granted the slots meanwhile: what is newer than this is not broken.
-        let fences = self.visit(Scope::Key(key), |state, _| state.table.fences(key));
-        let Some((_, newest)) = fences else {
+    /// are. A holder that has nothing else at the server loses its connection, so that it finds out
+    /// at once; `operator`, the connection that asks for this, never does. Costs system calls,
+    /// outside the mutex.
+    pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> Vec<Broken> {
+        let fences = match fence {
+            Some(fence) => Some((fence, fence)),
+            None => self.visit(Scope::Key(key), |state, _| state.table.fences(key)),
+        };
+        let Some((oldest, newest)) = fences else {
             return Vec::new();
         };
         let mut broken = Vec::new();
         self.visit_in_steps(Scope::Key(key), |state, now| {
             for _ in 0..RELEASED_AT_ONCE {
-                match state.table.fences(key) {
-                    Some((oldest, _)) if oldest <= newest => {
-                        state.table.break_grant(key, oldest, now);
-                        broken.push(oldest);
-                    }
-                    _ => return true,
+                // Waiters are granted the slots meanwhile: what is newer than this is not broken.
+                let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));
+                let next = next.filter(|next| (oldest..=newest).contains(next));
+                let grant = next.and_then(|next| Broken::new(state, key, next, operator, now));
+                match grant {
+                    Some(grant) => broken.push(grant),
+                    None => return true,
                 }
             }
             false
         });
+        broken.iter_mut().for_each(Broken::notify_holder);
         broken
+    }
+}
+
+/// A grant that an operator has ended.
+pub struct Broken {
+    /// The fence of its token.
+    pub fence: Fence,
+    /// The connection of its holder.
+    pub conn: ConnId,
+    /// Who the holder's client was, and what it said of itself; `None` if its connection had closed.
+    pub peer: Option<Box<str>>,
+    pub tag: Option<Arc<str>>,
+    outlet: Option<Arc<dyn Outlet>>,
+    /// Decided in the step that ended the grant: what the client asks for later is not to be lost.
+    ends_connection: bool,
+}
+
+impl Broken {
+    /// Ends a grant; `None` if there is none with this fence.
+    fn new(
+        state: &mut State,
+        key: &str,
+        fence: Fence,
+        operator: ConnId,
+        now: Instant,
+    ) -> Option<Broken> {
+        let conn = state.table.break_grant(key, fence, now)?;
+        let seat = state.seats.get(&conn);
+        Some(Broken {
+            fence,
+            conn,
+            peer: None,
+            tag: seat.and_then(|seat| seat.tag.clone()),
+            outlet: seat.and_then(|seat| seat.outlet.clone()),
+            ends_connection: conn != operator && state.table.has_nothing(conn),
+        })
+    }
+
+    fn notify_holder(&mut self) {
+        let Some(outlet) = self.outlet.take() else {
+            return;
+        };
+        self.peer = Some(outlet.peer().into());
+        if self.ends_connection {
+            outlet.end();
+        }
     }
 }

@@ -44,8 +44,10 @@ pub enum Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Loss::Closed => "the connection to the server ended",
-            Loss::Refused => "the server refused to renew it",
+            Loss::Closed => {
+                "the connection to the server ended: the lock was released, or broken by another"
+            }
+            Loss::Refused => "the server refused to renew it: it was released or broken by another",
             Loss::BadReply => "the server gave no valid answer to its renewal",
             Loss::Deadline => "the server did not renew it in time",
         })

@@ -138,13 +138,17 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
 }
 
 fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) -> Reply {
-    let broken = seat.arbiter().break_grants(key, fence);
-    for fence in &broken {
+    let broken = seat.arbiter().break_grants(key, fence, seat.id());
+    for grant in &broken {
         let (key, operator) = (Escaped(key.as_bytes()), Escaped(operator.as_bytes()));
-        let conn = seat.id();
+        let holder = grant.peer.as_deref().unwrap_or("gone");
+        let tag = grant.tag.as_deref().unwrap_or_default();
+        let (holder, tag) = (Escaped(holder.as_bytes()), Escaped(tag.as_bytes()));
         warn!(
-            "broken key={key} fence={} by_conn={conn} peer={operator}",
-            fence.0
+            "broken key={key} fence={} conn={} holder={holder} tag={tag} by_conn={} peer={operator}",
+            grant.fence.0,
+            grant.conn,
+            seat.id()
         );
     }
     match broken.is_empty() {

@@ -352,6 +352,10 @@ impl Outlet for Stream {
     fn has_hung_up(&self) -> bool {
         Stream::has_hung_up(self)
     }
+
+    fn end(&self) {
+        self.shutdown(Shutdown::Both);
+    }
 }
 
 /// Whether a command is the first line of a request in HTTP.

@@ -70,6 +70,10 @@ impl EndedEntries {
         found.map(|(_, _, refusal)| *refusal)
     }
 
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds an entry. Of those whose leases are over, the one that ended first is forgotten at the
     /// cap; the caps of the table bound how many the drain dismisses.
     pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
@@ -178,6 +182,13 @@ impl LockTable {
             }
             self.give_up(id, now);
         }
+    }
+
+    /// Whether a connection holds nothing, waits for nothing and has no phase-one entry.
+    pub fn has_nothing(&self, conn: ConnId) -> bool {
+        self.conns.get(&conn).is_none_or(|entry| {
+            entry.held.is_empty() && entry.pending.is_empty() && entry.ended.is_empty()
+        })
     }
 
     /// When `conn` last held or waited for anything: `now` if it does, `None` if it never did. It

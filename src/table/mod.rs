@@ -269,15 +269,15 @@ impl LockTable {
         Ok(())
     }
 
-    /// Ends a grant as if its lease were over; `false` if no holder of the key has this fence.
-    pub fn break_grant(&mut self, key: &str, fence: Fence, now: Instant) -> bool {
+    /// Ends a grant as if its lease were over, and returns the connection that held it; `None` if
+    /// no holder of the key has this fence.
+    pub fn break_grant(&mut self, key: &str, fence: Fence, now: Instant) -> Option<ConnId> {
         self.settle(Scope::Key(key), now);
-        let Some(holder) = self.find_grant(key, fence) else {
-            return false;
-        };
+        let holder = self.find_grant(key, fence)?;
+        let conn = self.places[holder].conn;
         self.vacate(holder, now);
         self.counters.breaks += 1;
-        true
+        Some(conn)
     }
 
     /// Starts a lease anew, with the length `lease`. [`Refusal::NotHeld`] unless `token` is that of

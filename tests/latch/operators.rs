@@ -412,10 +412,7 @@ fn a_broken_grant_ends_the_command_at_the_other_end() {
     };
     assert_eq!(read(child.stdout.as_mut().expect("piped")), "ended\n");
     let said = read(child.stderr.as_mut().expect("piped"));
-    assert!(
-        said.contains("the lock was lost: the server refused"),
-        "{said}"
-    );
+    assert!(said.contains("released, or broken by another"), "{said}");
 }
 
 #[test]
@@ -444,7 +441,7 @@ fn only_an_operator_breaks_a_grant() {
     }
     assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
     assert_eq!(breaks(&admin).status.code(), Some(0));
-    assert_eq!(holder.request("n", "k", &grant.token), "error");
+    holder.expect_eof();
 }
 
 #[test]
@@ -470,7 +467,7 @@ fn a_fence_names_the_grant_to_break() {
         format!("latch: k at {server}: it is not held with this fence\n")
     );
     assert_eq!(breaks(fence).status.code(), Some(0));
-    assert_eq!(holder.request("n", "k", &grant.token), "error");
+    holder.expect_eof();
     let none = run(&daemon, &["break", "k", "--server", server]);
     assert_eq!(none.status.code(), Some(70));
     assert!(text(&none.stderr).ends_with(": it is not held\n"));

@@ -285,7 +285,8 @@ fn no_admin_token_appears_in_the_log() {
     let guess = guesser.request("break", "k", "_ a-wrong-secret");
     assert_eq!(guess, "error_auth");
 
-    let log = log_after(&daemon, holder);
+    holder.expect_eof();
+    let log = log_after(&daemon, operator);
     assert!(log.contains("broken key=k"), "{log}");
     for secret in ["the-auth", "the-admin", "a-wrong", &token[16..]] {
         assert!(!log.contains(secret), "{secret} in:\n{log}");

@@ -52,14 +52,74 @@ fn a_broken_grant_passes_to_the_next_waiter() {
     assert_eq!(breaks(&mut operator, "1"), "error");
     assert_eq!(breaks(&mut operator, &fence_of(&first.token)), "ok");
     let second = parse_grant(&waiter.line(), "ok").expect("its turn");
-    assert_eq!(holder.request("n", "k", &first.token), "error");
-    assert_eq!(holder.request("r", "k", &first.token), "error");
+    holder.expect_eof();
+    let mut other = daemon.connect();
+    assert_eq!(other.request("n", "k", &first.token), "error");
+    assert_eq!(other.request("r", "k", &first.token), "error");
     assert_eq!(breaks(&mut operator, "_"), "ok");
     assert_eq!(breaks(&mut operator, "_"), "error");
-    assert_eq!(waiter.request("n", "k", &second.token), "error");
-    let broken = format!("broken key=k fence={}", fence_of(&first.token));
-    eventually(PATIENCE, "it is logged", || daemon.log().contains(&broken));
-    assert!(daemon.log().contains("peer=\"unix pid "));
+    waiter.expect_eof();
+    assert_eq!(other.request("n", "k", &second.token), "error");
+}
+
+#[test]
+fn the_log_names_the_holder_and_the_operator_of_a_break() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let daemon = daemon(&dir);
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("tag", "_", "nightly backup"), "ok");
+    let grant = holder.acquire_for("k", 0, 60);
+    let mut operator = Client::unix(&dir.path().join("socket"));
+    assert_eq!(breaks(&mut operator, "_"), "ok");
+    let broken = format!("broken key=k fence={} conn=", fence_of(&grant.token));
+    daemon.wait_for_log(&broken, PATIENCE);
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains(&broken));
+    let line = line.expect("it is there");
+    for part in [
+        " holder=127.0.0.1:",
+        " tag=\"nightly backup\" ",
+        " peer=\"unix pid ",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+}
+
+#[test]
+fn a_break_ends_the_connection_of_a_holder_with_nothing_else() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let daemon = daemon(&dir);
+    let mut operator = Client::unix(&dir.path().join("socket"));
+    let mut other = daemon.connect();
+    other.acquire_for("taken", 0, 60);
+    let busy_with = [
+        ("l", "another lock", "0"),
+        ("e", "taken", ""),
+        ("se", "phase one", "1"),
+    ];
+    for (command, key, argument) in busy_with {
+        let mut holder = daemon.connect();
+        holder.acquire_for("k", 0, 60);
+        let key = key.replace(' ', "-");
+        let reply = holder.request(command, &key, argument);
+        assert!(!reply.starts_with("error"), "{reply}");
+        assert_eq!(breaks(&mut operator, "_"), "ok");
+        assert_eq!(holder.request("ping", "_", "_"), "ok", "{command}");
+    }
+    // The entry of a grant that is broken before its `w` waits for that.
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("e", "k", "")[..8], *"acquired");
+    assert_eq!(breaks(&mut operator, "_"), "ok");
+    assert_eq!(holder.request("w", "k", "0"), "error_lease_expired");
+    // All slots of a connection are broken, then it ends; that of the operator does not.
+    let mut holder = daemon.connect();
+    for _ in 0..2 {
+        assert_eq!(holder.request("sl", "k", "0 3")[..3], *"ok ");
+    }
+    assert_eq!(operator.request("sl", "k", "0 3")[..3], *"ok ");
+    assert_eq!(breaks(&mut operator, "_"), "ok");
+    holder.expect_eof();
+    assert_eq!(operator.request("ping", "_", "_"), "ok");
 }
 
 #[test]
@@ -80,7 +140,7 @@ fn the_admin_token_breaks_grants_over_the_network() {
     });
     assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
     assert_eq!(breaks(&mut operator, "_ open-sesame"), "ok");
-    assert_eq!(holder.request("n", "k", &grant.token), "error");
+    holder.expect_eof();
 }
 
 #[test]

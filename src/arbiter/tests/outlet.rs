@@ -3,6 +3,9 @@
 use super::*;
 use crate::token::Fence;
 
+/// The connection that breaks grants.
+const OPERATOR: ConnId = ConnId(99);
+
 /// An outlet that reports each grant and waits for leave to have sent it.
 struct SlowOutlet {
     sending: Sender<Grant>,
@@ -22,6 +25,8 @@ impl Outlet for SlowOutlet {
     fn has_hung_up(&self) -> bool {
         false
     }
+
+    fn end(&self) {}
 }
 
 /// An outlet of a peer that has gone.
@@ -39,6 +44,8 @@ impl Outlet for DeadOutlet {
     fn has_hung_up(&self) -> bool {
         true
     }
+
+    fn end(&self) {}
 }
 
 /// A waiter whose grants go through an outlet.
@@ -219,7 +226,7 @@ fn a_roll_names_holders_and_waiters_in_order() {
     assert!(arbiter.queue("other", 10).is_none());
     for waiter in waiters {
         waiter.leave.send(0).expect("there is room");
-        arbiter.break_grants("k", None);
+        arbiter.break_grants("k", None, OPERATOR);
         waiter.blocked.end();
     }
 }
@@ -230,10 +237,14 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
     let grant = granted(&holder, FOREVER);
     let fence = Fence(grant.token.fence());
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    assert_eq!(arbiter.break_grants("other", Some(fence)), []);
-    assert_eq!(arbiter.break_grants("k", Some(Fence(fence.0 + 7))), []);
+    let breaks = |key, fence| -> Vec<Fence> {
+        let broken = arbiter.break_grants(key, fence, OPERATOR);
+        broken.iter().map(|grant| grant.fence).collect()
+    };
+    assert_eq!(breaks("other", Some(fence)), []);
+    assert_eq!(breaks("k", Some(Fence(fence.0 + 7))), []);
     // The waiter's grant is newer, and stays.
-    assert_eq!(arbiter.break_grants("k", None), [fence]);
+    assert_eq!(breaks("k", None), [fence]);
     assert!(matches!(blocked.end().1, Answer::Granted(_)));
     let renewed = holder.renew("k", Kind::Lock, grant.token, FOREVER);
     assert_eq!(renewed, Err(Refusal::NotHeld));

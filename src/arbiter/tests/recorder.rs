@@ -45,6 +45,8 @@ impl Outlet for Unused {
     fn has_hung_up(&self) -> bool {
         false
     }
+
+    fn end(&self) {}
 }
 
 #[test]

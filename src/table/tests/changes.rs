@@ -62,7 +62,8 @@ fn every_change_of_holders_is_noted_in_order() {
     world.disconnect(4, Holdings::Release);
     assert_eq!(world.changes(), ["+3 10", "+4 10", "-3", "-4"]);
     world.held(5, "k");
-    assert!(world.table.break_grant("k", Fence(5), world.now));
+    let broken = world.table.break_grant("k", Fence(5), world.now);
+    assert_eq!(broken, Some(ConnId(5)));
     assert_eq!(world.changes(), ["+5 10", "-5"]);
 }
 

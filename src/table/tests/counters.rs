@@ -15,8 +15,10 @@ fn each_end_of_a_grant_is_counted_as_what_it_is() {
     world.advance(secs(10));
     world.expire();
     let broken = world.held(1, "broken");
-    assert!(world.table.break_grant("broken", broken.fence, world.now));
-    assert!(!world.table.break_grant("broken", broken.fence, world.now));
+    for conn in [Some(ConnId(1)), None] {
+        let found = world.table.break_grant("broken", broken.fence, world.now);
+        assert_eq!(found, conn);
+    }
     let renewed = world.held(1, "abandoned");
     world.renew("abandoned", renewed, 20).expect("it is held");
     world.disconnect(1, Holdings::Release);

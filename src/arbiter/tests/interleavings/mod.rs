@@ -249,6 +249,9 @@ impl Waiter {
     }
 }
 
+/// The connection that breaks grants.
+const OPERATOR: ConnId = ConnId(99);
+
 /// A socket that lets other threads run while it takes a grant.
 struct SlowOutlet(Arc<Counter>);
 
@@ -267,6 +270,8 @@ impl Outlet for SlowOutlet {
     fn has_hung_up(&self) -> bool {
         false
     }
+
+    fn end(&self) {}
 }
 
 /// The socket of a peer that has gone.
@@ -286,6 +291,8 @@ impl Outlet for DeadOutlet {
         thread::yield_now();
         true
     }
+
+    fn end(&self) {}
 }
 
 fn ask(key: &str, lease: Duration) -> Ask<'_> {
@@ -452,7 +459,7 @@ fn a_grant_for_a_peer_that_has_gone_passes_on() {
         let gone = [2, 3].map(|conn| world.waiter(conn, FOREVER, Writer::InVain));
         let next = world.waiter(4, FOREVER, Writer::Releaser);
         let ending = world.beside(hang_up);
-        let breaking = world.beside(|world| drop(world.arbiter.break_grants("k", None)));
+        let breaking = world.beside(|world| drop(world.arbiter.break_grants("k", None, OPERATOR)));
         let _ = world.release_holder();
         ending.join().expect("no panic");
         breaking.join().expect("no panic");
@@ -726,7 +733,7 @@ fn a_break_meets_a_release() {
         let releasing = world.beside(World::release_holder);
         let broken = world
             .arbiter
-            .break_grants("k", Some(world.grant.token.fence));
+            .break_grants("k", Some(world.grant.token.fence), OPERATOR);
         let released = releasing.join().expect("no panic");
         assert_ne!(broken.is_empty(), released.is_err());
         let (answer, _seat) = waiter.answer();
