@@ -145,7 +145,8 @@ fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) ->
         let tag = grant.tag.as_deref().unwrap_or_default();
         let (holder, tag) = (Escaped(holder.as_bytes()), Escaped(tag.as_bytes()));
         warn!(
-            "broken key={key} fence={} conn={} holder={holder} tag={tag} by_conn={} peer={operator}",
+            "broken key={key} fence={} conn={} holder={holder} tag={tag} by_conn={} \
+             peer={operator}",
             grant.fence.0,
             grant.conn,
             seat.id()
