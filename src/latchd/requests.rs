@@ -101,13 +101,14 @@ pub(super) fn carry_out(
         | Request::Queues(_)
         | Request::Holder { .. }
         | Request::Counters => Reply::Error,
+        Request::Hello(_) | Request::Adopt { .. } | Request::Keep { .. } => Reply::Error,
     })
 }
 
 /// How certain the reply to a request must be.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
     match request {
-        Request::Renew { .. } => Certainty::Anew,
+        Request::Renew { .. } | Request::Adopt { .. } | Request::Keep { .. } => Certainty::Anew,
         Request::Wait { .. } if matches!(reply, Reply::Granted(_)) => Certainty::Anew,
         Request::Acquire(..)
         | Request::Enqueue(_)
@@ -117,6 +118,7 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
         // The session sees to the statistics itself.
         Request::Ping
         | Request::StableRef
+        | Request::Hello(_)
         | Request::Tag(_)
         | Request::Auth(_)
         | Request::Stats

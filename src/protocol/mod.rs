@@ -1,6 +1,7 @@
 //! The latch protocol: latch-protocol(7). Pure functions between lines and values, for server and
 //! client.
 
+pub mod abilities;
 #[cfg(feature = "programs")]
 pub mod counters;
 pub mod limits;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use super::abilities::Abilities;
 use super::limits;
 pub use crate::table::Refusal;
 pub use crate::token::Grant;
@@ -17,6 +18,8 @@ pub enum Reply {
     Acquired(Grant),
     /// `ok` with the lease from now on.
     Renewed(Duration),
+    /// `ok` with words, the answer to `hello`. A server without any says [`Reply::Ok`].
+    Hello(Abilities),
     /// `ok` with a JSON object. The server writes it in pieces, see [`super::stats`].
     Stats(String),
     Queued,
@@ -52,11 +55,20 @@ pub fn parse(line: &str) -> Option<Reply> {
     };
     match (word, rest.split_once(' ')) {
         ("ok", _) if rest.starts_with('{') => Some(Reply::Stats(rest.to_owned())),
+        ("ok", _) if are_words(rest) => Some(Reply::Hello(Abilities::parse(rest.split(' ')))),
         ("ok", None) => parse_lease(rest).map(Reply::Renewed),
         ("ok", Some((token, lease))) => parse_grant(token, lease).map(Reply::Granted),
         ("acquired", Some((token, lease))) => parse_grant(token, lease).map(Reply::Acquired),
         _ => None,
     }
+}
+
+/// Whether these are words as `hello` is answered with. A token may begin with a letter too, but it
+/// is followed by a number.
+fn are_words(text: &str) -> bool {
+    let begins_with_letter =
+        |word: &str| word.starts_with(|first: char| first.is_ascii_lowercase());
+    text.split(' ').all(begins_with_letter)
 }
 
 fn parse_grant(token: &str, lease: &str) -> Option<Grant> {
@@ -89,6 +101,7 @@ impl Reply {
                 end_with_seconds(grant.lease, out)
             }
             Reply::Renewed(lease) => end_with_seconds(*lease, out),
+            Reply::Hello(abilities) => writeln!(out, " {abilities}"),
             Reply::Stats(json) => writeln!(out, " {json}"),
             _ => out.write_all(b"\n"),
         }
@@ -97,7 +110,11 @@ impl Reply {
     /// The first word of the reply's line.
     fn word(&self) -> &'static str {
         match self {
-            Reply::Ok | Reply::Granted(_) | Reply::Renewed(_) | Reply::Stats(_) => "ok",
+            Reply::Ok
+            | Reply::Granted(_)
+            | Reply::Renewed(_)
+            | Reply::Hello(_)
+            | Reply::Stats(_) => "ok",
             Reply::Acquired(_) => "acquired",
             Reply::Queued => "queued",
             Reply::Timeout => "timeout",
@@ -150,11 +167,21 @@ mod tests {
             format!("queued {TOKEN} 33"),
         ];
         let others = [
-            "", " ", "OK", "ok ", "ok 0", "ok x", "ok []", "acquired", "error x",
+            "", " ", "OK", "ok ", "ok 0", "ok X", "ok x ", "ok x 1", "ok []", "acquired", "error x",
         ];
         for line in grants.iter().map(String::as_str).chain(others) {
             assert_eq!(parse(line), None, "{line:?}");
         }
+    }
+
+    #[test]
+    fn words_that_the_client_does_not_know_are_ignored() {
+        let keeps = Abilities {
+            keeps: true,
+            ..Abilities::default()
+        };
+        assert_eq!(parse("ok fly keeps"), Some(Reply::Hello(keeps)));
+        assert_eq!(parse("ok fly"), Some(Reply::Hello(Abilities::default())));
     }
 
     #[test]

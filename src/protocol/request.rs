@@ -8,6 +8,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use super::abilities::Abilities;
 use super::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
 pub use crate::table::{Kind, Limit};
 use crate::token::Token;
@@ -66,6 +67,20 @@ pub enum Request<'a> {
         token: Token,
         lease: Option<Duration>,
     },
+    /// `adopt`: renews a grant of either kind, which becomes this connection's
+    Adopt {
+        key: &'a str,
+        token: Token,
+        lease: Option<Duration>,
+    },
+    /// `keep`: renews a grant of either kind, which becomes no connection's
+    Keep {
+        key: &'a str,
+        token: Token,
+        lease: Option<Duration>,
+    },
+    /// `hello`: what the client can do
+    Hello(Abilities),
     /// `ping`, and also `barrier`: there are no other nodes to wait for
     Ping,
     /// `stable-ref`, which a connection may send once
@@ -101,8 +116,8 @@ pub struct Wanted<'a> {
 }
 
 /// The line that answers [`FirstWord::Help`].
-pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn ping stats tag break auth, \
-    each with a key line and an argument line; quit; see latch-protocol(7)";
+pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn adopt keep hello ping stats tag \
+    break auth, each with a key line and an argument line; quit; see latch-protocol(7)";
 
 /// What a person may type before the first request: it has no second and third line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +186,9 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
         text(argument)?;
     }
     let (command, kind) = match command {
-        b"l" | b"e" | b"w" | b"r" | b"n" | b"break" => (command, Kind::Lock),
+        b"l" | b"e" | b"w" | b"r" | b"n" => (command, Kind::Lock),
+        // These are about a grant, whatever its kind.
+        b"adopt" | b"keep" | b"break" => (command, Kind::Lock),
         b"sl" | b"se" | b"sw" | b"sr" | b"sn" => (&command[1..], Kind::Semaphore),
         _ => return parse_other(text(command)?, key, text(argument)?),
     };
@@ -201,6 +218,16 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             token: words.token()?,
             lease: words.lease()?,
         },
+        b"adopt" => Request::Adopt {
+            key,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
+        b"keep" => Request::Keep {
+            key,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
         b"break" => Request::Break {
             key,
             fence: words.fence()?,
@@ -221,6 +248,9 @@ fn parse_other<'a>(
     match command {
         "ping" | "barrier" => Ok(Request::Ping),
         "stable-ref" => Ok(Request::StableRef),
+        "hello" => Ok(Request::Hello(Abilities::parse(
+            argument.split_whitespace(),
+        ))),
         "stats" => parse_stats(key, argument.trim_matches(limits::is_blank)),
         "tag" if argument.len() <= MAX_TAG_LEN => Ok(Request::Tag(argument)),
         "tag" => Err(ProtocolError::TagTooLong),
@@ -395,6 +425,15 @@ impl Request<'_> {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
                 (kind, "n", key, words)
             }
+            Request::Adopt { key, token, lease } => {
+                let words = [Some(token.to_string()), lease.map(seconds), None];
+                (Kind::Lock, "adopt", key, words)
+            }
+            Request::Keep { key, token, lease } => {
+                let words = [Some(token.to_string()), lease.map(seconds), None];
+                (Kind::Lock, "keep", key, words)
+            }
+            Request::Hello(abilities) => (Kind::Lock, "hello", "_", one(abilities.to_string())),
             Request::Ping => (Kind::Lock, "ping", "_", one("_".into())),
             Request::StableRef => (Kind::Lock, "stable-ref", "_", one("_".into())),
             Request::Stats => (Kind::Lock, "stats", "_", one("_".into())),
@@ -502,6 +541,8 @@ mod tests {
             ("w", "1 2", ProtocolError::ArgumentCount),
             ("r", "", ProtocolError::EmptyToken),
             ("n", " ", ProtocolError::EmptyToken),
+            ("adopt", "", ProtocolError::EmptyToken),
+            ("keep", "", ProtocolError::EmptyToken),
         ];
         for (command, argument, error) in cases {
             assert_eq!(
@@ -516,7 +557,9 @@ mod tests {
             read("n", "k", &format!("{two} 1")),
             Err(ProtocolError::ArgumentCount)
         );
-        assert!(read("n", "k", &two).is_ok());
+        for command in ["n", "adopt", "keep"] {
+            assert!(read(command, "k", &two).is_ok(), "{command}");
+        }
     }
 
     #[test]
@@ -557,6 +600,21 @@ mod tests {
         }
         let without_key = parse([b"stats", b"holders 1", b" "]);
         assert_eq!(without_key, Err(ProtocolError::InvalidKey));
+    }
+
+    #[test]
+    fn hello_ignores_words_that_it_does_not_know() {
+        let hello = |words: &'static str| parse([b"hello", b"_", words.as_bytes()]);
+        let adopt = Abilities {
+            adopt: true,
+            ..Abilities::default()
+        };
+        assert_eq!(hello("  adopt "), Ok(Request::Hello(adopt)));
+        assert_eq!(hello("fly adopt=1 adopt"), Ok(Request::Hello(adopt)));
+        for words in ["", " ", "Adopt", "adopts"] {
+            let none = Request::Hello(Abilities::default());
+            assert_eq!(hello(words), Ok(none), "{words:?}");
+        }
     }
 
     #[test]

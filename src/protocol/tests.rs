@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
+use super::abilities::Abilities;
 use super::limits::{lease, limit, wait_timeout, MAX_LIMIT, MAX_SECONDS};
 use super::reply::{self, Grant, Refusal, Reply};
 use super::request::{self, Kind, Limit, Request, Wanted};
@@ -96,6 +97,15 @@ impl Random {
         ])
     }
 
+    fn abilities(&mut self) -> Abilities {
+        let mut has = || self.below(2) == 0;
+        Abilities {
+            adopt: has(),
+            slots: has(),
+            keeps: has(),
+        }
+    }
+
     fn request<'a>(&mut self, key: &'a str, secret: &'a str) -> Request<'a> {
         let (kind, limit) = self.kind_and_limit();
         let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
@@ -106,7 +116,7 @@ impl Random {
             limit,
             lease,
         };
-        match self.below(11) {
+        match self.below(14) {
             0 => Request::Acquire(wanted, wait_timeout),
             1 => Request::Enqueue(wanted),
             2 => Request::Wait {
@@ -129,12 +139,15 @@ impl Random {
                 fence: token.fence.0,
             },
             9 => Request::StableRef,
+            10 => Request::Adopt { key, token, lease },
+            11 => Request::Keep { key, token, lease },
+            12 => Request::Hello(self.abilities()),
             _ => Request::Auth(secret),
         }
     }
 
     fn reply(&mut self) -> Reply {
-        match self.below(16) {
+        match self.below(17) {
             0 => Reply::Ok,
             1 => Reply::Queued,
             2 => Reply::Timeout,
@@ -150,6 +163,10 @@ impl Random {
             12 => Reply::Granted(self.grant()),
             13 => Reply::Acquired(self.grant()),
             14 => Reply::Renewed(self.lease()),
+            15 => match self.abilities() {
+                none if none == Abilities::default() => Reply::Ok,
+                some => Reply::Hello(some),
+            },
             _ => Reply::Stats(format!(
                 "{{{}}}",
                 self.text(&['"', ':', ' ', '{', 'я', '1'])

@@ -1,0 +1,51 @@
+//! What client and server can do beyond the first version of the protocol, as `hello` and its reply
+//! say it: latch-protocol(7), HELLO.
+
+use std::fmt;
+
+/// The abilities that one side names. A word that the other side does not know is ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// A client can adopt its grants over a new connection; a server knows `adopt` and `keep`.
+    pub adopt: bool,
+    /// The server knows `shared`, `slots=` and `waiters=` behind a lease.
+    pub slots: bool,
+    /// The server's grants outlive its orderly end.
+    pub keeps: bool,
+}
+
+impl Abilities {
+    /// Reads the words of one side.
+    pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Abilities {
+        let mut abilities = Abilities::default();
+        for word in words {
+            match word {
+                "adopt" => abilities.adopt = true,
+                "slots" => abilities.slots = true,
+                "keeps" => abilities.keeps = true,
+                _ => {}
+            }
+        }
+        abilities
+    }
+
+    fn words(self) -> impl Iterator<Item = &'static str> {
+        let all = [
+            (self.adopt, "adopt"),
+            (self.slots, "slots"),
+            (self.keeps, "keeps"),
+        ];
+        all.into_iter().filter(|it| it.0).map(|it| it.1)
+    }
+}
+
+/// The words, separated by blanks.
+impl fmt::Display for Abilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, word) in self.words().enumerate() {
+            let blank = if index > 0 { " " } else { "" };
+            write!(f, "{blank}{word}")?;
+        }
+        Ok(())
+    }
+}
