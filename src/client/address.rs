@@ -2,34 +2,29 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::Ipv6Addr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
+use super::connecting::{connect_tcp, connect_unix, try_each};
+use crate::net::names;
 use crate::net::stream::{keep_alive, Stream};
 use crate::protocol::limits;
+use crate::text::in_brackets;
 
 /// The port of a server that is named without one.
 const DEFAULT_PORT: u16 = 6388;
-
-/// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
-/// no limit.
-const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 
 /// The longest time, so that no clock overflows.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
 /// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
-/// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front.
+/// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front. An IPv6 address
+/// with a port is in brackets, and may have a zone: `fe80::1%eth0`, `[fe80::1%2]:6388`.
 ///
 /// The servers of one cluster have `|` between them: any of them will do.
 ///
@@ -47,6 +42,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 /// assert_eq!(cluster.to_string(), "alpha:6388|beta:7000");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Address {
     /// A name or an IP address, and a port; IPv6 addresses are in brackets.
     Tcp(String),
@@ -75,26 +71,23 @@ impl PartialEq for Alternatives {
 impl Eq for Alternatives {}
 
 impl Address {
-    /// Connects within `timeout`, and also returns the instant at which that is over, and the
-    /// address of the one server that was reached. Looking up a name comes before, and is not
-    /// limited.
+    /// Connects within `timeout`, looking up a name included. Also returns the instant at which that
+    /// is over, and the address of the one server that was reached.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
-        let timeout = timeout.min(LONGEST_ATTEMPT);
+        let deadline = Instant::now() + timeout.min(LONGEST_ATTEMPT);
         match self {
             Address::Unix(path) => {
-                let deadline = Instant::now() + timeout;
                 let stream = connect_unix(path, deadline)?;
                 Ok((Stream::Unix(stream), deadline, self))
             }
             Address::Tcp(host) => {
-                let addrs: Vec<SocketAddr> = host.to_socket_addrs()?.collect();
-                let deadline = Instant::now() + timeout;
+                let addrs = names::look_up(host, deadline)?;
                 let stream = connect_tcp(&addrs, deadline)?;
                 keep_alive(&stream)?;
                 Ok((Stream::Tcp(stream), deadline, self))
             }
             Address::Cluster(Alternatives { servers, first }) => {
-                let (start, deadline) = (first.load(Ordering::Relaxed), Instant::now() + timeout);
+                let start = first.load(Ordering::Relaxed);
                 let numbers = (0..servers.len()).map(|tried| (start + tried) % servers.len());
                 try_each(numbers, deadline, |number, share| {
                     let (stream, _, server) = servers[number].connect(share)?;
@@ -128,56 +121,26 @@ impl Address {
     }
 }
 
-/// Tries one after the other until one succeeds. Each may take an equal share of the time that is
-/// left, so that one that does not answer leaves some for the next.
-fn try_each<A, T>(
-    all: impl ExactSizeIterator<Item = A>,
-    deadline: Instant,
-    mut connect: impl FnMut(A, Duration) -> io::Result<T>,
-) -> io::Result<T> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for (remaining, one) in (1..=all.len()).rev().zip(all) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
-        match connect(one, share) {
-            Ok(connected) => return Ok(connected),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
+/// The text is not the address of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidAddress;
 
-fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
-    try_each(addrs.iter(), deadline, |addr, share| {
-        TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT))
-    })
-}
-
-/// Waits for room in the backlog, which the kernel limits by the time for sending.
-fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
-    let addr = SocketAddrUnix::new(path)?;
-    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
-        match connect(&socket, &addr) {
-            Ok(()) => return Ok(UnixStream::from(socket)),
-            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {}
-            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::TIMEDOUT.into()),
-            Err(error) => return Err(error.into()),
-        }
+impl fmt::Display for InvalidAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "expected HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
+        )
     }
 }
+
+impl std::error::Error for InvalidAddress {}
 
 impl FromStr for Address {
-    type Err = String;
+    type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let servers: Option<Vec<Address>> = text.split('|').map(one).collect();
-        let servers = servers.ok_or(
-            "expected HOST, HOST:PORT, tcp://HOST:PORT, unix:PATH, or a path with a / in it",
-        )?;
+        let servers = servers.ok_or(InvalidAddress)?;
         let server = <[Address; 1]>::try_from(servers).map(|[server]| server);
         Ok(server.unwrap_or_else(|servers| {
             let first = Arc::default();
@@ -201,20 +164,27 @@ fn one(text: &str) -> Option<Address> {
 /// An address with a port; `None` if the text is none, or has another scheme.
 fn tcp(text: &str) -> Option<Address> {
     // The colons of an IPv6 address are not in front of a port.
-    if let Ok(ip) = text.parse::<Ipv6Addr>() {
-        return Some(Address::Tcp(format!("[{ip}]:{DEFAULT_PORT}")));
+    if is_ipv6(text) {
+        return Some(Address::Tcp(format!("[{text}]:{DEFAULT_PORT}")));
     }
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
-    let is_host = |host: &str| {
-        let is_bracketed = host.starts_with('[') && host.ends_with(']');
-        let is_part = |c: char| !matches!(c, ':' | '/' | '[' | ']') && !c.is_whitespace();
-        is_bracketed || !host.is_empty() && host.chars().all(is_part)
+    let is_part = |c: char| !matches!(c, ':' | '/' | '[' | ']' | '%') && !c.is_whitespace();
+    let is_host = |host: &str| match in_brackets(host) {
+        Some(inner) => is_ipv6(inner),
+        None => !host.is_empty() && host.chars().all(is_part),
     };
     match text.rsplit_once(':') {
         Some((host, port)) if is_host(host) && is_port(port) => Some(Address::Tcp(text.into())),
         _ if is_host(text) => Some(Address::Tcp(format!("{text}:{DEFAULT_PORT}"))),
         _ => None,
     }
+}
+
+/// Whether the text is an IPv6 address, with a zone or without.
+fn is_ipv6(text: &str) -> bool {
+    let (ip, zone) = text.split_once('%').unwrap_or((text, "lo"));
+    let is_zone = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '[' | ']' | '%');
+    ip.parse::<Ipv6Addr>().is_ok() && !zone.is_empty() && zone.chars().all(is_zone)
 }
 
 impl fmt::Display for Address {
@@ -255,6 +225,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::connecting::tests::silent_server;
     use std::net::TcpListener;
 
     #[test]
@@ -277,35 +248,6 @@ mod tests {
         ] {
             assert_eq!([2, 3, 5].map(|count| shard_of(key, count)), shards, "{key}");
         }
-    }
-
-    /// A server whose backlog is full, so that a connection to it is never made, and its address.
-    fn silent_server() -> ((TcpListener, Vec<TcpStream>), SocketAddr) {
-        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-        rustix::net::listen(&silent, 0).expect("it listens already");
-        let full = silent.local_addr().expect("its address");
-        let attempt = Duration::from_millis(300);
-        let pending: Vec<TcpStream> = (0..100)
-            .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
-            .collect();
-        assert!(pending.len() < 100, "the backlog never fills");
-        ((silent, pending), full)
-    }
-
-    #[test]
-    fn many_silent_addresses_take_no_longer_than_one() {
-        let (_silent, full) = silent_server();
-        let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let mut addrs = vec![full; 40];
-        let (began, limit) = (Instant::now(), Duration::from_secs(1));
-        let error = connect_tcp(&addrs, began + limit).expect_err("no server accepts");
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
-        // The last one still has its share.
-        addrs.push(alive.local_addr().expect("its address"));
-        // On a busy machine, even a connection to this host may take longer than that.
-        let mut attempts = (0..10).map(|_| connect_tcp(&addrs, Instant::now() + limit));
-        assert!(attempts.any(|connected| connected.is_ok()));
     }
 
     #[test]
@@ -373,6 +315,9 @@ mod tests {
             ("10.0.0.1", "10.0.0.1:6388"),
             ("::1", "[::1]:6388"),
             ("[::1]", "[::1]:6388"),
+            ("fe80::1%eth0", "[fe80::1%eth0]:6388"),
+            ("[fe80::1%2]", "[fe80::1%2]:6388"),
+            ("tcp://[fe80::1%wlan-0.5]:7000", "[fe80::1%wlan-0.5]:7000"),
             ("tcp://host:7000", "host:7000"),
             ("tcp://host", "host:6388"),
             ("unix:/run/latchd.sock", "/run/latchd.sock"),
@@ -385,6 +330,11 @@ mod tests {
         for text in [
             "",
             "localhost:",
+            "localhost%lo",
+            "[localhost]",
+            "[::1%]:6388",
+            "[::1%a%b]:6388",
+            "[]:6388",
             ":6388",
             "localhost:0",
             "localhost:70000",

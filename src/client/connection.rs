@@ -19,7 +19,7 @@ use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::sys::secret;
 use crate::token::Token;
-pub(in crate::client) use again::{Attempt, Held};
+pub(in crate::client) use again::Held;
 
 /// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
 /// and waiters of each key in use.
@@ -98,8 +98,7 @@ pub struct Connection {
 
 impl Connection {
     /// Connects, with a TLS handshake if the settings ask for it, and presents the auth token if
-    /// there is one. Blocks for at most the settings' connect timeout, and for as long as looking
-    /// up a name takes.
+    /// there is one. Blocks for at most the settings' connect timeout.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 use std::env::{self, VarError};
 use std::path::{Path, PathBuf};
 
-use super::address::Address;
+use super::address::{Address, InvalidAddress};
 use super::error::Error;
 use super::settings::Settings;
 #[cfg(feature = "tls")]
@@ -25,7 +25,7 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     let names = listed.split([',', ' ']).filter(|name| !name.is_empty());
     let servers = names.map(|name| {
         name.parse()
-            .map_err(|why: String| invalid(name, SERVERS, &why))
+            .map_err(|why: InvalidAddress| invalid(name, SERVERS, &why.to_string()))
     });
     let servers: Vec<Address> = servers.collect::<Result<_, _>>()?;
     if servers.is_empty() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags};
 
-use super::connection::{renewal, Attempt, Connection};
+use super::connection::{renewal, Connection};
 use super::error::Error;
 use super::granted::Granted;
 use super::outage::Outage;
@@ -180,7 +180,6 @@ impl Guard {
             sent_at: None,
             outage: None,
             silent: None,
-            connecting: None,
             answering: Vec::new(),
             shared: Arc::clone(&shared),
             alarm: Alarm::new().map_err(Error::System)?,
@@ -368,8 +367,6 @@ struct Keeper {
     outage: Option<Outage>,
     /// The connection before, while its server leaves a renewal unanswered and others are asked.
     silent: Option<Silent>,
-    /// An attempt to connect that took longer than it was waited for.
-    connecting: Option<Attempt>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<Answer>,
     shared: Arc<Shared>,

@@ -38,6 +38,7 @@
 
 mod address;
 mod cancel;
+mod connecting;
 mod connection;
 pub(crate) mod environment;
 mod error;
@@ -56,7 +57,7 @@ pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
-pub use address::{Address, Alternatives};
+pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;

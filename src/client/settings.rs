@@ -19,9 +19,8 @@ use crate::net::stream::Stream;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How long connecting may take, the reply to the auth token included (5 seconds). All
-    /// addresses of a name share it. Looking up the name comes before, and is not limited; but a
-    /// guard that connects again notices the end of its lease meanwhile.
+    /// How long connecting may take, looking up a name and the reply to the auth token included (5
+    /// seconds). All addresses of a name share it.
     pub connect_timeout: Duration,
     /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
     pub reply_timeout: Duration,

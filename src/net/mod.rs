@@ -14,6 +14,7 @@ pub mod inherited;
 pub mod lines;
 #[cfg(feature = "programs")]
 pub mod listener;
+pub mod names;
 pub mod stream;
 #[cfg(feature = "programs")]
 mod telnet;

@@ -70,10 +70,12 @@ pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// As [`server_name`], for the host of an address with a port. IPv6 addresses are in brackets.
+/// As [`server_name`], for the host of an address with a port. IPv6 addresses are in brackets. The
+/// zone of one is of this host alone, and in no certificate.
 pub fn server_of(address: &str) -> Option<ServerName<'static>> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    server_name(in_brackets(host).unwrap_or(host))
+    let host = in_brackets(host).unwrap_or(host);
+    server_name(host.split_once('%').map_or(host, |(ip, _)| ip))
 }
 
 /// The name that a server's certificate must be for; `None` if it cannot be in a certificate.

@@ -8,6 +8,7 @@ mod client;
 mod commands;
 mod hold;
 mod monitoring;
+mod names;
 mod operators;
 mod reconnecting;
 mod run;

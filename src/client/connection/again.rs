@@ -1,32 +1,9 @@
 //! A connection that a client makes in the place of one that has ended.
 
-use std::io;
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Address, Connection, Error, Reply, Request, Settings};
-use crate::net::stream::Stream;
 use crate::token::Token;
-
-/// The stack of a thread that connects, in bytes.
-const STACK_LEN: usize = 128 * 1024;
-
-/// An attempt to connect, on a thread of its own: looking up a name may take longer than a guard
-/// may wait. If it is dropped, its connection is closed as soon as there is one.
-pub(in crate::client) type Attempt = Receiver<Connected>;
-
-/// What [`Settings::connect`] returns.
-type Connected = Result<(Stream, Instant, Address), Error>;
-
-fn start_attempt(connect: impl FnOnce() -> Connected + Send + 'static) -> io::Result<Attempt> {
-    let (sender, outcome) = channel();
-    thread::Builder::new()
-        .name("connecting".into())
-        .stack_size(STACK_LEN)
-        .spawn(move || drop(sender.send(connect())))?;
-    Ok(outcome)
-}
 
 /// What a server says of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,25 +17,11 @@ pub(in crate::client) enum Held {
 }
 
 impl Connection {
-    /// Connects to the same server again, or to another one of its cluster. Waits for at most
-    /// `within`, and leaves an attempt that takes longer in `attempt`, for the next call to wait
-    /// for. The auth token and the tag go with the next request.
-    pub(in crate::client) fn reconnect(
-        &mut self,
-        attempt: &mut Option<Attempt>,
-        within: Duration,
-    ) -> Result<(), Error> {
-        let under_way = attempt.take();
-        let under_way = under_way.map_or_else(|| self.start_attempt(within), Ok)?;
-        let (stream, _, reached) = match under_way.recv_timeout(within) {
-            Ok(connected) => connected?,
-            Err(RecvTimeoutError::Timeout) => {
-                *attempt = Some(under_way);
-                let error = io::ErrorKind::TimedOut.into();
-                return Err(Error::unreachable(&self.server, error));
-            }
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread does not panic"),
-        };
+    /// Connects to the same server again, or to another one of its cluster, within `within`. The
+    /// auth token and the tag go with the next request.
+    pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
+        let within = within.min(self.settings.connect_timeout);
+        let (stream, _, reached) = self.settings.connect(&self.server, within, 0)?;
         self.close();
         (self.stream, self.reached) = (Some(stream), reached);
         self.greet();
@@ -90,13 +53,6 @@ impl Connection {
             accepted_tag: self.accepted_tag.clone(),
             ..Connection::unconnected(&self.server, &self.settings)
         }
-    }
-
-    fn start_attempt(&self, within: Duration) -> Result<Attempt, Error> {
-        // Without a lookup, it ends in the time for which it is waited for.
-        let within = within.min(self.settings.connect_timeout) * 9 / 10;
-        let (server, settings) = (self.server.clone(), self.settings.clone());
-        start_attempt(move || settings.connect(&server, within, 0)).map_err(Error::System)
     }
 
     /// Puts the auth token and the tag in front of the next request.
@@ -143,26 +99,6 @@ fn held(json: &str, token: Token) -> Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
-
-    #[test]
-    fn an_attempt_is_left_under_way_and_waited_for_again() {
-        let (_server, ours) = UnixStream::pair().expect("two descriptors");
-        let (found, is_found) = channel::<()>();
-        let slow_lookup = move || {
-            let _ = is_found.recv();
-            let nowhere = Address::Unix("/nowhere".into());
-            Ok((Stream::Unix(ours), Instant::now(), nowhere))
-        };
-        let attempt = start_attempt(slow_lookup).expect("a thread");
-        let moment = Duration::from_millis(10);
-        assert_eq!(
-            attempt.recv_timeout(moment).err(),
-            Some(RecvTimeoutError::Timeout)
-        );
-        found.send(()).expect("a reader");
-        assert!(attempt.recv_timeout(Duration::from_secs(60)).is_ok());
-    }
 
     #[test]
     fn no_text_of_a_client_passes_for_an_orphan() {

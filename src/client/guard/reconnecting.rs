@@ -118,7 +118,6 @@ impl Keeper {
             Ok(None) => self.silent = Some(silent),
             Ok(Some(lease)) => {
                 self.held.connection = silent.connection;
-                self.connecting = None;
                 self.renewed(lease, silent.sent_at);
             }
             Err(Loss::Closed) => self.shared.hold().is_cut = true,
@@ -135,7 +134,7 @@ impl Keeper {
             return Ok(());
         }
         let connection = &mut self.held.connection;
-        match connection.reconnect(&mut self.connecting, Outage::time_for_attempt(until)) {
+        match connection.reconnect(Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
                 // To connect may have taken a while.
@@ -177,7 +176,7 @@ impl Keeper {
     fn connected_anew(&mut self) -> Result<(), Error> {
         let connection = &mut self.held.connection;
         let within = Outage::time_for_attempt(Moment::NEVER);
-        let connected = connection.reconnect(&mut self.connecting, within);
+        let connected = connection.reconnect(within);
         connected.map_err(|_| Error::closed(&connection.server))
     }
 }

@@ -1,0 +1,143 @@
+//! Connecting to a server whose addresses are known.
+
+use std::io;
+use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
+/// no limit.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
+
+/// Tries one after the other until one succeeds. Each may take an equal share of the time that is
+/// left, so that one that does not answer leaves some for the next. If none succeeds, the error is
+/// that of a server that has answered, if one has.
+pub(super) fn try_each<A, T>(
+    all: impl ExactSizeIterator<Item = A>,
+    deadline: Instant,
+    mut connect: impl FnMut(A, Duration) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for (remaining, one) in (1..=all.len()).rev().zip(all) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
+        match connect(one, share) {
+            Ok(connected) => return Ok(connected),
+            Err(error) if says_less(&error, &failure) => {}
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+/// Whether an error says less about the server than another: that this host has no way to one
+/// address says nothing about the server at the other.
+fn says_less(error: &io::Error, other: &io::Error) -> bool {
+    let rank = |error: &io::Error| match error.kind() {
+        ConnectionRefused | ConnectionReset => 2,
+        TimedOut | HostUnreachable => 1,
+        _ => 0,
+    };
+    rank(error) < rank(other)
+}
+
+pub(super) fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    try_each(addrs.iter(), deadline, |addr, share| {
+        let stream = TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT))?;
+        refuse_own(stream)
+    })
+}
+
+/// Refuses a socket that is connected to itself. The kernel may pick the very port that a client
+/// connects to, if no server listens there.
+fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
+/// Waits for room in the backlog, which the kernel limits by the time for sending.
+pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let addr = SocketAddrUnix::new(path)?;
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
+        match connect(&socket, &addr) {
+            Ok(()) => return Ok(UnixStream::from(socket)),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::TIMEDOUT.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// A server whose backlog is full, so that a connection to it is never made, and its address.
+    pub(in crate::client) fn silent_server() -> ((TcpListener, Vec<TcpStream>), SocketAddr) {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        rustix::net::listen(&silent, 0).expect("it listens already");
+        let full = silent.local_addr().expect("its address");
+        let attempt = Duration::from_millis(300);
+        let pending: Vec<TcpStream> = (0..100)
+            .map_while(|_| TcpStream::connect_timeout(&full, attempt).ok())
+            .collect();
+        assert!(pending.len() < 100, "the backlog never fills");
+        ((silent, pending), full)
+    }
+
+    #[test]
+    fn many_silent_addresses_take_no_longer_than_one() {
+        let (_silent, full) = silent_server();
+        let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut addrs = vec![full; 40];
+        let (began, limit) = (Instant::now(), Duration::from_secs(1));
+        let error = connect_tcp(&addrs, began + limit).expect_err("no server accepts");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
+        // The last one still has its share.
+        addrs.push(alive.local_addr().expect("its address"));
+        // On a busy machine, even a connection to this host may take longer than that.
+        let mut attempts = (0..10).map(|_| connect_tcp(&addrs, Instant::now() + limit));
+        assert!(attempts.any(|connected| connected.is_ok()));
+    }
+
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_refused() {
+        let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a descriptor");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        rustix::net::bind(&socket, &any).expect("a port");
+        let stream = TcpStream::from(socket);
+        connect(&stream, &stream.local_addr().expect("bound")).expect("it is there itself");
+        let refused = refuse_own(stream).expect_err("no server is there");
+        assert_eq!(refused.kind(), ConnectionRefused);
+    }
+
+    #[test]
+    fn the_reason_is_that_of_an_answer() {
+        let reason = |kinds: &[io::ErrorKind]| {
+            let tried = try_each(kinds.iter(), Instant::now(), |kind, _| {
+                Err::<(), _>(io::Error::from(*kind))
+            });
+            tried.expect_err("none succeeds").kind()
+        };
+        let local = io::ErrorKind::NetworkUnreachable;
+        assert_eq!(reason(&[ConnectionRefused, local]), ConnectionRefused);
+        assert_eq!(reason(&[ConnectionRefused, TimedOut]), ConnectionRefused);
+        assert_eq!(reason(&[local, TimedOut, local]), TimedOut);
+        assert_eq!(reason(&[local]), local);
+    }
+}
