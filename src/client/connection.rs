@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::cancel::CancelHandle;
-use super::error::{Auth, Error};
+use super::error::{Asked, Auth, Error};
 use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
@@ -21,15 +21,18 @@ use crate::sys::secret;
 use crate::token::Token;
 pub(in crate::client) use again::Held;
 
-/// The longest reply that is read, in bytes. Only `stats` comes near it: it lists up to 32 holders
-/// and waiters of each key in use.
-const MAX_REPLY_LEN: usize = 64 * 1024 * 1024;
+/// The longest reply that is read, in bytes, but for `stats`.
+const MAX_REPLY_LEN: usize = 4096;
+
+/// The longest reply to `stats`: it lists up to 32 holders and waiters of each key in use.
+const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
 
 /// The answer to enqueueing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Enqueued {
     /// The key is held from now on.
     Acquired(Grant),
@@ -67,7 +70,7 @@ pub enum Enqueued {
 /// assert_eq!(lease, grant.lease);
 /// connection.release("ledger", Slot::LOCK, grant.token)?;
 /// let again = connection.release("ledger", Slot::LOCK, grant.token);
-/// assert!(matches!(again, Err(Error::Refused)));
+/// assert!(matches!(again, Err(Error::Refused(_))));
 /// # Ok(())
 /// # }
 /// ```
@@ -84,6 +87,10 @@ pub struct Connection {
     /// The server has answered over this stream.
     has_answered: bool,
     settings: Settings,
+    /// The key of the last request.
+    key: Option<String>,
+    /// The longest reply to what was sent last, in bytes.
+    max_reply_len: usize,
     /// What the server is told with the first claim; `None` once the server has accepted it.
     pub(super) tag: Option<String>,
     /// The tag that the server has accepted.
@@ -127,7 +134,7 @@ impl Connection {
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
                 // To a server without a secret, `auth` is no request.
-                Err(Error::Refused) => return Err(connection.refusal(&Reply::AuthFailed)),
+                Err(Error::Refused(_)) => return Err(connection.refusal(&Reply::AuthFailed)),
                 answered => answered?,
             }
         }
@@ -294,7 +301,7 @@ impl Connection {
         };
         match self.exchange(&request, self.reply_due())? {
             Reply::Ok => Ok(()),
-            Reply::AuthFailed => Err(Error::NotAllowed),
+            Reply::AuthFailed => Err(Error::NotAllowed(self.asked())),
             other => Err(self.refusal(&other)),
         }
     }
@@ -355,7 +362,7 @@ impl Connection {
 
     fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
-            if error.server().is_some() {
+            if error.asked().is_none() && error.server().is_some() {
                 self.try_another();
             }
             self.close();
@@ -374,10 +381,16 @@ impl Connection {
         if self.has_answered {
             self.check_unasked()?;
         }
-        let stream = self.open_stream()?;
         let mut text = self.greeting.clone();
+        let last = requests.last().copied();
+        self.key = last.and_then(key_of).map(str::to_owned);
+        self.max_reply_len = match last {
+            Some(Request::Stats | Request::Queues(_) | Request::Holder { .. }) => MAX_STATS_LEN,
+            Some(Request::Counters) => MAX_STATS_LEN,
+            _ => MAX_REPLY_LEN,
+        };
         requests.iter().for_each(|request| request.write(&mut text));
-        match stream.write_within(&text, Some(within)) {
+        match self.open_stream()?.write_within(&text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
             // A server that has refused us and left may have said why before it went.
             _ => {
@@ -437,7 +450,7 @@ impl Connection {
     fn take_next_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
-            if self.buffer.len() > MAX_REPLY_LEN {
+            if self.buffer.len() > self.max_reply_len {
                 return Err(Error::bad_reply(&self.server, b"more than a reply can be"));
             }
             return Ok(None);
@@ -486,15 +499,18 @@ impl Connection {
 
     /// The error that a reply means. One that does not fit its request ends the connection.
     fn refusal(&mut self, reply: &Reply) -> Error {
+        let asked = self.asked();
         let error = match reply {
-            Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => Error::Refused,
-            Reply::AlreadyEnqueued => Error::AlreadyEnqueued,
-            Reply::NotEnqueued => Error::NotEnqueued,
-            Reply::Refused(Refusal::LimitMismatch) => Error::LimitMismatch,
-            Reply::Refused(Refusal::MaxLocks) => Error::MaxLocks,
-            Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters,
-            Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired,
-            Reply::Refused(Refusal::Draining) => Error::Draining,
+            Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => {
+                Error::Refused(asked)
+            }
+            Reply::AlreadyEnqueued => Error::AlreadyEnqueued(asked),
+            Reply::NotEnqueued => Error::NotEnqueued(asked),
+            Reply::Refused(Refusal::LimitMismatch) => Error::LimitMismatch(asked),
+            Reply::Refused(Refusal::MaxLocks) => Error::MaxLocks(asked),
+            Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters(asked),
+            Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired(asked),
+            Reply::Refused(Refusal::Draining) => Error::Draining(asked),
             Reply::AuthFailed => {
                 let auth_token = self.settings.auth_token.as_ref();
                 let auth = auth_token.map_or(Auth::NoToken, |_| Auth::Token);
@@ -511,6 +527,14 @@ impl Connection {
             self.close();
         }
         error
+    }
+
+    /// What the last request was about.
+    fn asked(&self) -> Asked {
+        Asked {
+            key: self.key.clone(),
+            server: self.server.clone(),
+        }
     }
 
     /// Closes the connection; the server releases what it holds.
@@ -534,6 +558,19 @@ impl Connection {
     /// The connection's socket, to be watched for its end; `None` if it is closed.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(AsFd::as_fd)
+    }
+}
+
+fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
+    match request {
+        Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),
+        Request::Wait { key, .. }
+        | Request::Release { key, .. }
+        | Request::Renew { key, .. }
+        | Request::Holder { key, .. }
+        | Request::Break { key, .. } => Some(key),
+        Request::Queues(key) => *key,
+        _ => None,
     }
 }
 

@@ -4,13 +4,17 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 use super::address::Address;
+use super::guard::Loss;
 use crate::text::{reason, unusable_file, Escaped};
 
 /// Why a request failed. Each status that a server may answer has its variant.
 ///
 /// What went wrong with the server itself, or on the way to it, names the server, in the text as
-/// well: `127.0.0.1:6388: connection refused`.
+/// well: `127.0.0.1:6388: connection refused`. What a server has refused names the key, too:
+/// `deploy at 127.0.0.1:6388: the server is shutting down`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -53,24 +57,26 @@ pub enum Error {
     },
     /// `error_max_locks`: as many keys or slots as the server allows are in use, in all or
     /// by this connection.
-    MaxLocks,
+    MaxLocks(Asked),
     /// `error_max_waiters`: as many waiters as the server allows are queued, for the key or in
     /// all.
-    MaxWaiters,
+    MaxWaiters(Asked),
     /// `error_limit_mismatch`: the key is in use as the other kind, or with another limit.
-    LimitMismatch,
+    LimitMismatch(Asked),
     /// `error_lease_expired`: the lease was over before the grant was collected.
-    LeaseExpired,
+    LeaseExpired(Asked),
     /// `error_not_enqueued`: the connection has no place in the queue to wait in.
-    NotEnqueued,
+    NotEnqueued(Asked),
     /// `error_already_enqueued`: this connection is in the queue already.
-    AlreadyEnqueued,
+    AlreadyEnqueued(Asked),
     /// `error_draining`: the server is shutting down.
-    Draining,
+    Draining(Asked),
     /// `error`: the token is not that of a holder, or the request is not one.
-    Refused,
+    Refused(Asked),
     /// `error_auth` to `break`: the client is not an operator of the server.
-    NotAllowed,
+    NotAllowed(Asked),
+    /// The lock was lost before the guard released it, and how.
+    Lost(Asked, Loss),
     /// A [`CancelHandle`](super::CancelHandle) has ended the wait. Nothing is held.
     Cancelled,
     /// The key cannot be sent: it is empty, too long, or has a blank or a line end in it.
@@ -95,8 +101,28 @@ pub enum Error {
     System(io::Error),
 }
 
+/// What was asked for, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Asked {
+    /// The key; `None` if the request was about none.
+    pub key: Option<String>,
+    /// The server that was asked.
+    pub server: Address,
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.key {
+            write!(f, "{} at ", Escaped(key.as_bytes()))?;
+        }
+        self.server.fmt(f)
+    }
+}
+
 /// Whether a client presents an auth token to its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Auth {
     /// It presents one.
     Token,
@@ -137,7 +163,51 @@ impl Error {
             | Error::Untrusted { server, .. }
             | Error::AuthFailed { server, .. }
             | Error::BadReply { server, .. } => Some(server),
+            _ => self.asked().map(|asked| &asked.server),
+        }
+    }
+
+    /// The key that the error is about, if it is about one.
+    pub fn key(&self) -> Option<&str> {
+        self.asked()?.key.as_deref()
+    }
+
+    pub(super) fn asked(&self) -> Option<&Asked> {
+        match self {
+            Error::MaxLocks(asked)
+            | Error::MaxWaiters(asked)
+            | Error::LimitMismatch(asked)
+            | Error::LeaseExpired(asked)
+            | Error::NotEnqueued(asked)
+            | Error::AlreadyEnqueued(asked)
+            | Error::Draining(asked)
+            | Error::Refused(asked)
+            | Error::NotAllowed(asked)
+            | Error::Lost(asked, _) => Some(asked),
             _ => None,
+        }
+    }
+
+    /// Whether the server may be there again soon, so that the same request may succeed then: it
+    /// restarts, or is not there yet. Not for a refusal, and not if this host is out of descriptors
+    /// or memory.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::Unreachable { .. } => !self.is_shortage(),
+            Error::Closed { .. } | Error::NoReply { .. } | Error::Draining(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether this host lacks the means for a connection, such as a free descriptor.
+    pub(crate) fn is_shortage(&self) -> bool {
+        match self {
+            Error::System(_) => true,
+            Error::Unreachable { error, .. } => matches!(
+                Errno::from_io_error(error),
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
+            ),
+            _ => false,
         }
     }
 
@@ -161,15 +231,16 @@ impl Error {
                 Auth::Token => "the server refused the auth token: it has another, or none",
                 Auth::NoToken => "the server wants an auth token",
             },
-            Error::MaxLocks => "the server allows no more keys or slots",
-            Error::MaxWaiters => "the server allows no more waiters",
-            Error::LimitMismatch => "the key is in use with another kind or limit",
-            Error::LeaseExpired => "the lease was over before the grant was collected",
-            Error::NotEnqueued => "there is no place in the queue to wait in",
-            Error::AlreadyEnqueued => "this connection is in the queue already",
-            Error::Draining => "the server is shutting down",
-            Error::Refused => "the server refused the request",
-            Error::NotAllowed => "the server lets only an operator do this",
+            Error::MaxLocks(_) => "the server allows no more keys or slots",
+            Error::MaxWaiters(_) => "the server allows no more waiters",
+            Error::LimitMismatch(_) => "the key is in use with another kind or limit",
+            Error::LeaseExpired(_) => "the lease was over before the grant was collected",
+            Error::NotEnqueued(_) => "there is no place in the queue to wait in",
+            Error::AlreadyEnqueued(_) => "this connection is in the queue already",
+            Error::Draining(_) => "the server is shutting down",
+            Error::Refused(_) => "the server refused the request",
+            Error::Lost(_, loss) => return loss.to_string(),
+            Error::NotAllowed(_) => "the server lets only an operator do this",
             Error::Cancelled => "the wait was cancelled",
             Error::InvalidKey => "a key is 1 to 256 bytes without blanks and line ends",
         };
@@ -179,8 +250,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(server) = self.server() {
-            write!(f, "{server}: ")?;
+        match (self.asked(), self.server()) {
+            (Some(asked), _) => write!(f, "{asked}: ")?,
+            (None, Some(server)) => write!(f, "{server}: ")?,
+            (None, None) => {}
         }
         f.write_str(&self.reason())
     }

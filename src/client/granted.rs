@@ -38,7 +38,7 @@ impl Granted {
             let token = self.grant.token;
             let renewed = self.connection.renew(&self.key, self.slot, token);
             self.grant.lease = renewed.map_err(|error| match error {
-                Error::Refused => Error::LeaseExpired,
+                Error::Refused(asked) => Error::LeaseExpired(asked),
                 error => error,
             })?;
         }

@@ -6,7 +6,10 @@ mod timing;
 
 use std::fmt;
 use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::panic::{self, AssertUnwindSafe};
+use std::process;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -15,7 +18,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::connection::{renewal, Connection};
-use super::error::Error;
+use super::error::{Asked, Error};
 use super::granted::Granted;
 use super::outage::Outage;
 use crate::sys::event::Event;
@@ -39,6 +42,8 @@ pub enum Loss {
     BadReply,
     /// No renewal was answered in time; the lease may be over at any moment.
     Deadline,
+    /// This process is a child, by fork(2), of the one that acquired the lock and may hold it still.
+    Forked,
 }
 
 impl fmt::Display for Loss {
@@ -50,6 +55,7 @@ impl fmt::Display for Loss {
             Loss::Refused => "the server refused to renew it: it was released or broken by another",
             Loss::BadReply => "the server gave no valid answer to its renewal",
             Loss::Deadline => "the server did not renew it in time",
+            Loss::Forked => "it belongs to the process that acquired it, and this is its child",
         })
     }
 }
@@ -75,7 +81,9 @@ impl fmt::Display for Loss {
 /// the keeper asks the other servers meanwhile, and goes on with one that has taken over.
 ///
 /// All its methods can be called from several threads. It belongs to the process that acquired it:
-/// a child by fork(2) has no keeper, and must neither use nor drop its copy.
+/// to a child by fork(2), the lock is lost ([`Loss::Forked`]). When the child drops its copy, it
+/// only closes its copy of the connection. It should do so soon: while it is open, the server does
+/// not notice the end of the parent.
 ///
 /// ```
 /// use latchd::client::{Address, Client};
@@ -101,10 +109,16 @@ pub struct Guard {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
+    /// The key, and its server.
+    asked: Asked,
+    /// The process that acquired the lock.
+    owner: u32,
 }
 
 struct Shared {
     hold: Mutex<Hold>,
+    /// The socket, for a child of this process to close; negative if there is none.
+    socket: AtomicI32,
     /// Wakes the keeper.
     bell: Event,
     /// Wakes the guard that waits for [`Hold::outcome`].
@@ -125,9 +139,24 @@ impl Shared {
                 is_releasing: false,
                 outcome: None,
             }),
+            socket: AtomicI32::new(-1),
             bell: Event::new().map_err(Error::System)?,
             ended: Condvar::new(),
         })
+    }
+
+    /// Tells which socket a child of this process has to close, if any.
+    fn set_socket(&self, socket: Option<BorrowedFd<'_>>) {
+        let socket = socket.map_or(-1, |socket| socket.as_raw_fd());
+        self.socket.store(socket, Ordering::Relaxed);
+    }
+
+    /// Closes the socket in a child of this process, where its owner, the keeper, does not run.
+    fn close_socket(&self) {
+        let socket = self.socket.swap(-1, Ordering::Relaxed);
+        if socket >= 0 {
+            let _ = nix::unistd::close(socket);
+        }
     }
 
     /// Takes note that the server knows of the end, and wakes the guard that waits for its release.
@@ -175,6 +204,10 @@ impl Guard {
     pub(super) fn new(held: Granted) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
+        let asked = Asked {
+            key: Some(held.key.clone()),
+            server: held.connection.server.clone(),
+        };
         let keeper = Keeper {
             held,
             sent_at: None,
@@ -193,7 +226,25 @@ impl Guard {
             shared,
             keeper: Some(keeper),
             grant,
+            asked,
+            owner: process::id(),
         })
+    }
+
+    /// The key that is held.
+    pub fn key(&self) -> &str {
+        self.asked.key.as_deref().unwrap_or_default()
+    }
+
+    /// The fence of the grant, see [`Guard::token`].
+    pub fn fence(&self) -> u64 {
+        self.grant.token.fence()
+    }
+
+    /// Whether this process is a child of the one that acquired the lock. The keeper's thread does
+    /// not exist here, and may have held the mutex.
+    fn is_copy(&self) -> bool {
+        process::id() != self.owner
     }
 
     /// The grant's token. Send its [`Token::fence`] with each write to what the lock protects,
@@ -211,6 +262,9 @@ impl Guard {
     /// Whether the lock is certainly held at this moment. Does not block. After false, it can be
     /// true again, unless the lock is [lost](Guard::loss).
     pub fn is_held(&self) -> bool {
+        if self.is_copy() {
+            return false;
+        }
         let hold = self.shared.hold();
         hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
@@ -224,12 +278,18 @@ impl Guard {
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
     /// [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
-        self.shared.hold().loss
+        match self.is_copy() {
+            true => Some(Loss::Forked),
+            false => self.shared.hold().loss,
+        }
     }
 
     /// Has `callback` called once when the lock is lost, on the keeper's thread, whose stack is
     /// 128 KiB; at once, on this one, if it is lost already. It replaces an earlier callback.
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
+        if self.is_copy() {
+            return callback(Loss::Forked);
+        }
         let mut hold = self.shared.hold();
         match hold.loss {
             None => {
@@ -259,6 +319,9 @@ impl Guard {
         let callback = Box::new(callback);
         let silence = fits(lead, self.grant.lease).then_some(OnSilence { lead, callback });
         let is_fit = silence.is_some();
+        if self.is_copy() {
+            return is_fit;
+        }
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         self.shared.bell.set();
         // What it holds may ask this guard when it is dropped.
@@ -283,6 +346,9 @@ impl Guard {
     /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
     /// held; it is dropped uncalled if the lock is lost. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
+        if self.is_copy() {
+            return;
+        }
         let mut hold = self.shared.hold();
         if hold.loss.is_none() {
             hold.asking.push(Box::new(answer));
@@ -298,11 +364,14 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the lock was no longer held, [`Error::Closed`] if it had been lost
+    /// [`Error::Refused`] if the lock was no longer held, [`Error::Lost`] if it had been lost
     /// before, [`Error::Unreachable`] if no server of a cluster was there to hear of it (the key is
     /// free when the lease ends), or what can go wrong with a reply. The lock is not held in any
     /// case.
     pub fn release(mut self) -> Result<(), Error> {
+        if self.is_copy() {
+            return Err(Error::Lost(self.asked.clone(), Loss::Forked));
+        }
         if self.is_kept_by_this_thread() && self.loss().is_none() {
             // Dropping the guard orders the release.
             return Ok(());
@@ -325,6 +394,11 @@ impl Guard {
         let Some(keeper) = self.keeper.take() else {
             return;
         };
+        if self.is_copy() {
+            // There is no such thread here.
+            mem::forget(keeper);
+            return self.shared.close_socket();
+        }
         let mut hold = self.shared.hold();
         hold.is_releasing = true;
         self.shared.bell.set();
@@ -342,6 +416,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        if self.is_copy() {
+            return self.order_release();
+        }
         // No callback hears of a loss that the release has made pointless.
         let mut hold = self.shared.hold();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
@@ -391,8 +468,11 @@ impl Keeper {
         self.held.connection.close();
         drop(self.silent);
         // Not before: the guard's thread may ask for the same key at once.
-        let server = &self.held.connection.server;
-        self.shared.end(Err(Error::closed(server)));
+        let asked = Asked {
+            key: Some(self.held.key.clone()),
+            server: self.held.connection.server.clone(),
+        };
+        self.shared.end(Err(Error::Lost(asked, loss)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
@@ -456,7 +536,10 @@ impl Keeper {
         watched.push(PollFd::new(&self.shared.bell, PollFlags::IN));
         watched.push(PollFd::new(&self.alarm, PollFlags::IN));
         // An interrupted or failed poll is an early wake-up, which does no harm.
+        self.shared.set_socket(sockets[0]);
         let _ = poll(&mut watched, None);
+        // Not while it may be closed: another thread may open a file under its number.
+        self.shared.set_socket(None);
         let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
         let mut next = || polled.next().unwrap_or_default();
         let has_spoken = sockets.map(|socket| socket.is_some() && next());
@@ -560,13 +643,30 @@ fn loss_of(error: Error) -> Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
+
+    const LEASE: Duration = Duration::from_secs(4);
+
+    fn guard_of(shared: Arc<Shared>, keeper: Option<JoinHandle<()>>) -> Guard {
+        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
+        Guard {
+            shared,
+            keeper,
+            grant: Grant {
+                token,
+                lease: LEASE,
+            },
+            asked: Asked {
+                key: Some("k".into()),
+                server: "alone".parse().expect("an address"),
+            },
+            owner: process::id(),
+        }
+    }
 
     #[test]
     fn a_dropped_guard_waits_for_the_connection_of_a_lost_lock() {
-        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
-        let lease = Duration::from_secs(4);
-        let deadline = deadline_of(Moment::now(), lease);
+        let deadline = deadline_of(Moment::now(), LEASE);
         let shared = Arc::new(Shared::new(deadline).expect("a descriptor"));
         shared.hold().loss = Some(Loss::Closed);
         let is_closed = Arc::new(AtomicBool::new(false));
@@ -576,23 +676,16 @@ mod tests {
             closed.store(true, Ordering::SeqCst);
             shared_of_keeper.end(Err(Error::Cancelled));
         });
-        drop(Guard {
-            shared,
-            keeper: Some(keeper),
-            grant: Grant { token, lease },
-        });
+        drop(guard_of(shared, Some(keeper)));
         assert!(is_closed.load(Ordering::SeqCst));
     }
 
     #[test]
     fn a_guard_past_its_deadline_is_not_held() {
-        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
-        let lease = Duration::from_secs(4);
         // A keeper that is stopped has told of no loss.
-        let guard = |sent_at| Guard {
-            shared: Arc::new(Shared::new(deadline_of(sent_at, lease)).expect("a descriptor")),
-            keeper: None,
-            grant: Grant { token, lease },
+        let guard = |sent_at| {
+            let shared = Shared::new(deadline_of(sent_at, LEASE)).expect("a descriptor");
+            guard_of(Arc::new(shared), None)
         };
         let now = Moment::now();
         assert!(guard(now).is_held());

@@ -30,6 +30,37 @@
 //!   also tells an operator who holds a key, and ends the grant of another client.
 //! - With the feature `tls`, the settings of a client may ask for TLS.
 //!
+//! # Async programs
+//!
+//! An async program waits on a thread for blocking calls. If the future is dropped, so is the place
+//! in the queue. With tokio:
+//!
+//! ```
+//! use latchd::client::{CancelHandle, Client, Error, Guard};
+//!
+//! # mod tokio { pub mod task {
+//! # pub async fn spawn_blocking<T>(work: impl FnOnce() -> T) -> Result<T, ()> { Ok(work()) } } }
+//! struct CancelOnDrop(CancelHandle);
+//! impl Drop for CancelOnDrop {
+//!     fn drop(&mut self) { self.0.cancel() }
+//! }
+//!
+//! async fn acquire(client: Client, key: String) -> Result<Guard, Error> {
+//!     let handle = CancelHandle::new().map_err(Error::System)?;
+//!     let _on_drop = CancelOnDrop(handle.clone());
+//!     let wait = move || client.lock(&key).cancelled_by(&handle).acquire();
+//!     tokio::task::spawn_blocking(wait).await.expect("it does not panic")
+//! }
+//! ```
+//!
+//! To release blocks, too: `spawn_blocking(move || guard.release())`.
+//!
+//! # Nothing to report
+//!
+//! A claim that is not granted in time is `Ok(None)` here: the server has queued it and answered.
+//! [`lockfile`](crate::lockfile) answers `Err(AlreadyLocked)`, with what it knows of the holder: it
+//! has no queue, and the caller may want to look for itself.
+//!
 //! # Time
 //!
 //! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the
@@ -61,7 +92,7 @@ pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;
-pub use error::{Auth, Error};
+pub use error::{Asked, Auth, Error};
 pub(crate) use granted::Granted;
 pub use guard::{Guard, Loss};
 pub use settings::Settings;

@@ -83,6 +83,7 @@ impl Slot {
 
 /// How long a claim may wait for its grant: the wait timeout of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wait {
     /// Not at all: the key is tried once.
     No,

@@ -15,7 +15,7 @@ use crate::supervise::{Event, SignalWatch};
 use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
-use super::{is_shortage, shown, BUSY, PROGRAM, UNAVAILABLE};
+use super::{shown, BUSY, PROGRAM, UNAVAILABLE};
 
 /// The first pause before the server is tried again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -98,7 +98,9 @@ impl Asking {
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = Outage::new();
             }
-            let pause = may_pass(&error).then(|| outage.pause(self.retry, ends_at));
+            let pause = error
+                .is_transient()
+                .then(|| outage.pause(self.retry, ends_at));
             match pause.flatten() {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(self.target.failure(&error)),
@@ -156,15 +158,6 @@ impl Outage {
         let pause = self.next_pause * kept / 1024;
         self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
         Some(left.map_or(pause, |left| pause.min(left)))
-    }
-}
-
-/// Whether the server may be there again soon.
-fn may_pass(error: &Error) -> bool {
-    match error {
-        Error::Unreachable { error, .. } => !is_shortage(error),
-        Error::Closed { .. } | Error::NoReply { .. } | Error::Draining => true,
-        _ => false,
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
     match target.claim(options.timeout)?.release() {
         // The refusal says that the lock is not held: its lease was over before the release,
         // because this process was stopped.
-        Ok(()) | Err(Error::Refused) => Ok(0),
+        Ok(()) | Err(Error::Refused(_)) => Ok(0),
         Err(error) => Err(target.failure(&error)),
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let mut connection = target.connect()?;
     let renewed = connection.renew(key, slot, grant.token);
     renewed.map_err(|error| match error {
-        Error::Refused => target.fails(
+        Error::Refused(_) => target.fails(
             LOST,
             "the server released it when the connection closed; it keeps locks only if it runs \
              with --no-auto-release-on-disconnect; use latch hold or latch run",
@@ -75,7 +75,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
     });
     match released {
         // The server before may have released it, and not said so.
-        Err(Error::Refused) if asked_count > 1 => {
+        Err(Error::Refused(_)) if asked_count > 1 => {
             let why = "it is not held any more, and no server says since when";
             Err(target.fails(UNAVAILABLE, why))
         }
@@ -86,7 +86,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
 
 fn not_held(target: &Target, error: &Error) -> Failure {
     match error {
-        Error::Refused => target.fails(LOST, "it is not held with this token"),
+        Error::Refused(_) => target.fails(LOST, "it is not held with this token"),
         _ => target.failure(error),
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     let mut connection = target.connect()?;
     let has_holders = match connection.holders(Some(&target.key)) {
         Ok(json) => Statistics::parse(&json).is_some_and(|statistics| statistics.has_holders()),
-        Err(Error::Refused) => false,
+        Err(Error::Refused(_)) => false,
         Err(error) => return Err(target.failure(&error)),
     };
     if !has_holders {
@@ -111,14 +111,14 @@ pub(super) fn break_grants(options: &options::Break) -> CommandResult {
     let broken = connection.break_grants(&target.key, options.fence, admin_token.as_deref());
     Err(match (broken, options.fence, file) {
         (Ok(()), ..) => return Ok(0),
-        (Err(Error::Refused), None, _) => target.fails(LOST, "it is not held"),
-        (Err(Error::Refused), ..) => target.fails(LOST, "it is not held with this fence"),
-        (Err(Error::NotAllowed), _, None) => target.fails(
+        (Err(Error::Refused(_)), None, _) => target.fails(LOST, "it is not held"),
+        (Err(Error::Refused(_)), ..) => target.fails(LOST, "it is not held with this fence"),
+        (Err(Error::NotAllowed(_)), _, None) => target.fails(
             NO_PERMISSION,
             "only root and the user of the server may do this, over its Unix socket, and clients \
              with its admin token; see --admin-token-file",
         ),
-        (Err(Error::NotAllowed), ..) => {
+        (Err(Error::NotAllowed(_)), ..) => {
             let why = "the server refused the admin token, or has none";
             target.fails(NO_PERMISSION, why)
         }

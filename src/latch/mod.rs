@@ -17,8 +17,6 @@ use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
-use rustix::io::Errno;
-
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
@@ -149,12 +147,11 @@ fn busy(place: &str, status: Option<u8>) -> Failure {
 
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
-        Error::System(_) => SYSTEM_ERROR,
-        Error::Unreachable { error, .. } if is_shortage(error) => SYSTEM_ERROR,
+        error if error.is_shortage() => SYSTEM_ERROR,
         Error::Unreachable { .. } | Error::Closed { .. } | Error::NoReply { .. } => UNAVAILABLE,
-        Error::AuthFailed { .. } | Error::NotAllowed => NO_PERMISSION,
-        Error::MaxLocks | Error::MaxWaiters | Error::Draining => BUSY,
-        Error::LeaseExpired => LOST,
+        Error::AuthFailed { .. } | Error::NotAllowed(_) => NO_PERMISSION,
+        Error::MaxLocks(_) | Error::MaxWaiters(_) | Error::Draining(_) => BUSY,
+        Error::LeaseExpired(_) => LOST,
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
         _ => PROTOCOL,
     };
@@ -163,14 +160,6 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         _ => "",
     };
     Failure::new(status, format_args!("{about}: {}{hint}", error.reason()))
-}
-
-/// Whether this host lacks the means for a connection, such as a free descriptor.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
-    )
 }
 
 fn shown(text: &str) -> Escaped<'_> {

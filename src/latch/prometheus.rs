@@ -84,7 +84,7 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
     let name = server.to_string();
     let json = match client.ask(server, Connection::counters) {
         Ok(json) => serde_json::from_str(&json).unwrap_or_default(),
-        Err(Error::Refused) => Value::Null,
+        Err(Error::Refused(_)) => Value::Null,
         Err(error) => return Err(failure(shown(&name), &error)),
     };
     // A server that does not know the key line answers as to any other.

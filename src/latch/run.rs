@@ -125,7 +125,9 @@ pub(super) fn release(guard: Guard) -> Result<bool, String> {
     }
     match released.recv_timeout(RELEASE_TIMEOUT) {
         Ok(Ok(())) => Ok(true),
-        Ok(Err(error @ (Error::Refused | Error::Closed { .. }))) => Err(error.reason()),
+        Ok(Err(error @ (Error::Refused(_) | Error::Lost(..) | Error::Closed { .. }))) => {
+            Err(error.reason())
+        }
         Ok(Err(Error::Unreachable { .. })) if was_leased => Ok(false),
         _ if was_held => Ok(true),
         // Another server of the cluster may be about to take over.

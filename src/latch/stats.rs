@@ -72,7 +72,7 @@ fn ask(
     form: StatsForm,
 ) -> Result<Table, Error> {
     let json = client.ask(server, |connection| match connection.holders(key) {
-        Err(Error::Refused) => connection.stats(),
+        Err(Error::Refused(_)) => connection.stats(),
         answer => answer,
     })?;
     if form == StatsForm::Json {

@@ -64,11 +64,11 @@ fn a_semaphore_has_as_many_guards_as_its_limit() {
     assert!(pool.try_acquire().expect("an answer").is_none());
     assert!(matches!(
         client.semaphore("pool", 3).try_acquire(),
-        Err(Error::LimitMismatch)
+        Err(Error::LimitMismatch(_))
     ));
     assert!(matches!(
         client.lock("pool").try_acquire(),
-        Err(Error::LimitMismatch)
+        Err(Error::LimitMismatch(_))
     ));
 }
 
@@ -263,15 +263,18 @@ fn each_refusal_of_the_server_has_its_error() {
     let _guard = client.lock("k").acquire().expect("free");
     assert!(matches!(
         client.lock("other").try_acquire(),
-        Err(Error::MaxLocks)
+        Err(Error::MaxLocks(_))
     ));
     let _place = client.lock("k").enqueue().expect("a place");
-    assert!(matches!(client.lock("k").enqueue(), Err(Error::MaxWaiters)));
+    assert!(matches!(
+        client.lock("k").enqueue(),
+        Err(Error::MaxWaiters(_))
+    ));
     daemon.signal(Signal::TERM);
     daemon.wait_for_log("draining", PATIENCE);
     assert!(matches!(
         client.lock("k").try_acquire(),
-        Err(Error::Draining)
+        Err(Error::Draining(_))
     ));
 }
 
@@ -378,7 +381,7 @@ fn a_late_grant_is_renewed_before_the_guard_exists_once() {
     let delay = Duration::from_millis(300);
     let (client, _) = client_of_slow_liar(delay, &[GRANT, "error\n"]);
     let asked = client.lock("k").acquire();
-    assert!(matches!(asked, Err(Error::LeaseExpired)), "{asked:?}");
+    assert!(matches!(asked, Err(Error::LeaseExpired(_))), "{asked:?}");
     let (client, _) = client_of_slow_liar(delay, &[GRANT, "ok 60\n", "ok\n"]);
     let guard = client.lock("k").acquire().expect("still ours");
     assert_eq!(guard.lease(), Duration::from_secs(60));
@@ -451,7 +454,9 @@ fn an_endless_reply_is_a_bad_reply_and_is_not_kept() {
     let address = listener.local_addr().expect("its address");
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
-        while stream.write_all(&[b'x'; 65_536]).is_ok() {}
+        // Short of the end of a line, and more than a claim's reply can be.
+        let _ = stream.write_all(&[b'x'; 16 * 1024]);
+        thread::sleep(2 * PATIENCE);
     });
     let mut settings = Settings::default();
     settings.reply_timeout = 2 * PATIENCE;
@@ -641,13 +646,13 @@ fn each_refusal_of_a_queue_place_has_its_error_once() {
     let mut connection = client.connect(&client.servers()[0]).expect("reachable");
     let slot = Slot::LOCK.with_lease(Duration::from_secs(1));
     let waited = connection.wait("k", slot, Wait::No);
-    assert!(matches!(waited, Err(Error::NotEnqueued)), "{waited:?}");
+    assert!(matches!(waited, Err(Error::NotEnqueued(_))), "{waited:?}");
     connection.enqueue("k", slot).expect("a place");
     let again = connection.enqueue("k", slot);
-    assert!(matches!(again, Err(Error::AlreadyEnqueued)), "{again:?}");
+    assert!(matches!(again, Err(Error::AlreadyEnqueued(_))), "{again:?}");
     thread::sleep(Duration::from_millis(1200));
     let waited = connection.wait("k", slot, Wait::No);
-    assert!(matches!(waited, Err(Error::LeaseExpired)), "{waited:?}");
+    assert!(matches!(waited, Err(Error::LeaseExpired(_))), "{waited:?}");
     assert!(connection.ping().is_ok(), "a refusal ended the connection");
 }
 
@@ -667,6 +672,12 @@ fn an_error_names_the_server_that_it_is_about() {
         error.to_string(),
         format!("{server}: the server answered hello")
     );
+    let error = client_of_liar(&["error_max_locks\n"]).lock("k").acquire();
+    let error = error.expect_err("refused");
+    assert_eq!(error.key(), Some("k"));
+    let server = error.server().expect("a server");
+    let expected = format!("k at {server}: the server allows no more keys or slots");
+    assert_eq!(error.to_string(), expected);
     let error = client.lock("a b").acquire().expect_err("no key");
     assert_eq!(error.server(), None);
     let daemon = Daemon::start(&["--auth-token", "secret"]);
@@ -674,6 +685,57 @@ fn an_error_names_the_server_that_it_is_about() {
     let error = error.expect_err("no auth token").to_string();
     let expected = format!("{}: the server wants an auth token", daemon.addr());
     assert_eq!(error, expected);
+}
+
+#[test]
+fn only_what_may_pass_is_transient() {
+    let (_port, addr) = refusing_addr();
+    let client = Client::new([Address::Tcp(addr.to_string())]);
+    let refused = client.lock("k").acquire().expect_err("nothing listens");
+    assert!(refused.is_transient());
+    for (answers, is_transient) in [
+        (&["error_draining\n"], true),
+        (&["error_max_locks\n"], false),
+    ] {
+        let error = client_of_liar(answers).lock("k").acquire();
+        let error = error.expect_err("refused");
+        assert_eq!(error.is_transient(), is_transient, "{error}");
+    }
+}
+
+#[test]
+fn a_guard_in_a_forked_child_is_lost_and_only_closes() {
+    let daemon = Daemon::start(&[]);
+    let guard = client(&daemon).lock("k").acquire().expect("free");
+    assert_eq!(guard.key(), "k");
+    // Until its keeper sleeps.
+    thread::sleep(Duration::from_millis(100));
+    // SAFETY: the child runs this thread alone, ends by _exit, and takes no lock that another
+    // thread may have held but those that the C library keeps usable.
+    match unsafe { nix::unistd::fork() }.expect("a process") {
+        nix::unistd::ForkResult::Child => {
+            let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+            let before = open();
+            let is_told = guard.loss() == Some(Loss::Forked) && !guard.is_held() && !guard.renew();
+            drop(guard);
+            let is_closed = open() + 1 == before;
+            // SAFETY: it returns to nothing.
+            unsafe { nix::libc::_exit(i32::from(!is_told) + 2 * i32::from(!is_closed)) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            let mut status = None;
+            let pid = rustix::process::Pid::from_raw(child.as_raw());
+            eventually(PATIENCE, "the child ends", || {
+                let options = rustix::process::WaitOptions::NOHANG;
+                let ended = rustix::process::waitpid(pid, options).expect("a child");
+                status = ended.and_then(|(_, status)| status.exit_status());
+                status.is_some()
+            });
+            assert_eq!(status, Some(0), "1: not told; 2: the socket is open");
+        }
+    }
+    assert!(guard.is_held() && guard.renew());
+    guard.release().expect("still ours");
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn a_lock_that_another_may_hold_is_lost_for_good() {
         thread::sleep(Duration::from_secs(1));
         let asked = listener.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
-        assert!(matches!(guard.release(), Err(Error::Closed { .. })));
+        assert!(matches!(guard.release(), Err(Error::Lost(_, Loss::Closed))));
     });
 }
 

@@ -38,6 +38,8 @@ impl Connection {
             buffer: Vec::new(),
             has_answered: false,
             settings: settings.clone(),
+            key: None,
+            max_reply_len: 0,
             tag: None,
             accepted_tag: None,
             greeting: Vec::new(),
