@@ -17,7 +17,6 @@ use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
-use crate::sys::secret;
 use crate::token::Token;
 pub(in crate::client) use again::Held;
 
@@ -122,8 +121,7 @@ impl Connection {
         within: Duration,
         others: u32,
     ) -> Result<Connection, Error> {
-        let auth_token = settings.auth_token.as_deref().map(secret::check);
-        let auth_token = auth_token.transpose().map_err(Error::InvalidArgument)?;
+        let auth_token = settings.auth_token()?;
         let (stream, deadline, reached) = settings.connect(server, within, others)?;
         let mut connection = Connection {
             others,
@@ -132,7 +130,7 @@ impl Connection {
             ..Connection::unconnected(server, settings)
         };
         if let Some(token) = auth_token {
-            match connection.expect_ok(&Request::Auth(token), Some(deadline)) {
+            match connection.expect_ok(&Request::Auth(&token), Some(deadline)) {
                 // To a server without a secret, `auth` is no request.
                 Err(Error::Refused(_)) => return Err(connection.refusal(&Reply::AuthFailed)),
                 answered => answered?,
@@ -512,8 +510,10 @@ impl Connection {
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired(asked),
             Reply::Refused(Refusal::Draining) => Error::Draining(asked),
             Reply::AuthFailed => {
-                let auth_token = self.settings.auth_token.as_ref();
-                let auth = auth_token.map_or(Auth::NoToken, |_| Auth::Token);
+                let auth = match self.settings.auth_token() {
+                    Ok(None) => Auth::NoToken,
+                    _ => Auth::Token,
+                };
                 let server = self.server.clone();
                 Error::AuthFailed { server, auth }
             }

@@ -2,14 +2,13 @@
 //! user starts.
 
 use std::env::{self, VarError};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::address::{Address, InvalidAddress};
 use super::error::Error;
 use super::settings::Settings;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
-use crate::sys::secret;
 use crate::text::{invalid_value, yes_or_no};
 
 const SERVERS: &str = "LATCH_SERVER";
@@ -50,16 +49,14 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     #[cfg(not(feature = "tls"))]
     refuse_tls(options)?;
     let file = options.auth_token_file.map(Path::to_owned);
-    let file = or_variable(file, AUTH_TOKEN_FILE)?;
-    let read =
-        |file: PathBuf| secret::read(&file).map_err(|error| Error::AuthTokenFile(file, error));
-    let auth_token = file.map(read).transpose()?;
-    Ok(Settings {
-        auth_token,
+    let mut settings = Settings {
+        auth_token_file: or_variable(file, AUTH_TOKEN_FILE)?,
         #[cfg(feature = "tls")]
         tls: tls(options)?,
         ..Settings::default()
-    })
+    };
+    settings.auth_token = settings.auth_token()?;
+    Ok(settings)
 }
 
 /// How to speak TLS, if that is wanted: a file or a name is a wish, too.

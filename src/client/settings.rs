@@ -1,10 +1,12 @@
 //! How to connect.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::error::Error;
 use crate::net::stream::Stream;
+use crate::sys::secret;
 
 /// How a connection is made.
 ///
@@ -27,6 +29,9 @@ pub struct Settings {
     /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
     /// space around it does not count.
     pub auth_token: Option<String>,
+    /// A file with that secret (none). It is read for each connection, so that a client goes on
+    /// after the secret was changed. While it cannot be read, `auth_token` stands in for it.
+    pub auth_token_file: Option<PathBuf>,
     /// How to speak TLS with servers that are reached over TCP (none).
     #[cfg(feature = "tls")]
     pub tls: Option<super::tls::Tls>,
@@ -38,6 +43,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(5),
             reply_timeout: Duration::from_secs(10),
             auth_token: None,
+            auth_token_file: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -45,6 +51,20 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The secret for a new connection, if the server asks for one.
+    pub(super) fn auth_token(&self) -> Result<Option<String>, Error> {
+        let read = |file: &PathBuf| {
+            secret::read(file).map_err(|error| Error::AuthTokenFile(file.clone(), error))
+        };
+        let given = self.auth_token.as_deref().map(secret::check);
+        let given = given.transpose().map_err(Error::InvalidArgument)?;
+        match (self.auth_token_file.as_ref().map(read), given) {
+            (Some(Ok(secret)), _) => Ok(Some(secret)),
+            (Some(Err(error)), None) => Err(error),
+            (_, given) => Ok(given.map(str::to_owned)),
+        }
+    }
+
     /// Connects within `within`, with a TLS handshake if that is wanted. Also returns the instant
     /// at which the server that was reached has had its share of the time, beside so many `others`,
     /// and its address.

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustls::pki_types::ServerName;
@@ -34,22 +35,65 @@ use crate::net::trust::{server_name, server_of, system_file, trusting};
 /// ```
 #[derive(Clone)]
 pub struct Tls {
-    config: Arc<ClientConfig>,
+    trusted: Arc<Trusted>,
     name: Option<ServerName<'static>>,
+}
+
+/// A file with CAs, and what was read from it.
+struct Trusted {
+    file: PathBuf,
+    read: Mutex<Read>,
+}
+
+struct Read {
+    config: Arc<ClientConfig>,
+    /// Which file it was; `None` if that is not known.
+    version: Option<Version>,
+}
+
+/// Inode, size, and the time of the last change with its nanoseconds.
+type Version = (u64, u64, i64, i64);
+
+fn version_of(file: &Path) -> Option<Version> {
+    let file = file.metadata().ok()?;
+    Some((file.ino(), file.len(), file.ctime(), file.ctime_nsec()))
+}
+
+impl Trusted {
+    fn read(file: &Path) -> Result<Read, Error> {
+        // Before the file is read: a change in between is read again.
+        let version = version_of(file);
+        let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
+        let config = Arc::new(trusting.with_no_client_auth());
+        Ok(Read { config, version })
+    }
+
+    /// What the file has now, or had when it could last be read.
+    fn config(&self) -> Arc<ClientConfig> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if version_of(&self.file) != read.version {
+            if let Ok(newer) = Trusted::read(&self.file) {
+                *read = newer;
+            }
+        }
+        Arc::clone(&read.config)
+    }
 }
 
 impl Tls {
     /// Trusts the CAs in a PEM file, and the self-signed certificates in it that are those of no
-    /// CA. Reads the file.
+    /// CA. Reads the file, and again for a later connection if it has changed since.
     ///
     /// # Errors
     ///
     /// [`Error::CaFile`].
     pub fn with_ca_file(file: impl AsRef<Path>) -> Result<Tls, Error> {
-        let file = file.as_ref();
-        let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
-        let config = Arc::new(trusting.with_no_client_auth());
-        Ok(Tls { config, name: None })
+        let file = file.as_ref().to_owned();
+        let read = Mutex::new(Trusted::read(&file)?);
+        Ok(Tls {
+            trusted: Arc::new(Trusted { file, read }),
+            name: None,
+        })
     }
 
     /// Trusts the CAs that this host trusts: those in the file that `SSL_CERT_FILE` names, or where
@@ -96,7 +140,7 @@ impl Tls {
         let name = name.ok_or(Error::InvalidArgument(
             "the host cannot be in a certificate",
         ))?;
-        let shaken = TlsStream::client(socket, Arc::clone(&self.config), name, deadline);
+        let shaken = TlsStream::client(socket, self.trusted.config(), name, deadline);
         shaken.map(Stream::Tls).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => {
                 let server = server.clone();

@@ -211,6 +211,32 @@ fn retry_asks_again_when_the_server_restarts() {
 }
 
 #[test]
+fn a_waiter_reads_a_secret_that_has_changed_again() {
+    let other = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (socket, secret) = (path("socket"), path("secret"));
+    let start = || Daemon::start_unix(socket.as_ref(), &["--auth-token-file", &secret]);
+    std::fs::write(&secret, "before").expect("there is room");
+    let first = start();
+    let mut holder = Client::unix(socket.as_ref());
+    assert_eq!(holder.request("auth", "_", "before"), "ok");
+    holder.acquire("k", 0);
+    let options = ["--server", &socket, "--auth-token-file", &secret];
+    let arguments = [&["run", "k", "--retry"][..], &options, &["--", "true"]].concat();
+    let mut waiting = piped(&other, &arguments);
+    eventually(PATIENCE, "it waits", || {
+        let queue = holder.request("stats", "holders", "k");
+        queue.contains("\"waiter_count\":1")
+    });
+    first.signal(Signal::KILL);
+    first.wait_exit(PATIENCE).expect("it ends");
+    std::fs::write(&secret, "after").expect("there is room");
+    let _second = start();
+    assert_eq!(wait(&mut waiting), Some(0));
+}
+
+#[test]
 fn a_lock_that_is_lost_is_not_retried() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("socket");

@@ -90,6 +90,29 @@ fn a_server_of_another_ca_is_refused() {
 }
 
 #[test]
+fn a_ca_file_that_has_changed_is_read_again() {
+    let (before, after) = (Set::new(), Set::new());
+    let ca = before.path("trusted");
+    fs::copy(before.ca(), &ca).expect("there is room");
+    let mut settings = Settings::default();
+    settings.tls = Some(Tls::with_ca_file(&ca).expect("it is a CA"));
+    let asks = |set: &Set| {
+        let options = set.options();
+        let daemon = Daemon::start_directly(Scheme::Plain, &[&options[0], &options[1]]);
+        let client = Client::with_settings([address("localhost", &daemon)], settings.clone());
+        let asked = client.lock("k").try_acquire();
+        asked.map(|guard| guard.is_some())
+    };
+    assert!(matches!(asks(&before), Ok(true)));
+    assert!(matches!(asks(&after), Err(Error::Untrusted { .. })));
+    fs::copy(after.ca(), &ca).expect("there is room");
+    assert!(matches!(asks(&after), Ok(true)));
+    // What cannot be used leaves what could.
+    fs::write(&ca, "nothing").expect("there is room");
+    assert!(matches!(asks(&after), Ok(true)));
+}
+
+#[test]
 fn settings_that_cannot_be_used_are_refused() {
     let set = Set::new();
     fs::write(set.path("empty"), "").expect("there is room");

@@ -24,8 +24,7 @@ impl Connection {
         let (stream, _, reached) = self.settings.connect(&self.server, within, 0)?;
         self.close();
         (self.stream, self.reached) = (Some(stream), reached);
-        self.greet();
-        Ok(())
+        self.greet()
     }
 
     /// A connection that has yet to be made.
@@ -58,16 +57,17 @@ impl Connection {
     }
 
     /// Puts the auth token and the tag in front of the next request.
-    fn greet(&mut self) {
-        let token = self.settings.auth_token.as_deref().map(str::trim);
+    fn greet(&mut self) -> Result<(), Error> {
+        let token = self.settings.auth_token()?;
         let greetings = [
-            token.map(Request::Auth),
+            token.as_deref().map(Request::Auth),
             self.accepted_tag.as_deref().map(Request::Tag),
         ];
         for greeting in greetings.iter().flatten() {
             greeting.write(&mut self.greeting);
             self.greetings_due += 1;
         }
+        Ok(())
     }
 
     /// What the reply to [`Request::Holder`] says of the grant with this token; `None` if not all
