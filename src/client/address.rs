@@ -71,8 +71,8 @@ impl PartialEq for Alternatives {
 impl Eq for Alternatives {}
 
 impl Address {
-    /// Connects within `timeout`, looking up a name included. Also returns the instant at which that
-    /// is over, and the address of the one server that was reached.
+    /// Connects within `timeout`, looking up a name included. Also returns the instant at which
+    /// that is over, and the address of the one server that was reached.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
         let deadline = Instant::now() + timeout.min(LONGEST_ATTEMPT);
         match self {

@@ -1,0 +1,239 @@
+//! The thread that keeps a lock: it renews the lease and watches the connection.
+
+mod reconnecting;
+
+use std::mem;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{poll, PollFd, PollFlags};
+
+use super::timing::{self, deadline_of, fits, renewal_interval};
+use super::{Answer, Loss, OnSilence, Shared};
+use crate::client::connection::{renewal, Connection};
+use crate::client::error::{Asked, Error};
+use crate::client::granted::Granted;
+use crate::client::outage::Outage;
+use crate::sys::moment::{Alarm, Moment};
+use crate::token::Grant;
+use reconnecting::Silent;
+
+/// The thread that keeps a lock: the only one that uses its connection.
+pub(super) struct Keeper {
+    held: Granted,
+    /// When the request was sent that is not answered yet.
+    sent_at: Option<Moment>,
+    /// There is no connection, or the renewal is the first over a new one.
+    outage: Option<Outage>,
+    /// The connection before, while its server leaves a renewal unanswered and others are asked.
+    silent: Option<Silent>,
+    /// Called with the outcome of the renewal that was sent.
+    answering: Vec<Answer>,
+    shared: Arc<Shared>,
+    alarm: Alarm,
+}
+
+impl Keeper {
+    /// The keeper of a lock that was just granted.
+    pub(super) fn new(held: Granted, shared: Arc<Shared>) -> Result<Keeper, Error> {
+        Ok(Keeper {
+            held,
+            sent_at: None,
+            outage: None,
+            silent: None,
+            answering: Vec::new(),
+            shared,
+            alarm: Alarm::new().map_err(Error::System)?,
+        })
+    }
+
+    /// Returns when the lock is released or lost.
+    pub(super) fn keep(mut self) {
+        // A callback that panics ends the keeper, and the connection with it. What it panics with
+        // is never dropped, since that may panic, too.
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| self.work()));
+        let ended = ended.map_err(mem::forget).unwrap_or(Err(Loss::Closed));
+        let Err(loss) = ended else {
+            return;
+        };
+        let mut hold = self.shared.hold();
+        hold.loss = Some(loss);
+        let callback = hold.on_lost.take();
+        let unanswered = mem::take(&mut hold.asking);
+        drop(hold);
+        // Not before: with the connection, the server releases the lock.
+        self.held.connection.close();
+        drop(self.silent);
+        // Not before: the guard's thread may ask for the same key at once.
+        let asked = Asked {
+            key: Some(self.held.key.clone()),
+            server: self.held.connection.server.clone(),
+        };
+        self.shared.end(Err(Error::Lost(asked, loss)));
+        drop((unanswered, self.answering));
+        if let Some(callback) = callback {
+            callback(loss);
+        }
+    }
+
+    /// Returns when the lock is released or lost.
+    fn work(&mut self) -> Result<(), Loss> {
+        loop {
+            let [has_spoken, has_ended_silence] = self.sleep();
+            if has_spoken {
+                self.hear()?;
+            }
+            if has_ended_silence {
+                self.hear_silent()?;
+            }
+            let is_idle = self.sent_at.is_none() && self.silent.is_none();
+            if is_idle && self.shared.hold().is_releasing {
+                let released = self.release();
+                self.shared.end(released);
+                return Ok(());
+            }
+            let now = Moment::now();
+            if now >= self.deadline() {
+                return Err(Loss::Deadline);
+            }
+            if now >= self.patience_ends_at() {
+                self.lose_patience();
+            }
+            let is_asked = !self.shared.hold().asking.is_empty();
+            let is_due = is_asked || now >= self.renew_at();
+            if !self.is_connected() {
+                self.attempt(now)?;
+            } else if self.sent_at.is_none() && is_due {
+                self.send(now)?;
+            }
+            if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
+                let silence = self.shared.hold().on_silence.take();
+                if let Some(OnSilence { callback, .. }) = silence {
+                    callback();
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do, and tells whether the server has spoken, and whether
+    /// the silent one has.
+    fn sleep(&self) -> [bool; 2] {
+        let silent = self.silent.as_ref().map(|silent| &silent.connection);
+        let connections = [Some(&self.held.connection), silent];
+        let sockets = connections.map(|connection| connection.and_then(Connection::socket));
+        let mut wake_at = self.next_end();
+        match &self.outage {
+            Some(outage) if sockets[0].is_none() => wake_at = wake_at.min(outage.next_attempt),
+            _ if self.sent_at.is_none() => wake_at = wake_at.min(self.renew_at()),
+            _ => wake_at = wake_at.min(self.patience_ends_at()),
+        }
+        self.alarm.set(wake_at);
+        let watch = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP);
+        let mut watched: Vec<PollFd<'_>> = sockets.into_iter().flatten().map(watch).collect();
+        watched.push(PollFd::new(&self.shared.bell, PollFlags::IN));
+        watched.push(PollFd::new(&self.alarm, PollFlags::IN));
+        // An interrupted or failed poll is an early wake-up, which does no harm.
+        self.shared.set_socket(sockets[0]);
+        let _ = poll(&mut watched, None);
+        // Not while it may be closed: another thread may open a file under its number.
+        self.shared.set_socket(None);
+        let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
+        let mut next = || polled.next().unwrap_or_default();
+        let has_spoken = sockets.map(|socket| socket.is_some() && next());
+        // Before the look at what it announces: what comes later sets the bell again.
+        self.shared.bell.take();
+        has_spoken
+    }
+
+    /// The deadline, or the call that comes before it.
+    fn next_end(&self) -> Moment {
+        let silent_at = self.silent_at().unwrap_or(Moment::NEVER);
+        self.deadline().min(silent_at)
+    }
+
+    fn is_connected(&self) -> bool {
+        self.held.connection.socket().is_some()
+    }
+
+    fn deadline(&self) -> Moment {
+        deadline_of(self.held.asked_at, self.held.grant.lease)
+    }
+
+    fn renew_at(&self) -> Moment {
+        let lead = self.lead().unwrap_or_default();
+        let Grant { token, lease } = self.held.grant;
+        self.held.asked_at + renewal_interval(token, lease, lead)
+    }
+
+    /// When the callback for a silent server is due.
+    fn silent_at(&self) -> Option<Moment> {
+        let (lead, lease) = (self.lead()?, self.held.grant.lease);
+        let began = self.outage.as_ref().map(|outage| outage.began);
+        let began = began.or(self.sent_at)?;
+        Some(timing::silent_at(began, self.held.asked_at, lease, lead))
+    }
+
+    /// How long before the deadline that callback is due.
+    fn lead(&self) -> Option<Duration> {
+        let hold = self.shared.hold();
+        let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
+        lead.filter(|lead| fits(*lead, self.held.grant.lease))
+    }
+
+    fn send(&mut self, now: Moment) -> Result<(), Loss> {
+        let left = self.deadline().saturating_since(now);
+        self.answering.append(&mut self.shared.hold().asking);
+        self.sent_at = Some(now);
+        if let Some(outage) = &mut self.outage {
+            outage.is_looking = false;
+        }
+        let held = &mut self.held;
+        let renewal = renewal(&held.key, held.slot, held.grant.token);
+        let sent = renewal.and_then(|renewal| held.connection.send_only(&renewal, left));
+        sent.or_else(|error| self.survive(error))
+    }
+
+    fn hear(&mut self) -> Result<(), Loss> {
+        let Some(sent_at) = self.sent_at else {
+            // No reply is due: it is the end of the stream, or an error on the way to it.
+            if !self.held.connection.is_silent() {
+                self.cut();
+            }
+            return Ok(());
+        };
+        if self.outage.as_ref().is_some_and(|outage| outage.is_looking) {
+            return self.hear_of_holder();
+        }
+        match self.held.connection.renewal_reply() {
+            Ok(Some(lease)) => self.renewed(lease, sent_at),
+            Ok(None) => {}
+            Err(error) => return self.survive(error),
+        }
+        Ok(())
+    }
+
+    /// Takes note of a renewal that was sent then.
+    fn renewed(&mut self, lease: Duration, sent_at: Moment) {
+        (self.sent_at, self.outage) = (None, None);
+        self.held.grant.lease = lease;
+        self.held.asked_at = sent_at;
+        let deadline = self.deadline();
+        let mut hold = self.shared.hold();
+        (hold.deadline, hold.is_cut) = (deadline, false);
+        drop(hold);
+        for answer in self.answering.drain(..) {
+            answer(Moment::now() < deadline);
+        }
+    }
+}
+
+/// What it means for the lock that a renewal came to nothing.
+fn loss_of(error: Error) -> Loss {
+    match error {
+        Error::NoReply { .. } => Loss::Deadline,
+        Error::Closed { .. } | Error::Unreachable { .. } => Loss::Closed,
+        Error::BadReply { .. } => Loss::BadReply,
+        _ => Loss::Refused,
+    }
+}
