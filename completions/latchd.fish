@@ -7,6 +7,7 @@ complete -c latchd -l port -x -d 'port to listen on; 0 picks one, off listens on
 complete -c latchd -l unix -r -F -d 'listen on a Unix socket, too'
 complete -c latchd -l unix-mode -x -d 'mode of the Unix socket, in octal (0660)'
 complete -c latchd -l unix-group -x -d 'group of the Unix socket, by name or number'
+complete -c latchd -l operator-socket -d 'make a Unix socket for latch break, beside the port (true)'
 complete -c latchd -l default-lease-ttl -x -d 'lease of a claim that names none (33)'
 complete -c latchd -l lease-sweep-interval -x -d 'accepted for compatibility; leases end on time anyway'
 complete -c latchd -l gc-interval -x -d 'how often idle keys are looked at (5)'

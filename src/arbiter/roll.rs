@@ -128,7 +128,8 @@ pub struct Broken {
     pub fence: Fence,
     /// The connection of its holder.
     pub conn: ConnId,
-    /// Who the holder's client was, and what it said of itself; `None` if its connection had closed.
+    /// Who the holder's client was, and what it said of itself; `None` if the connection had
+    /// closed.
     pub peer: Option<Box<str>>,
     pub tag: Option<Arc<str>>,
     outlet: Option<Arc<dyn Outlet>>,

@@ -1,18 +1,12 @@
-//! The commands that ask a server once: wait, acquire, renew, release, break and ping.
-
-use std::path::Path;
+//! The commands that ask a server once: wait, acquire, renew, release and ping.
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::client::{Connection, Error};
-use crate::sys::secret;
-use crate::text::{reason, unusable_file};
 
 use super::servers::Target;
-use super::table::Statistics;
 use super::{
-    failure, options, print, report, shown, token, unprintable, FILE_ERROR, LOST, NO_PERMISSION,
-    PROGRAM, PROTOCOL, UNAVAILABLE,
+    failure, options, print, report, shown, token, unprintable, LOST, PROGRAM, UNAVAILABLE,
 };
 
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
@@ -89,47 +83,6 @@ fn not_held(target: &Target, error: &Error) -> Failure {
         Error::Refused(_) => target.fails(LOST, "it is not held with this token"),
         _ => target.failure(error),
     }
-}
-
-/// Ends grants of other clients. The holders are asked for first: a server that does not know the
-/// one request does not know the other, and would answer as if there were no such grant.
-pub(super) fn break_grants(options: &options::Break) -> CommandResult {
-    let target = Target::new(options.client(None)?, &options.key, None, None);
-    let file = options.admin_token_file.as_deref();
-    let admin_token = file.map(secret::read).transpose();
-    let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
-    let mut connection = target.connect()?;
-    let has_holders = match connection.holders(Some(&target.key)) {
-        Ok(json) => Statistics::parse(&json).is_some_and(|statistics| statistics.has_holders()),
-        Err(Error::Refused(_)) => false,
-        Err(error) => return Err(target.failure(&error)),
-    };
-    if !has_holders {
-        let why = "the server does not know how to break a grant";
-        return Err(target.fails(PROTOCOL, why));
-    }
-    let broken = connection.break_grants(&target.key, options.fence, admin_token.as_deref());
-    Err(match (broken, options.fence, file) {
-        (Ok(()), ..) => return Ok(0),
-        (Err(Error::Refused(_)), None, _) => target.fails(LOST, "it is not held"),
-        (Err(Error::Refused(_)), ..) => target.fails(LOST, "it is not held with this fence"),
-        (Err(Error::NotAllowed(_)), _, None) => target.fails(
-            NO_PERMISSION,
-            "only root and the user of the server may do this, over its Unix socket, and clients \
-             with its admin token; see --admin-token-file",
-        ),
-        (Err(Error::NotAllowed(_)), ..) => {
-            let why = "the server refused the admin token, or has none";
-            target.fails(NO_PERMISSION, why)
-        }
-        (Err(error @ Error::InvalidArgument(_)), ..) => unusable(file, &error.reason()),
-        (Err(error), ..) => target.failure(&error),
-    })
-}
-
-fn unusable(file: Option<&Path>, why: &str) -> Failure {
-    let file = file.unwrap_or(Path::new(""));
-    Failure::new(FILE_ERROR, unusable_file("admin token", file, why))
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {

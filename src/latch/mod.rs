@@ -1,5 +1,6 @@
 //! The program `latch`: locks and semaphores of a `latchd` server, for the shell. See latch(1).
 
+mod breaking;
 mod claim;
 mod commands;
 mod fence_check;
@@ -120,7 +121,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
-        SubCommand::Break(options) => commands::break_grants(options),
+        SubCommand::Break(options) => breaking::run(options),
         SubCommand::Ping(options) => commands::ping(options),
         SubCommand::FenceCheck(options) => fence_check::run(options),
     }

@@ -107,6 +107,19 @@ impl Target {
         }
     }
 
+    /// Connects to another socket of the server.
+    pub(super) fn connect_to(&self, server: &Address) -> Result<Connection, Error> {
+        self.client.connect(server)
+    }
+
+    /// The TCP port of the server.
+    pub(super) fn port(&self) -> Option<u16> {
+        match self.server() {
+            Address::Tcp(place) => place.rsplit_once(':')?.1.parse().ok(),
+            _ => None,
+        }
+    }
+
     fn server(&self) -> &Address {
         self.client.server_of(&self.key)
     }

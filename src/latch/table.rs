@@ -31,6 +31,13 @@ struct Queue {
 /// everything of each.
 type Place = [String; 5];
 
+/// A holder, as an operator sees it.
+pub(super) struct Holder {
+    pub(super) fence: u64,
+    /// Its tag, its address and the age of its grant, in a line.
+    pub(super) description: String,
+}
+
 /// Lines for the terminal, of which the rows can be cut.
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -58,9 +65,14 @@ impl Statistics {
         })
     }
 
-    /// Whether the server knows who the holders are, and so the commands for operators.
-    pub(super) fn has_holders(&self) -> bool {
-        self.connections.is_none()
+    /// The holders of a key; `None` if the server does not say who they are.
+    pub(super) fn holders(&self, key: &str) -> Option<Vec<Holder>> {
+        if self.connections.is_some() {
+            return None;
+        }
+        let queue = self.queues.iter().find(|queue| queue.key == key);
+        let holders = queue.map_or(&[][..], |queue| &queue.holders);
+        holders.iter().map(holder).collect()
     }
 
     /// All keys in use, those with the most waiters first, with a row for each holder.
@@ -240,6 +252,13 @@ fn place(entry: &Value) -> Option<Place> {
         or_dash(lease_left.map(time)),
         or_dash(entry["fence"].as_str().map(escaped)),
     ])
+}
+
+fn holder([peer, tag, age, _, fence]: &Place) -> Option<Holder> {
+    Some(Holder {
+        fence: fence.parse().ok()?,
+        description: format!("{tag}, {peer}, held for {age}, fence {fence}"),
+    })
 }
 
 /// A place of which nothing is known but who it is.

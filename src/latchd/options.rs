@@ -81,6 +81,9 @@ arguments::options! {
         /// group of the Unix socket, by name or number
         #[argh(option, arg_name = "group", from_str_fn(group))]
         unix_group: Option<u32> = ["UNIX_GROUP"],
+        /// make a Unix socket for latch break, beside the port (true)
+        #[argh(option, arg_name = "bool", default = "true", from_str_fn(values::yes_or_no))]
+        operator_socket: bool = ["OPERATOR_SOCKET"],
         /// lease of a claim that names none (33)
         #[argh(option, arg_name = "time", default = "seconds(33)", from_str_fn(some_time))]
         default_lease_ttl: Duration = ["DEFAULT_LEASE_TTL_S"],

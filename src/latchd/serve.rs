@@ -1,8 +1,9 @@
 //! The sockets and threads of a running server.
 
+use std::io;
 use std::sync::Arc;
 
-use log::debug;
+use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, Outlet};
 #[cfg(feature = "cluster")]
@@ -12,12 +13,18 @@ use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
+use crate::net::unix_path;
 use crate::net::workers::Workers;
 use crate::server::{self, cannot, no_thread, spawn};
+use crate::sys::operator_socket;
 use crate::table::ConnId;
+use crate::text::{reason, Escaped};
 
 use super::options::{Options, Sockets};
 use super::session::{self, SessionRules};
+
+/// The mode of the operator's socket: its user, and root, who may connect to any.
+const OPERATOR_MODE: u32 = 0o600;
 
 /// A waiter with so many unread bytes behind its request has filled its window, and cannot signal
 /// its end any more. This is half of the smallest window that Linux offers by default.
@@ -36,9 +43,26 @@ pub(super) fn listen(
         }
         Sockets::Bound { tcp, unix } => {
             let (mode, group) = (options.unix_mode, options.unix_group);
-            server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?
+            let mut listeners = server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?;
+            // A standby could not tell the active server who its operator is.
+            if options.operator_socket && options.etcd.is_none() {
+                let port = listeners.iter().find_map(Listener::port);
+                listeners.extend(port.and_then(listen_to_operator));
+            }
+            listeners
         }
     })
+}
+
+/// Makes the socket of the operator. It is a convenience: a server without it serves all others.
+fn listen_to_operator(port: u16) -> Option<Listener> {
+    let path = operator_socket::path_to_bind(port);
+    let bound = unix_path::bind(&path, OPERATOR_MODE, None);
+    let warn = |error: &io::Error| {
+        let (path, why) = (Escaped::path(&path), reason(error));
+        warn!("no-operator-socket path={path} error=\"{why}\"");
+    };
+    bound.inspect_err(warn).ok()
 }
 
 /// Starts the threads that serve. They run until the process ends.

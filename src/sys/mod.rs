@@ -10,6 +10,8 @@ pub mod memory;
 pub mod moment;
 #[cfg(feature = "programs")]
 pub mod notify;
+#[cfg(feature = "programs")]
+pub mod operator_socket;
 pub mod process;
 pub mod secret;
 #[cfg(feature = "programs")]

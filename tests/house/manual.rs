@@ -17,6 +17,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--unix", Some("UNIX")),
     ("--unix-mode", Some("UNIX_MODE")),
     ("--unix-group", Some("UNIX_GROUP")),
+    ("--operator-socket", Some("OPERATOR_SOCKET")),
     ("--default-lease-ttl", Some("DEFAULT_LEASE_TTL_S")),
     ("--lease-sweep-interval", Some("LEASE_SWEEP_INTERVAL_S")),
     ("--gc-interval", Some("GC_INTERVAL_S")),

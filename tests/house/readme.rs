@@ -204,6 +204,9 @@ fn paste(section: &Section) {
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let mut bash = in_our_path("bash");
     bash.arg("--norc").current_dir(dir.path());
+    // The operator's socket of its servers is in that directory, too.
+    bash.env("XDG_RUNTIME_DIR", dir.path());
+    bash.env_remove("LATCHD_OPERATOR_SOCKET");
     let ended = end_of(&mut bash, &input);
     let printed = &ended.printed;
     let title = &section.title;

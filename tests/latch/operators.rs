@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::mpsc;
@@ -10,7 +11,7 @@ use std::thread;
 
 use crate::support::latch::{latch, output, ready, run, started, status, text, wait, Latch};
 use crate::support::silent::{free_addr, refusing_addr};
-use crate::support::{Daemon, PATIENCE};
+use crate::support::{Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Error, Wait};
 
 /// How a server that is older than tags takes one.
@@ -413,6 +414,76 @@ fn a_broken_grant_ends_the_command_at_the_other_end() {
     assert_eq!(read(child.stdout.as_mut().expect("piped")), "ended\n");
     let said = read(child.stderr.as_mut().expect("piped"));
     assert!(said.contains("released, or broken by another"), "{said}");
+}
+
+/// A server as the README starts it, and the directory of its operator's socket.
+fn as_in_the_readme() -> (Daemon, tempfile::TempDir) {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    command.env_remove("LATCHD_OPERATOR_SOCKET");
+    command.env("XDG_RUNTIME_DIR", directory.path());
+    (Daemon::from_command(command), directory)
+}
+
+#[test]
+fn break_needs_no_option_for_the_user_of_the_server() {
+    let (daemon, directory) = as_in_the_readme();
+    let name = format!("latchd-{}.sock", daemon.port());
+    let socket = directory.path().join(name);
+    let mode = fs::metadata(&socket).expect("it is there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let script = "trap 'exit 3' TERM; eval \"$READY\"; while :; do sleep 0.1; done";
+    let options = ["--tag", "a job"];
+    let (mut child, _) = started(&daemon, "k", &directory, &options, script);
+    let breaks = || {
+        let mut command = latch(&daemon, &["break", "k"]);
+        command.env("XDG_RUNTIME_DIR", directory.path());
+        command.output().expect("it runs")
+    };
+    let broken = breaks();
+    assert_eq!(broken.status.code(), Some(0), "{}", text(&broken.stderr));
+    let said = text(&broken.stdout);
+    assert!(said.starts_with("broken: a job, 127.0.0.1:"), "{said}");
+    assert!(said.contains(", held for "), "{said}");
+    assert_eq!(wait(&mut child), Some(70));
+    assert_eq!(breaks().status.code(), Some(70), "it is not held any more");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn another_server_with_the_same_port_breaks_nothing() {
+    let (daemon, directory) = as_in_the_readme();
+    let (other, others) = as_in_the_readme();
+    let mut holder = other.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    let [ours, of_other] = [(&daemon, &directory), (&other, &others)].map(|(server, directory)| {
+        directory
+            .path()
+            .join(format!("latchd-{}.sock", server.port()))
+    });
+    fs::remove_file(&ours).expect("it is there");
+    std::os::unix::fs::symlink(&of_other, &ours).expect("there is room");
+    let mut held = daemon.connect();
+    held.acquire_for("k", 0, 60);
+    let mut command = latch(&daemon, &["break", "k"]);
+    let output = command.env("XDG_RUNTIME_DIR", directory.path()).output();
+    assert_eq!(output.expect("it runs").status.code(), Some(77));
+    assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
+}
+
+#[test]
+fn a_server_that_cannot_make_the_socket_serves_all_the_same() {
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    command.env_remove("LATCHD_OPERATOR_SOCKET");
+    command.env("XDG_RUNTIME_DIR", "/nowhere/at/all");
+    let daemon = Daemon::from_command(command);
+    daemon.connect().acquire("k", 0);
+    daemon.wait_for_log("no-operator-socket path=/nowhere/at/all/latchd-", PATIENCE);
 }
 
 #[test]

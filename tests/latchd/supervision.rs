@@ -685,7 +685,14 @@ fn the_sysv_script_does_nothing_once_its_program_is_gone() {
     let directory = tempfile::tempdir().expect("there is room");
     let call = |action: &str| {
         let mut script = Command::new(examples().join("latchd.init"));
-        for name in ["DAEMON", "DEFAULTS", "LOG_FILE", "PID_FILE", "STATE_DIR"] {
+        for name in [
+            "DAEMON",
+            "DEFAULTS",
+            "LOG_FILE",
+            "PID_FILE",
+            "RUN_DIR",
+            "STATE_DIR",
+        ] {
             script.env(name, directory.path().join(name));
         }
         finished(script.arg(action)).0.code()
@@ -743,7 +750,10 @@ fn the_procd_script_names_a_command_that_serves() {
     let path = state.path().join("latchd");
     let script = edited(&example("latchd.procd"), "#!/bin/sh /etc/rc.common\n", "");
     let script = edited(&script, "/etc/latchd\n", &format!("{}\n", path.display()));
+    let run = state.path().join("run");
+    let script = edited(&script, "/run/latchd\n", &format!("{}\n", run.display()));
     let script = edited(&script, "    chown latchd:latchd \"$STATE\"\n", "");
+    let script = edited(&script, "    chown latchd:latchd \"$RUN_DIR\"\n", "");
     let procd = "procd_open_instance() { :; }; procd_close_instance() { :; }
         procd_set_param() { [ \"$1\" != command ] || { shift; echo \"$*\"; }; }";
     let mut shell = Command::new("sh");
@@ -1019,6 +1029,7 @@ impl Host {
             .env("OPTIONS", format!("--port {}", self.addr.port()))
             .env("RUN_AS", account())
             .env("STATE_DIR", within("state"))
+            .env("RUN_DIR", within("run"))
             .env("LOG_FILE", within("log"))
             .env("PID_FILE", within("pid"))
             .env("DEFAULTS", within("defaults"));

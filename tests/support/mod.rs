@@ -135,6 +135,7 @@ impl Daemon {
             }
         }
         command
+            .env("LATCHD_OPERATOR_SOCKET", "no")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
