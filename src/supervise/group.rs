@@ -10,11 +10,12 @@ use rustix::process::{
     getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
     WaitOptions,
 };
+use rustix_libc_wrappers::process::SignalExt;
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use crate::sys::moment::Moment;
 
-use super::signals::{has_job_control, our_group, stop, ENDING};
+use super::signals::{ends_by_default, has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
 use super::{has_living, Finish, Job, Killed};
 
@@ -57,7 +58,7 @@ pub(super) struct Group<'a> {
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
     foreground: Foreground,
-    /// The signal that was passed on last.
+    /// The signal that was passed on last, of those that end a program.
     passed_on: Option<i32>,
     pause: Pause,
     ending: Ending,
@@ -197,9 +198,11 @@ impl<'a> Group<'a> {
     }
 
     fn pass_on(&mut self, signal: i32) {
-        self.passed_on = Some(signal);
-        if let Some(named) = Signal::from_named_raw(signal) {
-            self.signal(named);
+        if ends_by_default(signal) {
+            self.passed_on = Some(signal);
+        }
+        if let Some(signal) = Signal::from_raw(signal) {
+            self.signal(signal);
         }
         if self.pause == Pause::UntilConfirmed && ENDING.contains(&signal) {
             // The command must not go on with its work: it is not known whether the lock is held.

@@ -39,10 +39,20 @@ const CANNOT_RUN: i32 = 126;
 /// Exit status: the system failed.
 const SYSTEM_ERROR: i32 = 71;
 
-/// Checks, before a wait for a lock, that a command can be started: that /proc is mounted.
+/// Checks, before a wait for a lock, that a command can be started: that /proc is mounted, and that
+/// the dynamic loader was not called with this program as its argument. The shim would be the
+/// loader then.
 pub fn check_proc() -> Result<(), String> {
-    let found = fs::metadata(THIS_PROGRAM).map(drop);
-    found.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))
+    let program = fs::read_link(THIS_PROGRAM);
+    let program = program.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))?;
+    let name = program.file_name().unwrap_or_default();
+    match name.as_bytes().windows(3).any(|part| part == b".so") {
+        true => Err(format!(
+            "{} runs this program; start it without the dynamic loader",
+            Plain(program.as_os_str().as_bytes())
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Starts the shim, which becomes the command, in a process group of its own.

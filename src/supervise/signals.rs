@@ -11,8 +11,11 @@ use rustix::process::{
     getpid, getppid, kill_process, kill_process_group, set_dumpable_behavior, wait,
     DumpableBehavior, Pid, Signal, WaitOptions,
 };
+use rustix_libc_wrappers::process::SignalExt;
 use signal_hook::consts::signal::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
+    SIGABRT, SIGBUS, SIGCHLD, SIGCONT, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT,
+    SIGSEGV, SIGSTOP, SIGSYS, SIGTERM, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH,
+    SIGXFSZ,
 };
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -24,10 +27,29 @@ use crate::sys::process;
 
 use super::terminal::Foreground;
 
-/// The signals that are passed on to the command, and that end a wait for the lock.
-pub(super) const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+/// The signals that are not passed on to the command: those that no program can catch, those of
+/// jobs and children, of faults of this program, and of what it writes itself.
+const KEPT: [i32; 16] = [
+    SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGABRT, SIGBUS, SIGFPE, SIGILL,
+    SIGSEGV, SIGSYS, SIGTRAP, SIGPIPE, SIGXFSZ,
+];
 
-/// The signals among them that ask a program to end.
+/// The signals that are passed on to the command: all others, real-time signals included.
+fn passed_on() -> impl Iterator<Item = i32> {
+    (1..=Signal::rt_max().as_raw()).filter(|signal| is_passed_on(*signal))
+}
+
+fn is_passed_on(signal: i32) -> bool {
+    Signal::from_raw(signal).is_some() && !KEPT.contains(&signal)
+}
+
+/// Whether a signal that is passed on ends a program that does not catch it. It ends a wait for the
+/// lock then.
+pub(super) fn ends_by_default(signal: i32) -> bool {
+    is_passed_on(signal) && ![SIGWINCH, SIGURG].contains(&signal)
+}
+
+/// The signals that ask a program to end.
 pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
 /// The signals that stop the processes of a job. Blocked, and not caught, they keep their default
@@ -55,7 +77,7 @@ impl SignalWatch {
         }
         blocked.thread_set_mask()?;
         let stops = SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        let mut caught = PASSED_ON.to_vec();
+        let mut caught: Vec<i32> = passed_on().collect();
         // A signal that is ignored at the start (by nohup, or by a shell for a background job)
         // stays ignored, so that the command ignores it, too: exec resets only caught signals.
         caught.retain(|signal| !is_in(ignored, *signal));
@@ -78,7 +100,7 @@ impl SignalWatch {
             for signal in self.next(events, Moment::NEVER) {
                 match signal {
                     SIGTSTP | SIGTTIN | SIGTTOU if has_job_control() => stop(signal, None),
-                    signal if PASSED_ON.contains(&signal) => {
+                    signal if ends_by_default(signal) => {
                         let foreground = Foreground::Ours;
                         return Err(Killed { signal, foreground });
                     }
@@ -154,7 +176,7 @@ impl Killed {
             let _ = kill_process_group(group, typed);
         }
         // Process 1 cannot end itself by a signal.
-        if PASSED_ON.contains(&self.signal) && getpid() != Pid::INIT {
+        if is_passed_on(self.signal) && getpid() != Pid::INIT {
             // If there is a core dump, it is the command's, and ours must not replace it.
             let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let _ = emulate_default_handler(self.signal);

@@ -23,16 +23,55 @@ use crate::support::needs::{needs, skipped};
 use crate::support::stalls::fair_test;
 use crate::support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
 use rustix::process::{kill_process, Pid};
+use rustix_libc_wrappers::process::SignalExt;
 
 /// The signals that end a wait and are passed on, with their names in the shell.
-const SIGNALS: [(Signal, &str); 6] = [
+const SIGNALS: [(Signal, &str); 7] = [
     (Signal::TERM, "TERM"),
     (Signal::INT, "INT"),
     (Signal::HUP, "HUP"),
     (Signal::QUIT, "QUIT"),
     (Signal::USR1, "USR1"),
     (Signal::USR2, "USR2"),
+    (Signal::ALARM, "ALRM"),
 ];
+
+#[test]
+fn rare_signals_are_passed_on_and_end_a_wait() {
+    needs!("python3");
+    let daemon = Daemon::start(&[]);
+    for sent in [Signal::POWER, Signal::rt(2).expect("a real-time signal")] {
+        let directory = directory();
+        let script = format!(
+            "exec python3 -c 'import os, signal
+signal.signal({}, lambda *_: os._exit(7))
+os.system(os.environ[\"READY\"])
+while True: signal.pause()'",
+            sent.as_raw()
+        );
+        let (mut child, _) = started(&daemon, "k", &directory, &[], &script);
+        let mut waiting = Latch::start(&mut latch(&daemon, &["run", "k", "--", "true"]));
+        daemon.wait_for_waiters("k", 1);
+        signal(&waiting, sent);
+        assert_eq!(wait_as_shell(&mut waiting), Some(128 + sent.as_raw()));
+        signal(&child, sent);
+        assert_eq!(wait_as_shell(&mut child), Some(7), "{sent:?}");
+    }
+}
+
+#[test]
+fn sigwinch_is_passed_on_and_ends_no_wait() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "trap 'exit 7' WINCH; eval \"$READY\"; while :; do sleep 0.02; done";
+    let (mut child, _) = started(&daemon, "k", &directory, &[], script);
+    let mut waiting = Latch::start(&mut latch(&daemon, &["run", "k", "--", "true"]));
+    daemon.wait_for_waiters("k", 1);
+    signal(&waiting, Signal::WINCH);
+    signal(&child, Signal::WINCH);
+    assert_eq!(wait_as_shell(&mut child), Some(7));
+    assert_eq!(wait_as_shell(&mut waiting), Some(0));
+}
 
 /// Stops a daemon until the value is dropped.
 struct StoppedDaemon<'a>(&'a Daemon);
@@ -330,7 +369,7 @@ fn every_signal_is_passed_on_after_the_lock_is_lost() {
         let log_path = log.display();
         // The first TERM is for the loss of the lock, the second is the test's.
         let script = format!(
-            "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
+            "for s in INT HUP QUIT USR1 USR2 ALRM; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
              trap 'echo TERM >> {log_path}; n=x$n; [ $n = xx ] && exit 0' TERM; \
              eval \"$READY\"; while :; do sleep 0.02; done"
         );
@@ -1304,6 +1343,32 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
     });
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
     assert_eq!(wait_as_shell(&mut unshare), Some(7));
+}
+
+#[test]
+fn through_the_dynamic_loader_it_fails_before_the_wait() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let places = ["/lib64", "/lib"].into_iter().flat_map(fs::read_dir);
+    let mut files = places.flatten().flatten().map(|entry| entry.path());
+    let is_loader = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("ld-linux")
+    };
+    let Some(loader) = files.find(|path| is_loader(path)) else {
+        return skipped(&["ld-linux"]);
+    };
+    let mut command = Command::new(loader);
+    command
+        .args([PROGRAM, "run", "k", "--", "true"])
+        .env("LATCH_SERVER", daemon.addr().to_string());
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(71));
+    assert!(
+        text(&output.stderr).contains("start it without the dynamic loader"),
+        "{output:?}"
+    );
 }
 
 #[test]

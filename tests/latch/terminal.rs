@@ -734,6 +734,22 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
 }
 
 #[test]
+fn a_new_size_of_the_window_is_told_once() {
+    needs!("bash", "dash", "python3");
+    at_each_shell(|_, mut terminal| {
+        let counts = "n=0; trap 'n=$((n + 1))' WINCH; stty rows 31; sleep 0.2; stty rows 32";
+        terminal.enter(
+            &format!(
+                "$LATCH run k -- bash -c \"{}; sleep 0.3; echo told $((n + 40))\"",
+                counts.replace('$', "\\$")
+            )
+            .replace("$((n + 40))\"", "\\$((n + 40))\""),
+        );
+        terminal.expect("told 42");
+    });
+}
+
+#[test]
 fn a_line_on_the_terminal_says_what_it_waits_for() {
     needs!("bash", "dash", "python3");
     let start = || Daemon::start_directly(Scheme::Plain, &[]);

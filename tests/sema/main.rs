@@ -2342,6 +2342,7 @@ fn signals_reach_the_command_and_the_lock_is_released() {
         (Signal::INT, 130),
         (Signal::HUP, 129),
         (Signal::USR1, 138),
+        (Signal::POWER, 158),
     ] {
         let place = Place::new();
         let (mut child, command) = place.started(&[], "exec sleep 60");
