@@ -2,17 +2,18 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use log::warn;
-use rustix::fs::{chown, lstat, FileType, Gid, Mode};
+use rustix::fs::{chownat, fstat, lstat, openat, AtFlags, FileType, Gid, Mode, OFlags, CWD};
 use rustix::io::Errno;
 use rustix::net::{
     connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::geteuid;
 
 use crate::sys::directory::{lock_within, Directory, FileId};
 use crate::text::Escaped;
@@ -46,25 +47,59 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         Err(error) => return Err(error),
     }
     remove_dead_socket(path)?;
-    // No client can connect before the owner and the mode are right.
-    let umask = rustix::process::umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
-    let bound = UnixListener::bind(path);
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let address = SocketAddrUnix::new(path)?;
+    let umask = rustix::process::umask(Mode::from_raw_mode(!mode & 0o777));
+    let bound = rustix::net::bind(&socket, &address);
     rustix::process::umask(umask);
-    let listener = bound?;
+    bound?;
+    let (name, identity) = open_bound(path)?;
     let made = BoundPath {
         path: path.to_owned(),
-        identity: FileId::from(&lstat(path)?),
+        identity,
     };
-    let open = || {
-        if let Some(group) = group {
-            chown(path, None, Some(Gid::from_raw(group)))?;
-        }
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-        // std listens with a shorter backlog; to listen again changes only that.
-        listen(&listener, BACKLOG).map_err(io::Error::from)
-    };
-    open().inspect_err(|_| made.remove())?;
-    Listener::adopt_unix(listener, Some(made))
+    // Nobody can connect before it listens.
+    let listening = give_access(&name, mode, group).and_then(|()| Ok(listen(&socket, BACKLOG)?));
+    listening.inspect_err(|_| made.remove())?;
+    Listener::adopt_unix(socket.into(), Some(made))
+}
+
+/// Opens the name of the socket that was just bound, to act on that and nothing else: whoever may
+/// write to the directory may have put another file in its place.
+fn open_bound(path: &Path) -> io::Result<(OwnedFd, FileId)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = openat(CWD, path, flags, Mode::empty())?;
+    let found = fstat(&name)?;
+    let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+    // A second name would be a link to another socket of this user.
+    if !is_socket || found.st_uid != geteuid().as_raw() || found.st_nlink != 1 {
+        return Err(io::Error::other("another file was put in its place"));
+    }
+    Ok((name, FileId::from(&found)))
+}
+
+/// Sets the group and, unless the umask has done so, the mode.
+fn give_access(name: &OwnedFd, mode: u32, group: Option<u32>) -> io::Result<()> {
+    if let Some(group) = group {
+        chownat(
+            name,
+            "",
+            None,
+            Some(Gid::from_raw(group)),
+            AtFlags::EMPTY_PATH,
+        )?;
+    }
+    if fstat(name)?.st_mode & 0o777 == mode {
+        return Ok(());
+    }
+    // The directory has a default access list, which overrules the umask.
+    let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
+    fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))
 }
 
 impl BoundPath {

@@ -306,6 +306,32 @@ fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
     }
 }
 
+/// Another user who may write to the directory can put a link there once the socket is bound.
+#[test]
+fn a_link_in_place_of_the_bound_socket_is_not_followed() {
+    needs!("strace");
+    let directory = tempfile::tempdir().expect("there is room");
+    let [path, secret] = ["socket", "secret"].map(|name| directory.path().join(name));
+    fs::write(&secret, "").expect("there is room");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let mut command = Daemon::command_of(installed("strace", "strace"));
+    command.args(["-f", "-qq", "-e", "trace=bind"]);
+    command.args(["-e", "inject=bind:delay_exit=1500000"]);
+    command.arg(env!("CARGO_BIN_EXE_latchd"));
+    command.args(["--port", "off", "--unix-mode", "0666", "--unix"]);
+    let group = rustix::process::getegid().to_string();
+    command.arg(&path).args(["--unix-group", &group]);
+    let daemon = Daemon::from_command(command);
+    eventually(PATIENCE, "it is bound", || path.exists());
+    fs::rename(&path, directory.path().join("aside")).expect("it is ours");
+    std::os::unix::fs::symlink(&secret, &path).expect("there is room");
+    let ended = daemon.wait_exit(PATIENCE).expect("it does not start");
+    assert_eq!(ended.code(), Some(1), "{}", daemon.log());
+    let found = fs::metadata(&secret).expect("it is there");
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    assert!(daemon.log().contains("another file was put in its place"));
+}
+
 // ---- how -------------------------------------------------------------------------------------
 
 fn latchd() -> Command {
