@@ -86,8 +86,8 @@
 //!   `client/guard/timing`.
 //! - What a session asks of the table: `arbiter/seat`, the one door to it.
 //! - The form of a line in the log: `log`. What it says is written where it happens.
-//! - TLS: `net/tls`; what a server shows is in `net/certificate`, what a client accepts in
-//!   `net/trust`. Its versions are those that `Cargo.toml` has rustls built with.
+//! - TLS: `net/tls`, with what a server shows in `certificate`, and what a client accepts in
+//!   `trust`. Its versions are those that `Cargo.toml` has rustls built with.
 //! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
 //! - A signal: `server` for the servers, `supervise/signals` for the command of `latch run` and
 //!   `sema run`.
@@ -129,7 +129,8 @@ mod base64;
 #[cfg(feature = "programs")]
 mod cli;
 pub mod client;
-#[cfg(feature = "cluster")]
+#[cfg(feature = "programs")]
+#[cfg_attr(not(feature = "cluster"), path = "cluster/absent.rs")]
 mod cluster;
 #[cfg(feature = "programs")]
 mod fence;
@@ -160,13 +161,7 @@ mod token;
 
 #[cfg(feature = "programs")]
 #[doc(hidden)]
-pub use latch::main as latch_main;
-#[cfg(feature = "programs")]
-#[doc(hidden)]
-pub use latchd::main as latchd_main;
-#[cfg(feature = "programs")]
-#[doc(hidden)]
-pub use lfpd::main as lfpd_main;
-#[cfg(feature = "programs")]
-#[doc(hidden)]
-pub use sema::main as sema_main;
+pub use crate::{
+    latch::main as latch_main, latchd::main as latchd_main, lfpd::main as lfpd_main,
+    sema::main as sema_main,
+};

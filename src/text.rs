@@ -1,5 +1,6 @@
 //! Untrusted text, escaped for messages and logs; messages about values and files; switches. Pure.
 
+use core::net::Ipv6Addr;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
@@ -99,6 +100,18 @@ pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
 /// Says that a file, named by what it is for, is of no use, and why.
 pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String {
     format!("cannot use the {what} file {}: {why}", Escaped::path(file))
+}
+
+/// A name, an address of IPv4 or one of IPv6 in brackets, and a port.
+pub fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_host = match in_brackets(host) {
+        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
+        None => (1..=253).contains(&host.len()) && host.chars().all(is_part),
+    };
+    let port = digits(port).filter(|port| *port > 0)?;
+    is_host.then_some((host, port))
 }
 
 /// What is in square brackets, as an address of IPv6 can be.

@@ -7,7 +7,6 @@ use std::path::Path;
 use super::address::{Address, InvalidAddress};
 use super::error::Error;
 use super::settings::Settings;
-#[cfg(feature = "tls")]
 use super::tls::Tls;
 use crate::text::{invalid_value, yes_or_no};
 
@@ -46,12 +45,9 @@ pub(crate) struct Overrides<'a> {
 /// The auth token, and how to speak TLS. What `options` leave open is up to
 /// `LATCH_AUTH_TOKEN_FILE`, `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
 pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
-    #[cfg(not(feature = "tls"))]
-    refuse_tls(options)?;
     let file = options.auth_token_file.map(Path::to_owned);
     let mut settings = Settings {
         auth_token_file: or_variable(file, AUTH_TOKEN_FILE)?,
-        #[cfg(feature = "tls")]
         tls: tls(options)?,
         ..Settings::default()
     };
@@ -60,32 +56,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
 }
 
 /// How to speak TLS, if that is wanted: a file or a name is a wish, too.
-#[cfg(feature = "tls")]
 fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
-    let is_wanted = match options.tls {
-        None if options.tls_ca.is_some() || options.tls_name.is_some() => Some(true),
-        None => wants_tls()?,
-        wanted => wanted,
-    };
-    if is_wanted == Some(false) {
-        return Ok(None);
-    }
-    let ca_file = or_variable(options.tls_ca.map(Path::to_owned), TLS_CA)?;
-    let name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
-    if is_wanted.is_none() && ca_file.is_none() && name.is_none() {
-        return Ok(None);
-    }
-    let tls = ca_file.map_or_else(Tls::with_system_cas, Tls::with_ca_file)?;
-    match name {
-        Some(name) => tls.server_name(&name).map(Some),
-        None => Ok(Some(tls)),
-    }
-}
-
-/// Refuses options or an environment that ask for TLS, which this build does not have: the
-/// connection would not be encrypted.
-#[cfg(not(feature = "tls"))]
-fn refuse_tls(options: &Overrides<'_>) -> Result<(), Error> {
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
     let asking = match (options.tls, options.tls_ca, options.tls_name) {
         (Some(wanted), ..) => wanted.then_some("--tls"),
@@ -96,8 +67,13 @@ fn refuse_tls(options: &Overrides<'_>) -> Result<(), Error> {
             None => [TLS_CA, TLS_NAME].into_iter().find(is_set),
         },
     };
-    let lacking = |name| Error::Environment(format!("{name}: needs a build with --features tls"));
-    asking.map_or(Ok(()), |name| Err(lacking(name)))
+    let Some(asking) = asking else {
+        return Ok(None);
+    };
+    let ca_file = or_variable(options.tls_ca.map(Path::to_owned), TLS_CA)?;
+    let name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
+    // Fails in a build without TLS: the connection would not be encrypted.
+    Tls::wanted_by(asking, ca_file, name).map(Some)
 }
 
 fn wants_tls() -> Result<Option<bool>, Error> {

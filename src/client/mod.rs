@@ -78,7 +78,7 @@ mod guard;
 mod outage;
 mod settings;
 mod slot;
-#[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 
 use std::time::{Duration, Instant};
@@ -98,7 +98,6 @@ pub use guard::{Guard, Loss};
 pub use settings::Settings;
 use slot::checked_tag;
 pub use slot::{Slot, Wait};
-#[cfg(feature = "tls")]
 pub use tls::Tls;
 
 /// One server, or several among which the keys are divided.

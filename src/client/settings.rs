@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::error::Error;
+use super::tls::Tls;
 use crate::net::stream::Stream;
 use crate::sys::secret;
 
@@ -32,9 +33,9 @@ pub struct Settings {
     /// A file with that secret (none). It is read for each connection, so that a client goes on
     /// after the secret was changed. While it cannot be read, `auth_token` stands in for it.
     pub auth_token_file: Option<PathBuf>,
-    /// How to speak TLS with servers that are reached over TCP (none).
-    #[cfg(feature = "tls")]
-    pub tls: Option<super::tls::Tls>,
+    /// How to speak TLS with servers that are reached over TCP (none; always none without the
+    /// feature `tls`).
+    pub tls: Option<Tls>,
 }
 
 impl Default for Settings {
@@ -44,7 +45,6 @@ impl Default for Settings {
             reply_timeout: Duration::from_secs(10),
             auth_token: None,
             auth_token_file: None,
-            #[cfg(feature = "tls")]
             tls: None,
         }
     }
@@ -79,7 +79,6 @@ impl Settings {
             .map_err(|error| Error::unreachable(server, error))?;
         let now = Instant::now();
         let deadline = now + deadline.saturating_duration_since(now) / (others + 1);
-        #[cfg(feature = "tls")]
         let stream = match &self.tls {
             Some(tls) => {
                 let stream = tls.speak(stream, reached, deadline);

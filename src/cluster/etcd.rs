@@ -3,26 +3,20 @@
 //! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
 //! or empty is left out. A refusal is chunked, with trailers.
 
+mod decode;
 mod http;
 
-#[cfg(feature = "tls")]
-use std::cell::OnceCell;
 use std::io;
 use std::net::TcpStream;
-#[cfg(feature = "tls")]
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "tls")]
-use rustls::ClientConfig;
 use serde_json::Value;
 
 use super::{read_password, ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
-#[cfg(feature = "tls")]
-use crate::net::{tls::TlsStream, trust::server_of};
 use crate::text::reason;
+use decode::decode;
 use http::Connection;
 
 /// How many times as long as another request the check of a password may take: it is made to be
@@ -81,9 +75,6 @@ pub struct Gateway {
     connection: Option<Connection>,
     token: Option<String>,
     timeout: Duration,
-    /// What was in the files with certificates.
-    #[cfg(feature = "tls")]
-    tls: OnceCell<Arc<ClientConfig>>,
 }
 
 impl Gateway {
@@ -95,8 +86,6 @@ impl Gateway {
             connection: None,
             token: None,
             timeout,
-            #[cfg(feature = "tls")]
-            tls: OnceCell::new(),
         }
     }
 
@@ -267,26 +256,12 @@ impl Gateway {
     }
 
     /// Shakes hands with a member that speaks TLS, until `deadline`.
-    #[cfg(feature = "tls")]
     fn secure(&self, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
-        if !self.member().speaks_tls {
-            return Ok(Stream::Tcp(socket));
+        let member = self.member();
+        match &self.settings.tls {
+            Some(tls) if member.speaks_tls => tls.secure(socket, &member.address, deadline),
+            _ => Ok(Stream::Tcp(socket)),
         }
-        let tls = match self.tls.get() {
-            Some(tls) => tls,
-            None => {
-                let tls = self.settings.tls.read().map_err(io::Error::other)?;
-                self.tls.get_or_init(|| tls)
-            }
-        };
-        let name = server_of(&self.member().address);
-        let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
-        TlsStream::client(socket, Arc::clone(tls), name, deadline).map(Stream::Tls)
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn secure(&self, socket: TcpStream, _: Instant) -> io::Result<Stream> {
-        Ok(Stream::Tcp(socket))
     }
 
     fn no_answer(&self, reason: String) -> EtcdFailure {
@@ -298,8 +273,9 @@ impl Gateway {
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let failure = self.no_answer(reason);
         self.connection = None;
-        #[cfg(feature = "tls")]
-        self.tls.take();
+        if let Some(tls) = &mut self.settings.tls {
+            tls.forget();
+        }
         self.at = (self.at + 1) % self.settings.members.len();
         failure
     }
@@ -345,7 +321,7 @@ fn number(value: &Value) -> u64 {
 
 fn key_values(range: &Value) -> Vec<KeyValue> {
     let found = range["kvs"].as_array().into_iter().flatten();
-    let bytes = |value: &Value| base64::decode(value.as_str().unwrap_or("")).unwrap_or_default();
+    let bytes = |value: &Value| decode(value.as_str().unwrap_or("")).unwrap_or_default();
     found
         .map(|found| KeyValue {
             key: bytes(&found["key"]),

@@ -4,14 +4,17 @@
 //! **Invariant:** nothing is certain until etcd says so. Every write and every question to etcd
 //! compares the epoch and the batch number, so a server that has lost its office without knowing
 //! changes nothing and tells no client anything.
+//!
+//! A build without the feature has `absent.rs` in place of this module: the same shape, and no
+//! values.
 
 mod election;
 mod etcd;
+#[cfg_attr(not(feature = "tls"), path = "etcd_tls/absent.rs")]
+mod etcd_tls;
 mod journal;
 mod record;
-pub mod relay;
-#[cfg(feature = "tls")]
-mod tls_files;
+mod relay;
 mod trouble;
 mod writer;
 
@@ -38,9 +41,9 @@ use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
+use etcd_tls::EtcdTls;
 use journal::Journal;
-#[cfg(feature = "tls")]
-pub use tls_files::TlsFiles;
+use relay::Relays;
 use writer::Writer;
 
 /// The most time that a request to etcd takes.
@@ -60,39 +63,68 @@ const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 
 /// The client address of an etcd member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+struct Member {
     /// `HOST:PORT`.
-    pub address: String,
+    address: String,
     /// `https://` was in front.
-    pub speaks_tls: bool,
+    speaks_tls: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ClusterSettings {
-    pub members: Vec<Member>,
+    members: Vec<Member>,
     /// Where the other servers reach this one: `HOST:PORT`.
-    pub advertise: String,
+    advertise: String,
     /// What the keys in etcd begin with; servers with the same prefix are one service.
-    pub prefix: String,
+    prefix: String,
     /// For how long the active server may be silent.
-    pub ttl: Duration,
+    ttl: Duration,
     /// The user for etcd, if it asks for one, and the file with the password.
-    pub user: Option<(String, PathBuf)>,
+    user: Option<(String, PathBuf)>,
     /// How to speak TLS with the members that do.
-    #[cfg(feature = "tls")]
-    pub tls: TlsFiles,
+    tls: Option<EtcdTls>,
 }
 
 impl ClusterSettings {
+    /// Settings to be filled in. A build without the feature refuses the option that asks for them.
+    pub fn wanted_by(_: &str) -> Result<ClusterSettings, String> {
+        Ok(ClusterSettings::default())
+    }
+
+    /// Adds a member of etcd at `HOST:PORT`.
+    pub fn add_member(&mut self, address: String, speaks_tls: bool) {
+        self.members.push(Member {
+            address,
+            speaks_tls,
+        });
+    }
+
+    /// Sets where the other servers reach this one, `HOST:PORT`; what the keys in etcd begin with;
+    /// and for how long the active server may be silent.
+    pub fn set_service(&mut self, advertise: String, prefix: String, ttl: Duration) {
+        self.advertise = advertise;
+        self.prefix = prefix;
+        self.ttl = ttl;
+    }
+
+    /// Sets the user of etcd, and the file with the password.
+    pub fn set_user(&mut self, user: Option<(String, PathBuf)>) {
+        self.user = user;
+    }
+
+    /// Sets the files for TLS with etcd: the CAs, and this server's certificate and key.
+    pub fn set_tls(&mut self, ca: Option<PathBuf>, own: Option<(PathBuf, PathBuf)>) {
+        self.tls = EtcdTls::new(ca, own);
+    }
+
     /// The same settings, if their files can be used, which are read again when they are needed.
     /// The error names the one that is of no use.
     pub fn checked(self) -> Result<ClusterSettings, String> {
         if let Some((_, file)) = &self.user {
             read_password(file)?;
         }
-        #[cfg(feature = "tls")]
-        if self.members.iter().any(|member| member.speaks_tls) {
-            self.tls.read()?;
+        if let (Some(tls), true) = (&self.tls, self.members.iter().any(|it| it.speaks_tls)) {
+            tls.read()?;
         }
         Ok(self)
     }
@@ -129,6 +161,7 @@ pub struct Office {
     /// signal must find it while another thread starts over with the mutex.
     is_leaving: AtomicBool,
     log: Log,
+    relays: Relays,
 }
 
 #[derive(Default)]
@@ -163,6 +196,7 @@ impl Office {
             changed: Condvar::new(),
             is_leaving: AtomicBool::new(false),
             log,
+            relays: Relays::default(),
         })
     }
 
@@ -177,9 +211,12 @@ impl Office {
         self.journal.attest(certainty);
     }
 
-    /// Starts the threads that run for the office and write the journal. Fails if one cannot be
+    /// Starts the threads that run for the office, write the journal and watch over the connections
+    /// that are passed on. Fails if one cannot be
     /// started: call it before there are other threads that take what the system allows.
     pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> io::Result<()> {
+        let office = Arc::clone(self);
+        spawn("relays", move || office.watch_role())?;
         let (elected, terms) = bounded(1);
         let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
@@ -195,6 +232,11 @@ impl Office {
             let _ = elected.send(term);
             candidate.keep(&term)
         })
+    }
+
+    /// Whether this process has started over, so that this is not the start of the server.
+    pub fn has_started_over(&self) -> bool {
+        lease_before().is_some()
     }
 
     fn role(&self) -> Role {
@@ -323,7 +365,7 @@ impl Office {
 }
 
 /// The lease that this process had before it started over, if it has: 0 for none.
-pub fn lease_before() -> Option<u64> {
+fn lease_before() -> Option<u64> {
     let lease = env::var(STARTED_OVER).ok()?;
     Some(lease.parse().unwrap_or(0))
 }

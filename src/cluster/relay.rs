@@ -19,16 +19,10 @@ use super::{first_of, Active, Office, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
+use crate::protocol::request::{CLUSTER, RELAY};
 use crate::sys::event::{is_readable_by, wait_for};
 use crate::sys::notify::notify;
-use crate::sys::thread::spawn;
 use crate::text::reason;
-
-/// The first line of a connection that another server passes on.
-pub const RELAY: &[u8] = b"relay";
-
-/// The first line of a request for the server's role.
-pub const CLUSTER: &[u8] = b"cluster";
 
 /// The most bytes of a frame that is read here: three lines.
 const MAX_FRAME_LEN: usize = 1024;
@@ -52,23 +46,15 @@ const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// What is read of one side before the other has taken it, in bytes.
 const BUFFER_LEN: usize = 8 * 1024;
 
-/// What became of a new connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reception {
-    /// This server is active, and is to serve it.
-    Serve,
-    /// The client sent nothing in time.
-    TimedOut,
-    /// It has ended.
-    Over,
-}
+/// The error of a connection that is not left to this server.
+const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
 /// The epoch of the active server, and the two ends of a connection that is passed on to it.
 type Ends = (u64, Arc<Stream>, Arc<TcpStream>);
 
 /// The connections that this server passes on.
-pub struct Relays {
-    pub office: Arc<Office>,
+#[derive(Default)]
+pub(super) struct Relays {
     /// By the descriptor of the server's end.
     open: Mutex<HashMap<RawFd, Ends>>,
     throttle: Throttle,
@@ -86,29 +72,16 @@ enum FirstBytes {
     None,
 }
 
-impl Relays {
-    /// Starts the thread that cuts connections once another server is active, and tells the
-    /// supervisor of each change.
-    pub fn start(office: &Arc<Office>) -> io::Result<Arc<Relays>> {
-        let relays = Arc::new(Relays {
-            office: Arc::clone(office),
-            open: Mutex::default(),
-            throttle: Throttle::default(),
-        });
-        let watching = Arc::clone(&relays);
-        spawn("relays", move || watching.watch())?;
-        Ok(relays)
-    }
-
-    fn watch(&self) {
-        let mut role = self.office.role();
+impl Office {
+    /// Cuts connections once another server is active, and tells the supervisor of each change.
+    /// Never returns.
+    pub(super) fn watch_role(&self) -> ! {
+        let mut role = self.role();
         loop {
             if let Err(error) = notify(&format!("STATUS={}", status(&role))) {
                 warn!("cannot-notify error=\"{}\"", reason(&error));
             }
-            role = self
-                .office
-                .wait_for_change(&role, Duration::from_secs(3600));
+            role = self.wait_for_change(&role, Duration::from_secs(3600));
             self.cut_old();
         }
     }
@@ -116,8 +89,8 @@ impl Relays {
     /// Cuts the connections to all but the active server. If none is known, one that was active may
     /// be so still.
     fn cut_old(&self) {
-        let open = self.open.lock();
-        let Some(active) = self.office.role().active else {
+        let open = self.relays.open.lock();
+        let Some(active) = self.role().active else {
             return;
         };
         for (_, client, server) in open.values().filter(|relay| relay.0 != active.epoch) {
@@ -126,7 +99,10 @@ impl Relays {
         }
     }
 
-    /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server.
+    /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server;
+    /// that is `Ok`. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in time,
+    /// and with another error once the connection is over.
+    ///
     /// Blocks for `read_timeout` until the client's first bytes come, for three times the TTL until
     /// there is an active server, and as long as the connection lasts. A client has `write_timeout`
     /// (`None`: for ever) to take a piece of what is passed on to it.
@@ -135,24 +111,24 @@ impl Relays {
         client: &Arc<Stream>,
         read_timeout: Duration,
         write_timeout: Option<Duration>,
-    ) -> Reception {
+    ) -> io::Result<()> {
         loop {
             let deadline = Instant::now() + read_timeout;
-            if self.office.is_active() {
+            if self.is_active() {
                 return self.take_in(client, deadline);
             }
             match first_bytes_within(client, deadline) {
                 Some(FirstBytes::Other) => break,
                 Some(FirstBytes::Cluster) if self.tell_role(client, deadline).is_some() => {}
                 // Other standbys know of the term before the holders are restored.
-                Some(FirstBytes::Relay) if self.office.wait_until_active() => {}
+                Some(FirstBytes::Relay) if self.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
-                    return Reception::Over;
+                    return Err(OVER.into());
                 }
-                Some(_) => return Reception::Over,
-                None if self.office.is_active() => {}
-                None => return Reception::TimedOut,
+                Some(_) => return Err(OVER.into()),
+                None if self.is_active() => {}
+                None => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
         self.pass_on(client, write_timeout)
@@ -160,23 +136,23 @@ impl Relays {
 
     /// Leaves a connection to this server. Where clients speak TLS, a standby says in clear which
     /// term it knows of, and then its client begins: that is taken here.
-    fn take_in(&self, client: &Stream, deadline: Instant) -> Reception {
+    fn take_in(&self, client: &Stream, deadline: Instant) -> io::Result<()> {
         if !speaks_tls(client) {
-            return Reception::Serve;
+            return Ok(());
         }
         match first_bytes_within(client, deadline) {
             Some(FirstBytes::Relay) => {}
-            Some(FirstBytes::None) => return Reception::Over,
-            Some(_) => return Reception::Serve,
-            None => return Reception::TimedOut,
+            Some(FirstBytes::None) => return Err(OVER.into()),
+            Some(_) => return Ok(()),
+            None => return Err(io::ErrorKind::TimedOut.into()),
         }
         let frame = take_frame(client, deadline).unwrap_or_default();
         let epoch = frame.split(|byte| *byte == b'\n').nth(1);
-        match epoch.is_some_and(|epoch| self.office.is_meant_by(epoch)) {
-            true => Reception::Serve,
+        match epoch.is_some_and(|epoch| self.is_meant_by(epoch)) {
+            true => Ok(()),
             false => {
                 debug!("turned-away peer={client} reason=relay-of-another-epoch");
-                Reception::Over
+                Err(OVER.into())
             }
         }
     }
@@ -184,40 +160,40 @@ impl Relays {
     /// Answers a request for the role; `None` if it does not come, or the client is gone.
     fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
         take_frame(client, deadline)?;
-        let answer = format!("{}\n", self.office.role_line());
+        let answer = format!("{}\n", self.role_line());
         (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
     }
 
     /// Passes a connection on to the active server, whichever that is at last.
-    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> Reception {
-        let deadline = Instant::now() + self.office.settings.ttl * PATIENCE;
+    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> io::Result<()> {
+        let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
-            let role = self.office.role();
+            let role = self.role();
             if role.is_own {
-                return Reception::Serve;
+                return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             // A client that has left would hold its connection for all that time.
             if left.is_zero() || is_waiting && client.has_hung_up() {
-                return Reception::Over;
+                return Err(OVER.into());
             }
             let active = role.active.as_ref();
             let pause = match active.map(|active| (active, introduce(active))) {
                 None => LONG_PAUSE,
                 Some((active, Ok(server))) => {
                     self.relay(client, server, active.epoch, write_timeout);
-                    return Reception::Over;
+                    return Err(OVER.into());
                 }
                 Some((active, Err(error))) => {
                     let (active, error) = (&active.address, reason(&error));
-                    self.throttle.warn(format_args!(
+                    self.relays.throttle.warn(format_args!(
                         "cannot-relay active={active} error=\"{error}\""
                     ));
                     PAUSE
                 }
             };
-            self.office.wait_for_change(&role, left.min(pause));
+            self.wait_for_change(&role, left.min(pause));
             is_waiting = true;
         }
     }
@@ -232,11 +208,11 @@ impl Relays {
     ) {
         let server = Arc::new(server);
         let ends = (epoch, Arc::clone(client), Arc::clone(&server));
-        self.open.lock().insert(server.as_raw_fd(), ends);
+        self.relays.open.lock().insert(server.as_raw_fd(), ends);
         // The role may have changed before the relay was noted down.
         self.cut_old();
         let pumped = pump(client.as_fd(), server.as_fd(), write_timeout);
-        self.open.lock().remove(&server.as_raw_fd());
+        self.relays.open.lock().remove(&server.as_raw_fd());
         if let Err(error) = pumped {
             let error = reason(&error);
             debug!("relay-broken peer={client} error=\"{error}\"");
@@ -259,15 +235,15 @@ impl Office {
         }
     }
 
-    /// The epoch of this server's own term, if it is active.
-    pub fn epoch(&self) -> Option<u64> {
-        let Role { active, is_own } = self.role();
-        active.filter(|_| is_own).map(|active| active.epoch)
+    /// The epoch of this server's own term, and the smoothed time that a batch of the journal
+    /// takes; `None` if it is not active.
+    pub fn figures(&self) -> Option<(u64, Duration)> {
+        Some((self.epoch()?, self.journal.round_time()))
     }
 
-    /// The time that a batch of the journal takes, smoothed.
-    pub fn journal_time(&self) -> Duration {
-        self.journal.round_time()
+    fn epoch(&self) -> Option<u64> {
+        let Role { active, is_own } = self.role();
+        active.filter(|_| is_own).map(|active| active.epoch)
     }
 
     /// Whether a frame that begins a connection is from a standby that knows of this term.

@@ -271,12 +271,9 @@ mod tests {
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
-        #[cfg(feature = "tls")]
-        {
-            let tls = [&caps[..], &["--tls-self-signed=here"]].concat();
-            let with_tls = worst_case(&tls, 10, 1000);
-            assert_eq!(with_tls, AT_REST + connections + table + 10 * PER_TLS);
-        }
+        let tls = [&caps[..], &["--tls-self-signed=here"]].concat();
+        let with_tls = worst_case(&tls, 10, 1000);
+        assert_eq!(with_tls, AT_REST + connections + table + 10 * PER_TLS);
         let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);
         assert!(endless > 1 << 40);
         assert!(usize::BITS == 32 || worst_case(&caps, usize::MAX, 0) == u64::MAX);

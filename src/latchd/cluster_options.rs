@@ -1,14 +1,12 @@
 //! The options of a server that is one of several on one etcd: latchd-cluster(7).
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::cli::arguments::Origins;
-use crate::cli::values::digits;
-#[cfg(feature = "tls")]
-use crate::cluster::TlsFiles;
-use crate::cluster::{ClusterSettings, Member};
-use crate::text::{in_brackets, invalid_value};
+use crate::cluster::ClusterSettings;
+use crate::net::tls::need;
+use crate::text::{host_and_port, invalid_value};
 
 use super::options::{both_or_none, exclusive, Options, CLUSTER};
 
@@ -19,23 +17,30 @@ pub(super) fn resolve(
     origins: &Origins,
     inherits: bool,
 ) -> Result<Option<ClusterSettings>, String> {
+    let given = CLUSTER.iter().find_map(|option| origins.get(option));
+    let Some(given) = given else {
+        return Ok(None);
+    };
+    let mut settings = ClusterSettings::wanted_by(given)?;
     let Some(list) = &options.etcd else {
-        let stray = CLUSTER.iter().find_map(|option| origins.get(option));
-        return stray.map_or(Ok(None), |stray| Err(format!("{stray}: needs --etcd")));
+        return Err(format!("{given}: needs --etcd"));
     };
     let etcd = origins.get("--etcd").unwrap_or("--etcd");
     refuse_rivals(options, origins, inherits, etcd)?;
     check_tls(origins)?;
     let members = members(list, etcd)?;
-    Ok(Some(ClusterSettings {
-        user: user(options, origins)?,
-        #[cfg(feature = "tls")]
-        tls: tls_files(options, origins, &members)?,
-        members,
-        advertise: advertise(options, origins)?,
-        prefix: options.etcd_prefix.clone(),
-        ttl: options.etcd_ttl,
-    }))
+    let speaks_tls = members.iter().any(|(_, speaks_tls)| *speaks_tls);
+    settings.set_user(user(options, origins)?);
+    settings.set_tls(
+        options.etcd_cacert.clone(),
+        tls_files(options, origins, speaks_tls)?,
+    );
+    for (address, speaks_tls) in members {
+        settings.add_member(address, speaks_tls);
+    }
+    let advertise = advertise(options, origins)?;
+    settings.set_service(advertise, options.etcd_prefix.clone(), options.etcd_ttl);
+    Ok(Some(settings))
 }
 
 /// Refuses what does not fit a server that is one of several: its fences are kept in etcd, it runs
@@ -81,45 +86,36 @@ fn check_tls(origins: &Origins) -> Result<(), String> {
     both_or_none(origins, ["--etcd-cert", "--etcd-key"])?;
     let mut tls = ["--etcd-cacert", "--etcd-cert"].into_iter();
     let origin = tls.find_map(|option| origins.get(option));
-    origin.map_or(Ok(()), need_tls)
+    origin.map_or(Ok(()), need)
 }
 
-fn need_tls(what: &str) -> Result<(), String> {
-    match cfg!(feature = "tls") {
-        true => Ok(()),
-        false => Err(format!("{what}: needs a build with --features tls")),
-    }
-}
-
-#[cfg(feature = "tls")]
-fn tls_files(options: &Options, origins: &Origins, members: &[Member]) -> Result<TlsFiles, String> {
+/// The certificate to show to etcd, and its key. Refuses files for TLS where no member speaks it.
+fn tls_files(
+    options: &Options,
+    origins: &Origins,
+    speaks_tls: bool,
+) -> Result<Option<(PathBuf, PathBuf)>, String> {
     let files = ["--etcd-cacert", "--etcd-cert", "--etcd-key"];
     match files.iter().find_map(|option| origins.get(option)) {
-        Some(stray) if !members.iter().any(|member| member.speaks_tls) => {
+        Some(stray) if !speaks_tls => {
             let why = "no address of --etcd begins with https://";
             Err(format!("{stray}: {why}"))
         }
-        _ => Ok(TlsFiles {
-            ca: options.etcd_cacert.clone(),
-            own: options.etcd_cert.clone().zip(options.etcd_key.clone()),
-        }),
+        _ => Ok(options.etcd_cert.clone().zip(options.etcd_key.clone())),
     }
 }
 
-/// The members of etcd in a list with commas.
-fn members(list: &str, origin: &str) -> Result<Vec<Member>, String> {
+/// The members of etcd in a list with commas: `HOST:PORT`, and whether `https://` was in front.
+fn members(list: &str, origin: &str) -> Result<Vec<(String, bool)>, String> {
     let member = |text: &str| {
         let secured = text.strip_prefix("https://");
         if secured.is_some() {
-            need_tls(&format!("{origin}: {text}"))?;
+            need(&format!("{origin}: {text}"))?;
         }
         let wrong = || invalid_value(text, origin, "expected HOST:PORT or https://HOST:PORT");
         let place = host_and_port(secured.unwrap_or(text));
         let (host, port) = place.ok_or_else(wrong)?;
-        Ok(Member {
-            address: format!("{host}:{port}"),
-            speaks_tls: secured.is_some(),
-        })
+        Ok((format!("{host}:{port}"), secured.is_some()))
     };
     list.split(',').map(|text| member(text.trim())).collect()
 }
@@ -150,18 +146,6 @@ fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
             "expected HOST:PORT, where the other servers reach this one",
         )),
     }
-}
-
-/// A name, an address of IPv4 or one of IPv6 in brackets, and a port.
-fn host_and_port(text: &str) -> Option<(&str, u16)> {
-    let (host, port) = text.rsplit_once(':')?;
-    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let is_host = match in_brackets(host) {
-        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
-        None => (1..=253).contains(&host.len()) && host.chars().all(is_part),
-    };
-    let port = digits(port).filter(|port| *port > 0)?;
-    is_host.then_some((host, port))
 }
 
 fn user(options: &Options, origins: &Origins) -> Result<Option<(String, PathBuf)>, String> {

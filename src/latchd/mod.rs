@@ -1,16 +1,13 @@
 //! The program `latchd`: see latchd(8).
 
 mod capacity;
-#[cfg(feature = "cluster")]
 mod cluster_options;
 mod options;
 mod requests;
-#[cfg(feature = "tls")]
-mod self_signed;
 mod serve;
 mod session;
 mod shutdown;
-#[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 
 use std::env;
@@ -24,8 +21,7 @@ use log::{info, warn};
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
-#[cfg(feature = "cluster")]
-use crate::cluster::{relay::Relays, ClusterSettings, Office};
+use crate::cluster::{ClusterSettings, Office};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{LogRules, SourceThrottle};
@@ -88,38 +84,29 @@ fn run(
     let auth_token = auth.map(read_auth_token).transpose()?;
     let admin_token = options.admin_token_file.as_deref();
     let admin_token = admin_token.map(read_admin_token).transpose()?;
-    #[cfg(feature = "cluster")]
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
-    #[cfg(feature = "tls")]
-    let certificate = tls::certificate(options)?;
-    #[cfg(feature = "tls")]
+    let certificate = tls::certificate(
+        options.tls_files(),
+        options.tls_self_signed.as_deref(),
+        options.host,
+    )?;
     let shown = certificate.clone();
-    #[cfg(feature = "tls")]
-    let read_again = move || shown.iter().for_each(tls::read_again);
-    #[cfg(not(feature = "tls"))]
-    let read_again = || {};
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
+    let read_again = move || shown.iter().for_each(tls::read_again);
     let signals = server::watch_signals(signals, &log, read_again)?;
-    let listeners = serve::listen(options, resolved.sockets, inherited)?;
-    #[cfg(feature = "tls")]
-    let listeners = tls::speaking(listeners, certificate.as_ref());
-    let listeners: Arc<[Listener]> = listeners.into();
+    let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
     let _clean_up = server::CleanUp(&listeners);
     warn_about(options, auth, &listeners);
 
-    #[cfg(feature = "cluster")]
     let office = cluster.map(|settings| Office::new(settings, log.clone()));
-    #[cfg(feature = "cluster")]
     let fences = office
         .as_ref()
         .map_or(fences, |office| (office.fences(), None));
     let arbiter = start_arbiter(options, fences)?;
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let connections = Arc::new(room_for_connections(options, secret_len));
-    #[cfg(feature = "cluster")]
-    let relays = office.as_ref().map(Relays::start);
     let session_rules = Arc::new(SessionRules {
         default_lease: options.default_lease_ttl,
         read_timeout: options.read_timeout,
@@ -128,28 +115,23 @@ fn run(
         admin_token,
         auth_refusals: SourceThrottle::default(),
         log: log.clone(),
-        #[cfg(feature = "cluster")]
-        relays: relays.transpose().map_err(server::no_thread)?,
+        office: office.clone(),
     });
-    #[cfg(feature = "cluster")]
     if let Some(office) = &office {
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
     serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    tell_of_start(options, &listeners)?;
+    tell_of_start(options, &listeners, office.as_deref())?;
 
     let end = shutdown::End {
         signals: &signals.received,
         arbiter: &arbiter,
         connections: &connections,
-        #[cfg(feature = "cluster")]
         listeners: &listeners,
         options,
-        #[cfg(feature = "cluster")]
         office: office.as_deref(),
     };
     let status = end.run();
-    #[cfg(feature = "cluster")]
     office.iter().for_each(|office| office.resign());
     log.flush();
     Ok(status)
@@ -169,11 +151,12 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
 
 /// Tells the starter the port, and the supervisor that clients can connect. One of several servers
 /// tells its role by itself.
-fn tell_of_start(options: &Options, listeners: &[Listener]) -> Result<(), String> {
-    #[cfg(feature = "cluster")]
-    let is_anew = crate::cluster::lease_before().is_some();
-    #[cfg(not(feature = "cluster"))]
-    let is_anew = false;
+fn tell_of_start(
+    options: &Options,
+    listeners: &[Listener],
+    office: Option<&Office>,
+) -> Result<(), String> {
+    let is_anew = office.is_some_and(Office::has_started_over);
     // A server that has started over has printed it before.
     if options.print_port && !is_anew {
         server::print_port(listeners)?;

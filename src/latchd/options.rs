@@ -12,14 +12,13 @@ use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
 use crate::cli::values;
-#[cfg(feature = "cluster")]
 use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
+use crate::net::tls;
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 use crate::text::in_brackets;
 
-#[cfg(feature = "cluster")]
 use super::cluster_options;
 
 const MAX_COUNT: usize = u32::MAX as usize;
@@ -64,7 +63,6 @@ type Unless<T> = Option<T>;
 arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
     // A build without a feature knows the options of that feature, to refuse them.
-    #[cfg_attr(not(all(feature = "cluster", feature = "tls")), allow(dead_code))]
     pub(super) struct Options {
         /// address to listen on, or localhost (127.0.0.1)
         #[argh(option, arg_name = "address", default = "LOCALHOST", from_str_fn(ip_address))]
@@ -263,7 +261,6 @@ pub(super) struct Resolved {
     pub(super) sockets: Sockets,
     pub(super) auth: Option<Auth>,
     /// `None` for a server that is alone.
-    #[cfg(feature = "cluster")]
     pub(super) cluster: Option<ClusterSettings>,
 }
 
@@ -273,7 +270,6 @@ impl Options {
     pub(super) fn resolve(&self, origins: &Origins, inherits: bool) -> Result<Resolved, String> {
         self.check(origins)?;
         Ok(Resolved {
-            #[cfg(feature = "cluster")]
             cluster: cluster_options::resolve(self, origins, inherits)?,
             sockets: self.sockets(origins, inherits)?,
             auth: self.auth(origins)?,
@@ -282,10 +278,6 @@ impl Options {
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.check_tls(origins)?;
-        #[cfg(not(feature = "cluster"))]
-        if let Some(origin) = CLUSTER.iter().find_map(|option| origins.get(option)) {
-            return Err(format!("{origin}: needs a build with --features cluster"));
-        }
         for rivals in RIVALS {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
@@ -299,12 +291,13 @@ impl Options {
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
         both_or_none(origins, ["--tls-cert", "--tls-key"])?;
         let cert = origins.get("--tls-cert");
-        match cert.or(origins.get("--tls-self-signed")) {
-            Some(origin) if cfg!(not(feature = "tls")) => {
-                Err(format!("{origin}: needs a build with --features tls"))
-            }
-            Some(origin) if self.port.is_none() => Err(format!("{origin}: there is no port")),
-            _ => Ok(()),
+        let Some(origin) = cert.or(origins.get("--tls-self-signed")) else {
+            return Ok(());
+        };
+        tls::need(origin)?;
+        match self.port {
+            Some(_) => Ok(()),
+            None => Err(format!("{origin}: there is no port")),
         }
     }
 
@@ -345,6 +338,11 @@ impl Options {
     /// Whether the end of a connection releases what it holds.
     pub(super) fn auto_release(&self) -> bool {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
+    }
+
+    /// The files with the certificates to show on the TCP port, and their key.
+    pub(super) fn tls_files(&self) -> Option<(PathBuf, PathBuf)> {
+        self.tls_cert.clone().zip(self.tls_key.clone())
     }
 
     /// Whether clients on the TCP port need TLS.
@@ -602,21 +600,5 @@ mod tests {
         for host in ["example.org", "[127.0.0.1]", "127.0.0.1:1", ""] {
             assert!(tcp(host).is_err(), "{host}");
         }
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[test]
-    fn tls_is_refused_also_from_the_environment() {
-        let variables = [("DFLOCKD_TLS_CERT", "x")];
-        let message = read_all(&["--tls-key", "x"], &variables).expect_err("refused");
-        assert_eq!(
-            message,
-            "DFLOCKD_TLS_CERT: needs a build with --features tls"
-        );
-        let message = read_all(&[], &variables).expect_err("refused");
-        assert_eq!(
-            message,
-            "DFLOCKD_TLS_CERT: both --tls-cert and --tls-key must be provided"
-        );
     }
 }

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, Outlet};
-#[cfg(feature = "cluster")]
-use crate::cluster::relay::Reception;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
+use crate::net::tls::Certificate;
 use crate::net::unix_path;
 use crate::net::workers::Workers;
 use crate::server::{self, cannot, no_thread, spawn};
@@ -34,8 +33,9 @@ pub(super) fn listen(
     options: &Options,
     sockets: Sockets,
     inherited: Vec<Listener>,
-) -> Result<Vec<Listener>, String> {
-    Ok(match sockets {
+    certificate: Option<Arc<Certificate>>,
+) -> Result<Arc<[Listener]>, String> {
+    let listeners = match sockets {
         Sockets::Environment => inherited,
         Sockets::Stdin => {
             let listener = inherited::from_stdin().and_then(Inherited::listening);
@@ -51,7 +51,12 @@ pub(super) fn listen(
             }
             listeners
         }
-    })
+    };
+    let speaking = |listener: Listener| match &certificate {
+        Some(certificate) => listener.speaking(Arc::clone(certificate)),
+        None => listener,
+    };
+    Ok(listeners.into_iter().map(speaking).collect())
 }
 
 /// Makes the socket of the operator. It is a convenience: a server without it serves all others.
@@ -105,12 +110,13 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = &admission.stream;
-    #[cfg(feature = "cluster")]
-    if let Some(relays) = &rules.relays {
-        match relays.receive(stream, rules.read_timeout, rules.write_timeout) {
-            Reception::Serve => {}
-            Reception::TimedOut => return session::turn_away(stream, rules),
-            Reception::Over => return,
+    if let Some(office) = &rules.office {
+        match office.receive(stream, rules.read_timeout, rules.write_timeout) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                return session::turn_away(stream, rules);
+            }
+            Err(_) => return,
         }
     }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);

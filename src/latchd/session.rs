@@ -6,7 +6,6 @@
 //! lingering close. Each has a time limit, unless an option says "for ever", and delays no other
 //! client.
 
-#[cfg(feature = "cluster")]
 mod member;
 mod outbox;
 mod rules;
@@ -57,7 +56,6 @@ pub(super) enum Ending {
     /// The system refuses the watch over the client, which so must not wait.
     Unwatched,
     /// Another server takes this one for the active one, and it is not, or not any more.
-    #[cfg(feature = "cluster")]
     NotMeant,
 }
 
@@ -78,7 +76,6 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         malformed_count: 0,
         has_stable_ref: false,
         placeholders_left: Some(0),
-        #[cfg(feature = "cluster")]
         is_first: true,
         socket_timeout: Duration::ZERO,
         awaited: None,
@@ -101,7 +98,6 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
 }
 
 /// Closes a connection whose client has sent nothing in time.
-#[cfg(feature = "cluster")]
 pub fn turn_away(stream: &Stream, rules: &SessionRules) {
     let ending = match rules.auth_token {
         Some(_) => Ending::AuthFailed,
@@ -124,7 +120,6 @@ struct Session<'a> {
     /// How many lines after `help` may still belong to it; `None` from the first request on.
     placeholders_left: Option<u8>,
     /// Nothing has come yet.
-    #[cfg(feature = "cluster")]
     is_first: bool,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
@@ -164,16 +159,12 @@ impl Session<'_> {
         }
         self.reader.skip_first_line();
         self.awaited = None;
-        #[cfg(feature = "cluster")]
-        {
-            self.is_first = false;
-        }
+        self.is_first = false;
         Some(self.outbox.flush_if_full())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
         self.placeholders_left = None;
-        #[cfg(feature = "cluster")]
         if let Some(served) = self.serve_frame_of_member() {
             return served;
         }
@@ -369,9 +360,7 @@ fn is_http(command: &[u8]) -> bool {
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
-        Ending::Quit | Ending::Unwatched => (None, Duration::ZERO),
-        #[cfg(feature = "cluster")]
-        Ending::NotMeant => (None, Duration::ZERO),
+        Ending::Quit | Ending::Unwatched | Ending::NotMeant => (None, Duration::ZERO),
         Ending::HungUpWaiting
         | Ending::ReadTimeout
         | Ending::LineTooLong
@@ -407,7 +396,6 @@ impl Ending {
             Ending::LineTooLong => "line-too-long code=12".into(),
             Ending::OtherProtocol(name) => (*name).into(),
             Ending::AuthFailed => "auth-refused".into(),
-            #[cfg(feature = "cluster")]
             Ending::NotMeant => "relayed-from-another-epoch".into(),
         }
     }

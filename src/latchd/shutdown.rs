@@ -9,10 +9,8 @@ use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
 use log::{info, warn};
 
 use crate::arbiter::Arbiter;
-#[cfg(feature = "cluster")]
 use crate::cluster::Office;
 use crate::net::connections::Connections;
-#[cfg(feature = "cluster")]
 use crate::net::listener::Listener;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
@@ -32,9 +30,7 @@ pub(super) struct End<'a> {
     pub(super) arbiter: &'a Arbiter,
     pub(super) connections: &'a Arc<Connections>,
     pub(super) options: &'a Options,
-    #[cfg(feature = "cluster")]
     pub(super) listeners: &'a [Listener],
-    #[cfg(feature = "cluster")]
     pub(super) office: Option<&'a Office>,
 }
 
@@ -64,7 +60,6 @@ impl End<'_> {
                 warn!("stopping reason=shutdown-timeout");
                 // Another server goes on with those who hold. Their connections end with the
                 // process: a farewell before the office is given up would end them in the journal.
-                #[cfg(feature = "cluster")]
                 if self.office.is_some_and(Office::is_active) {
                     return ExitCode::SUCCESS;
                 }
@@ -100,7 +95,6 @@ impl End<'_> {
 
     /// Has the holders finish. The channel closes when they have.
     fn begin_drain(&self) -> Receiver<()> {
-        #[cfg(feature = "cluster")]
         if let Some(office) = self.office {
             office.leave();
             // No client is let in, and those finish whose connections are passed on.

@@ -20,12 +20,9 @@ use crate::log::Throttle;
 use crate::sys::thread::spawn;
 use crate::text::{reason, Escaped};
 
-#[cfg(feature = "tls")]
-use super::certificate::Certificate;
 use super::connections::Connections;
 use super::stream::{keep_alive, where_known, Stream};
-#[cfg(feature = "tls")]
-use super::tls::TlsStream;
+use super::tls::Certificate;
 use super::unix_path::BoundPath;
 use super::workers::Workers;
 
@@ -42,10 +39,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub enum Listener {
     /// With the certificate if it speaks TLS.
-    Tcp(
-        TcpListener,
-        #[cfg(feature = "tls")] Option<Arc<Certificate>>,
-    ),
+    Tcp(TcpListener, Option<Arc<Certificate>>),
     /// On a path of this host; with the path if this process has bound it.
     Unix(UnixListener, Option<BoundPath>),
 }
@@ -77,11 +71,15 @@ impl Listener {
         // hide how much has arrived behind it.
         where_known(sockopt::set_socket_oobinline(&listener, true))?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
-        Ok(Listener::Tcp(
-            listener,
-            #[cfg(feature = "tls")]
-            None,
-        ))
+        Ok(Listener::Tcp(listener, None))
+    }
+
+    /// Speaks TLS with this certificate, if it is a TCP socket.
+    pub fn speaking(self, certificate: Arc<Certificate>) -> Listener {
+        match self {
+            Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(certificate)),
+            unix => unix,
+        }
     }
 
     /// Adopts a Unix socket that is listening; `made` if this process has bound its path.
@@ -98,7 +96,6 @@ impl Listener {
     }
 
     /// Refuses connections from now on, and ends those that have not been accepted.
-    #[cfg(feature = "cluster")]
     pub fn refuse(&self) {
         // It fails only if that was done before.
         let _ = rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both);
@@ -180,11 +177,10 @@ impl Listener {
     }
 
     fn stream_over(&self, socket: TcpStream) -> Stream {
-        #[cfg(feature = "tls")]
-        if let Listener::Tcp(_, Some(certificate)) = self {
-            return Stream::Tls(TlsStream::server(socket, certificate.config()));
+        match self {
+            Listener::Tcp(_, Some(certificate)) => certificate.speak(socket),
+            _ => Stream::Tcp(socket),
         }
-        Stream::Tcp(socket)
     }
 }
 

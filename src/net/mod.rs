@@ -2,8 +2,6 @@
 //!
 //! **Invariant:** nothing here knows a protocol's words or the table.
 
-#[cfg(all(feature = "programs", feature = "tls"))]
-pub mod certificate;
 #[cfg(feature = "programs")]
 pub mod connections;
 #[cfg(feature = "programs")]
@@ -18,10 +16,8 @@ pub mod names;
 pub mod stream;
 #[cfg(feature = "programs")]
 mod telnet;
-#[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 pub mod tls;
-#[cfg(feature = "tls")]
-pub mod trust;
 #[cfg(feature = "programs")]
 pub mod unix_path;
 #[cfg(feature = "programs")]

@@ -12,7 +12,6 @@ use rustix::io::{ioctl_fionread, write, Errno};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags, UCred};
 
-#[cfg(feature = "tls")]
 use super::tls::TlsStream;
 use crate::sys::event::wait_for;
 use crate::sys::process;
@@ -25,7 +24,6 @@ const HANG_UPS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFla
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    #[cfg(feature = "tls")]
     Tls(TlsStream),
 }
 
@@ -33,7 +31,6 @@ impl Stream {
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         // To the system, zero means "for ever".
         let timeout = timeout.max(Duration::from_millis(1));
-        #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {
             stream.set_read_timeout(timeout);
         }
@@ -45,7 +42,6 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => Some(stream),
             Stream::Unix(_) => None,
-            #[cfg(feature = "tls")]
             Stream::Tls(stream) => Some(stream.socket()),
         }
     }
@@ -55,7 +51,6 @@ impl Stream {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
             Stream::Unix(stream) => stream.shutdown(how),
-            #[cfg(feature = "tls")]
             Stream::Tls(stream) => stream.shutdown(how),
         };
     }
@@ -129,7 +124,6 @@ impl Stream {
 
     /// Reads what has arrived without blocking; `None` if nothing has.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
-        #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {
             return stream.read_ready(buffer);
         }
@@ -144,7 +138,6 @@ impl Stream {
     /// has overwritten the return addresses that it remembers.
     #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
-        #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {
             return stream.write_within(bytes, timeout);
         }
@@ -154,7 +147,6 @@ impl Stream {
     /// Sends what the socket takes of `bytes` at once, and returns how many these are: over TLS
     /// none, so that any thread may call this.
     pub fn send_once(&self, bytes: &[u8]) -> usize {
-        #[cfg(feature = "tls")]
         if matches!(self, Stream::Tls(_)) {
             return 0;
         }
@@ -281,7 +273,6 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
 impl Read for &Stream {
     #[inline(always)] // into the session, as `write_within`
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        #[cfg(feature = "tls")]
         if let Stream::Tls(stream) = self {
             return stream.read(buffer);
         }
@@ -301,7 +292,6 @@ impl AsFd for Stream {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
             Stream::Unix(stream) => stream.as_fd(),
-            #[cfg(feature = "tls")]
             Stream::Tls(stream) => stream.socket().as_fd(),
         }
     }

@@ -3,7 +3,7 @@
 //! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`]. A command is a
 //! variant of [`Request`], with its line in [`parse`], in [`Request::write`] and in [`HELP`];
 //! `latchd::requests` carries it out. Apart from these, a person may begin with a [`FirstWord`],
-//! and a server of a cluster with a line of its own (`cluster::relay`).
+//! and a server of a cluster with [`RELAY`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,6 +12,12 @@ use super::abilities::Abilities;
 use super::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
 pub use crate::table::{Kind, Limit};
 use crate::token::Token;
+
+/// The first line of a connection that another server of a cluster passes on.
+pub const RELAY: &[u8] = b"relay";
+
+/// The first line of a request for the role of a server of a cluster.
+pub const CLUSTER: &[u8] = b"cluster";
 
 /// The command that opens a connection where a token is configured.
 const AUTH: &[u8] = b"auth";

@@ -57,7 +57,6 @@ pub fn write_json<E>(
 /// Appends what a server that is one of several says of itself to the object that [`write_json`]
 /// has written. Orphans are slots that are held over no connection since this server has taken
 /// over, `journal` is the time that a batch of the journal takes, smoothed.
-#[cfg(feature = "cluster")]
 pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut Vec<u8>) {
     let microseconds = journal.as_micros();
     let (whole, rest) = (microseconds / 1000, microseconds % 1000);
@@ -196,7 +195,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "cluster")]
     fn a_server_of_several_says_so_at_the_end() {
         let mut out = json(&[]).into_bytes();
         append_cluster(42, 3, Duration::from_micros(1234), &mut out);

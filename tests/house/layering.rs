@@ -40,7 +40,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cluster",
         &[
-            "cluster", "arbiter", "fence", "table", "token", "net", "sys", "text", "base64", "log",
+            "cluster", "arbiter", "fence", "protocol", "table", "token", "net", "sys", "text",
+            "base64", "log",
         ],
     ),
     ("arbiter", &["table", "token", "fence", "sys"]),

@@ -5,8 +5,6 @@ use std::path::Path;
 use std::thread;
 
 use super::*;
-#[cfg(feature = "tls")]
-use crate::cluster::TlsFiles;
 
 /// A member that gives these answers, one to each request, each over a connection of its own where
 /// it ends with the stream.
@@ -76,8 +74,7 @@ fn settings(members: &[Member], user: Option<(&str, &Path)>) -> ClusterSettings 
         prefix: String::new(),
         ttl: Duration::ZERO,
         user: user.map(|(name, file)| (name.into(), file.into())),
-        #[cfg(feature = "tls")]
-        tls: TlsFiles::default(),
+        tls: None,
     }
 }
 

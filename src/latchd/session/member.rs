@@ -1,13 +1,13 @@
 //! What a session does beside its own as that of one of several servers.
 
 use super::{Ending, Session};
-use crate::cluster::relay::{CLUSTER, RELAY};
+use crate::protocol::request::{CLUSTER, RELAY};
 use crate::protocol::stats;
 
 impl Session<'_> {
     /// Serves a frame that only one of several servers knows; `None` if it is another.
     pub(super) fn serve_frame_of_member(&mut self) -> Option<Result<(), Ending>> {
-        let office = &self.rules.relays.as_ref()?.office;
+        let office = self.rules.office.as_ref()?;
         let is_first = std::mem::replace(&mut self.is_first, false);
         let [command, epoch, _] = self.reader.frame();
         match command {
@@ -30,13 +30,14 @@ impl Session<'_> {
 
     /// Appends what `stats` says of this server.
     pub(super) fn append_figures(&mut self) {
-        let Some(relays) = &self.rules.relays else {
-            return;
-        };
-        let office = &relays.office;
-        if let Some(epoch) = office.epoch() {
+        let figures = self
+            .rules
+            .office
+            .as_ref()
+            .and_then(|office| office.figures());
+        if let Some((epoch, journal_time)) = figures {
             let orphans = self.seat.arbiter().orphan_count();
-            stats::append_cluster(epoch, orphans, office.journal_time(), &mut self.outbox.out);
+            stats::append_cluster(epoch, orphans, journal_time, &mut self.outbox.out);
         }
     }
 }

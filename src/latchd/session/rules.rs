@@ -1,13 +1,11 @@
 //! What all sessions of a server have in common.
 
 use std::net::IpAddr;
-#[cfg(feature = "cluster")]
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::arbiter::Certainty;
-#[cfg(feature = "cluster")]
-use crate::cluster::relay::Relays;
+use crate::cluster::Office;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::sys::secret;
@@ -28,18 +26,15 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
-    /// This server's office among several, and what it passes on while another is active; `None` if
-    /// it is alone.
-    #[cfg(feature = "cluster")]
-    pub relays: Option<Arc<Relays>>,
+    /// This server's office among several; `None` if it is alone.
+    pub office: Option<Arc<Office>>,
 }
 
 impl SessionRules {
     /// Blocks until replies may leave that wait for this.
     pub(super) fn attest(&self, unattested: &mut Certainty) {
-        #[cfg(feature = "cluster")]
-        if let Some(relays) = &self.relays {
-            relays.office.attest(*unattested);
+        if let Some(office) = &self.office {
+            office.attest(*unattested);
         }
         *unattested = Certainty::None;
     }

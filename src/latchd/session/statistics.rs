@@ -40,7 +40,6 @@ impl Session<'_> {
         };
         out.extend(b"ok ");
         stats::write_json(arbiter.seat_count(), page_after, out, send)?;
-        #[cfg(feature = "cluster")]
         self.append_figures();
         self.outbox.out.push(b'\n');
         Ok(())

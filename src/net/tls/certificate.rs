@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::WebPkiServerVerifier;
@@ -21,6 +20,7 @@ use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
 use super::trust::read_all;
+use super::{Stream, TlsStream};
 
 /// A certificate with its key, from two files that can be read again.
 #[derive(Debug)]
@@ -53,13 +53,18 @@ impl Certificate {
     /// Reads the files again, for connections to come. After an error the old certificate stays.
     pub fn read_again(&self) -> Result<(), String> {
         let new = content(&self.chain, &self.key)?;
-        *self.content.lock() = new;
+        *self.content() = new;
         Ok(())
     }
 
-    /// The settings of a connection.
-    pub fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.content.lock().config)
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server's side of a connection that was accepted. Does not block.
+    pub fn speak(&self, socket: TcpStream) -> Stream {
+        let config = Arc::clone(&self.content().config);
+        Stream::Tls(TlsStream::server(socket, config))
     }
 
     /// When the first certificate of the chain expires, if that is before `time`; both since 1970.
@@ -82,7 +87,7 @@ impl Certificate {
 
     /// What a client would find wrong at that time with each certificate of the chain.
     fn faults_at(&self, time: Duration) -> impl Iterator<Item = Error> {
-        let chain = self.content.lock().chain.clone();
+        let chain = self.content().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
         let faults = move |certificate| verify_at(certificate, time).err();
         chain.into_iter().filter_map(faults)

@@ -3,7 +3,10 @@
 use std::env;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 use rustls::client::WantsClientCert;
 use rustls::crypto::ring;
@@ -11,6 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
+use super::TlsStream;
 use crate::text::in_brackets;
 
 /// A file with the CAs that this host trusts, by the variable of OpenSSL.
@@ -38,9 +42,31 @@ pub fn system_file() -> PathBuf {
     file.unwrap_or_else(|| SYSTEM_FILES[0].into())
 }
 
+/// The settings of a client: whose certificates it trusts, and which one it shows. A clone shares
+/// the sessions that can be resumed.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<ClientConfig>);
+
+impl From<ClientConfig> for Trust {
+    fn from(config: ClientConfig) -> Trust {
+        Trust(config.into())
+    }
+}
+
+impl Trust {
+    /// Shakes hands with the server of this name until `deadline`.
+    pub fn shake_hands(
+        &self,
+        socket: TcpStream,
+        name: ServerName<'static>,
+        deadline: Instant,
+    ) -> io::Result<TlsStream> {
+        TlsStream::client(socket, Arc::clone(&self.0), name, deadline)
+    }
+}
+
 /// The settings of a client that trusts the CAs in a PEM file, and the self-signed certificates in
-/// it that are those of no CA: by TLS 1.2 or 1.3. What the client shows of itself is still to be
-/// said.
+/// it that are those of no CA: by TLS 1.2 or 1.3. The certificate of the client is left open.
 pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
     let mut roots = RootCertStore::empty();
     let pem = read_all(File::open(file)?)?;
@@ -52,12 +78,10 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
     if roots.is_empty() {
         return Err(io::Error::other("there is no certificate of a CA in it"));
     }
-    Ok(
-        ClientConfig::builder_with_provider(ring::default_provider().into())
-            .with_safe_default_protocol_versions()
-            .expect("ring has all cipher suites")
-            .with_root_certificates(roots),
-    )
+    let builder = ClientConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("ring has all cipher suites");
+    Ok(builder.with_root_certificates(roots))
 }
 
 /// Reads a file with certificates or a key, unless it is too long.

@@ -1,28 +1,33 @@
 //! TLS on the TCP port: where the certificate comes from, and how it is read again.
+//!
+//! A build without TLS has `absent.rs` in place of this module.
 
+mod self_signed;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::{info, warn};
 
-use crate::net::certificate::Certificate;
-use crate::net::listener::Listener;
+use crate::net::tls::Certificate;
 use crate::text::Escaped;
-
-use super::options::Options;
-use super::self_signed;
 
 const DAY: u64 = 86_400;
 
 /// How long before a certificate expires the log says so.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 
-/// The certificate that the options ask for, if any. Makes a self-signed one if it is not there
-/// yet.
-pub(super) fn certificate(options: &Options) -> Result<Option<Arc<Certificate>>, String> {
-    let given = options.tls_cert.clone().zip(options.tls_key.clone());
-    let (chain, key) = match (&options.tls_self_signed, given) {
-        (Some(directory), _) => self_signed::files(directory, options.host)?,
+/// The certificate that the options ask for, if any: of these files, or self-signed in this
+/// directory. Makes a self-signed one for `host` if it is not there yet.
+pub(super) fn certificate(
+    files: Option<(PathBuf, PathBuf)>,
+    self_signed: Option<&Path>,
+    host: IpAddr,
+) -> Result<Option<Arc<Certificate>>, String> {
+    let (chain, key) = match (self_signed, files) {
+        (Some(directory), _) => self_signed::files(directory, host)?,
         (None, Some(files)) => files,
         (None, None) => return Ok(None),
     };
@@ -55,16 +60,4 @@ pub(super) fn read_again(certificate: &Arc<Certificate>) {
         }
         Err(why) => warn!("certificate-kept error={}", Escaped(why.as_bytes())),
     }
-}
-
-/// Has the TCP sockets speak TLS, if there is a certificate.
-pub(super) fn speaking(
-    listeners: Vec<Listener>,
-    certificate: Option<&Arc<Certificate>>,
-) -> Vec<Listener> {
-    let speaking = |listener| match listener {
-        Listener::Tcp(socket, _) => Listener::Tcp(socket, certificate.cloned()),
-        unix => unix,
-    };
-    listeners.into_iter().map(speaking).collect()
 }

@@ -5,6 +5,11 @@
 //!
 //! Only the thread that serves the connection reads and writes. Other threads may shut the socket
 //! down, and ask how much of the encrypted stream waits in the kernel.
+//!
+//! A build without TLS has `absent.rs` in place of this module: the same shape, and no values.
+
+pub mod certificate;
+mod trust;
 
 use std::error::Error;
 use std::fmt;
@@ -17,12 +22,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
-use rustls::pki_types::ServerName;
+pub use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, IoState, ServerConfig, ServerConnection};
 
-use super::stream::write_within;
+use super::stream::{write_within, Stream};
 use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
+pub use certificate::Certificate;
+pub use trust::{server_name, server_of, system_file, trusting, Trust};
+
+/// Refuses what asks for TLS in a build without it. This one has it.
+pub fn need(_: &str) -> Result<(), String> {
+    Ok(())
+}
 
 /// The longest piece in bytes that is encrypted at a time: a record holds no more.
 const PIECE_LEN: usize = 16 * 1024;
@@ -89,13 +101,13 @@ enum Patience {
 
 impl TlsStream {
     /// The server's side of a connection. Does not block, and computes nothing yet.
-    pub fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
+    fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
         TlsStream::new(socket, Stage::New(config))
     }
 
     /// The client's side of a connection to the server with this name. Shakes hands until
     /// `deadline`.
-    pub fn client(
+    fn client(
         socket: TcpStream,
         config: Arc<ClientConfig>,
         name: ServerName<'static>,

@@ -1,4 +1,6 @@
 //! What the client library and `latch` are told about TLS with a server.
+//!
+//! A build without TLS has `absent.rs` in place of this module: the same shape, and no values.
 
 use std::fmt;
 use std::io;
@@ -7,14 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use rustls::pki_types::ServerName;
-use rustls::ClientConfig;
-
 use super::address::Address;
 use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
-use crate::net::tls::TlsStream;
-use crate::net::trust::{server_name, server_of, system_file, trusting};
+use crate::net::tls::{server_name, server_of, system_file, trusting, ServerName, Trust};
 
 /// How to speak TLS with servers, by TLS 1.2 or 1.3: whose certificates the client trusts, and for
 /// which name they must be. Connections to Unix sockets stay as they are.
@@ -46,7 +44,7 @@ struct Trusted {
 }
 
 struct Read {
-    config: Arc<ClientConfig>,
+    trust: Trust,
     /// Which file it was; `None` if that is not known.
     version: Option<Version>,
 }
@@ -64,19 +62,19 @@ impl Trusted {
         // Before the file is read: a change in between is read again.
         let version = version_of(file);
         let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
-        let config = Arc::new(trusting.with_no_client_auth());
-        Ok(Read { config, version })
+        let trust = trusting.with_no_client_auth().into();
+        Ok(Read { trust, version })
     }
 
     /// What the file has now, or had when it could last be read.
-    fn config(&self) -> Arc<ClientConfig> {
+    fn trust(&self) -> Trust {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if version_of(&self.file) != read.version {
             if let Ok(newer) = Trusted::read(&self.file) {
                 *read = newer;
             }
         }
-        Arc::clone(&read.config)
+        read.trust.clone()
     }
 }
 
@@ -121,6 +119,19 @@ impl Tls {
         })
     }
 
+    /// Trusts the CAs in this file, or those of the host, and expects this name, if there is one.
+    pub(super) fn wanted_by(
+        _: &str,
+        ca_file: Option<PathBuf>,
+        name: Option<String>,
+    ) -> Result<Tls, Error> {
+        let tls = ca_file.map_or_else(Tls::with_system_cas, Tls::with_ca_file)?;
+        match name {
+            Some(name) => tls.server_name(&name),
+            None => Ok(tls),
+        }
+    }
+
     /// Shakes hands over a stream that is connected to `server`, until `deadline`. A Unix socket is
     /// left as it is.
     pub(super) fn speak(
@@ -140,7 +151,7 @@ impl Tls {
         let name = name.ok_or(Error::InvalidArgument(
             "the host cannot be in a certificate",
         ))?;
-        let shaken = TlsStream::client(socket, self.trusted.config(), name, deadline);
+        let shaken = self.trusted.trust().shake_hands(socket, name, deadline);
         shaken.map(Stream::Tls).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => {
                 let server = server.clone();

@@ -1,0 +1,94 @@
+//! Several servers as one service, in a build without that: the shape of `mod.rs`, and no values.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arbiter::{Arbiter, Certainty};
+use crate::log::Log;
+use crate::net::stream::Stream;
+use crate::token::FenceSource;
+
+#[derive(Debug)]
+pub enum ClusterSettings {}
+
+/// This server's part in the service.
+pub enum Office {}
+
+impl ClusterSettings {
+    /// Refuses the option that asks for them.
+    pub fn wanted_by(option: &str) -> Result<ClusterSettings, String> {
+        Err(format!("{option}: needs a build with --features cluster"))
+    }
+
+    pub fn add_member(&mut self, _: String, _: bool) {
+        match *self {}
+    }
+
+    pub fn set_service(&mut self, _: String, _: String, _: Duration) {
+        match *self {}
+    }
+
+    pub fn set_user(&mut self, _: Option<(String, PathBuf)>) {
+        match *self {}
+    }
+
+    pub fn set_tls(&mut self, _: Option<PathBuf>, _: Option<(PathBuf, PathBuf)>) {
+        match *self {}
+    }
+
+    pub fn checked(self) -> Result<ClusterSettings, String> {
+        match self {}
+    }
+}
+
+impl Office {
+    pub fn new(settings: ClusterSettings, _: Log) -> Arc<Office> {
+        match settings {}
+    }
+
+    pub fn serve(self: &Arc<Self>, _: &Arc<Arbiter>) -> io::Result<()> {
+        match **self {}
+    }
+
+    pub fn fences(&self) -> Box<dyn FenceSource> {
+        match *self {}
+    }
+
+    pub fn receive(&self, _: &Arc<Stream>, _: Duration, _: Option<Duration>) -> io::Result<()> {
+        match *self {}
+    }
+
+    pub fn is_meant_by(&self, _: &[u8]) -> bool {
+        match *self {}
+    }
+
+    pub fn role_line(&self) -> String {
+        match *self {}
+    }
+
+    pub fn figures(&self) -> Option<(u64, Duration)> {
+        match *self {}
+    }
+
+    pub fn attest(&self, _: Certainty) {
+        match *self {}
+    }
+
+    pub fn is_active(&self) -> bool {
+        match *self {}
+    }
+
+    pub fn has_started_over(&self) -> bool {
+        match *self {}
+    }
+
+    pub fn leave(&self) {
+        match *self {}
+    }
+
+    pub fn resign(&self) {
+        match *self {}
+    }
+}

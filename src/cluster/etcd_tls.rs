@@ -1,0 +1,75 @@
+//! TLS with etcd: which CAs its members must have, and what this server shows of itself.
+//!
+//! A build without TLS has `etcd_tls/absent.rs` in place of this module: the same shape, and no
+//! values.
+
+use std::io;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use crate::net::stream::Stream;
+use crate::net::tls::certificate::{chain_and_key, mismatch};
+use crate::net::tls::{server_of, system_file, trusting, Trust};
+use crate::text::{reason, Escaped};
+
+/// Files in PEM, and what was in them.
+#[derive(Clone, Debug)]
+pub(super) struct EtcdTls {
+    /// The CAs; without it, those of the system.
+    ca: Option<PathBuf>,
+    /// The certificate of this server, and its key.
+    own: Option<(PathBuf, PathBuf)>,
+    content: OnceLock<Trust>,
+}
+
+impl EtcdTls {
+    pub(super) fn new(ca: Option<PathBuf>, own: Option<(PathBuf, PathBuf)>) -> Option<EtcdTls> {
+        let content = OnceLock::new();
+        Some(EtcdTls { ca, own, content })
+    }
+
+    /// Reads the files. The error names the one that is unusable.
+    pub(super) fn read(&self) -> Result<Trust, String> {
+        let ca = self.ca.clone().unwrap_or_else(system_file);
+        let trusting = trusting(&ca).map_err(|error| {
+            let (ca, why) = (Escaped::path(&ca), reason(&error));
+            format!("cannot use the file with the CAs of etcd {ca}: {why}")
+        })?;
+        Ok(match &self.own {
+            None => trusting.with_no_client_auth().into(),
+            Some((chain_file, key_file)) => {
+                let (chain, key) = chain_and_key(chain_file, key_file)?;
+                let config = trusting.with_client_auth_cert(chain, key);
+                let config = config.map_err(|error| mismatch(chain_file, key_file, &error))?;
+                config.into()
+            }
+        })
+    }
+
+    /// Has the files read again when they are needed.
+    pub(super) fn forget(&mut self) {
+        self.content.take();
+    }
+
+    /// Shakes hands with a member at `HOST:PORT`, until `deadline`.
+    pub(super) fn secure(
+        &self,
+        socket: TcpStream,
+        member: &str,
+        deadline: Instant,
+    ) -> io::Result<Stream> {
+        let trust = match self.content.get() {
+            Some(trust) => trust,
+            None => {
+                let trust = self.read().map_err(io::Error::other)?;
+                self.content.get_or_init(|| trust)
+            }
+        };
+        let name = server_of(member);
+        let name = name.ok_or_else(|| io::Error::other("the host cannot be in a certificate"))?;
+        let shaken = trust.shake_hands(socket, name, deadline);
+        shaken.map(Stream::Tls)
+    }
+}

@@ -1,0 +1,47 @@
+//! TLS on the TCP port in a build without it: the shape of `mod.rs`. The options refuse it.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::net::tls::Certificate;
+
+pub(super) fn certificate(
+    _: Option<(PathBuf, PathBuf)>,
+    _: Option<&Path>,
+    _: IpAddr,
+) -> Result<Option<Arc<Certificate>>, String> {
+    Ok(None)
+}
+
+pub(super) fn read_again(certificate: &Arc<Certificate>) {
+    match **certificate {}
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::arguments::Parsed;
+    use crate::latchd::options;
+
+    #[test]
+    fn tls_is_refused_also_from_the_environment() {
+        let refusal = |arguments: &[&str]| {
+            let lookup = |name: &str| (name == "DFLOCKD_TLS_CERT").then(|| "x".to_owned());
+            let arguments = arguments.iter().map(Into::into);
+            match options::read(arguments, &lookup) {
+                (Parsed::Run(options), origins) => {
+                    options.resolve(&origins, false).expect_err("refused")
+                }
+                (other, _) => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(
+            refusal(&["--tls-key", "x"]),
+            "DFLOCKD_TLS_CERT: needs a build with --features tls"
+        );
+        assert_eq!(
+            refusal(&[]),
+            "DFLOCKD_TLS_CERT: both --tls-cert and --tls-key must be provided"
+        );
+    }
+}

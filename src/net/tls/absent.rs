@@ -1,0 +1,56 @@
+//! TLS in a build without it: the shape of `mod.rs`, and no values.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use super::stream::Stream;
+
+/// One end of a connection over TLS.
+#[derive(Debug)]
+pub enum TlsStream {}
+
+/// A certificate with its key.
+#[derive(Debug)]
+pub enum Certificate {}
+
+/// Refuses what asks for TLS.
+pub fn need(what: &str) -> Result<(), String> {
+    Err(lacking(what))
+}
+
+pub fn lacking(what: &str) -> String {
+    format!("{what}: needs a build with --features tls")
+}
+
+impl TlsStream {
+    pub fn socket(&self) -> &TcpStream {
+        match *self {}
+    }
+
+    pub fn set_read_timeout(&self, _: Duration) {
+        match *self {}
+    }
+
+    pub fn read(&self, _: &mut [u8]) -> io::Result<usize> {
+        match *self {}
+    }
+
+    pub fn read_ready(&self, _: &mut [u8]) -> Option<usize> {
+        match *self {}
+    }
+
+    pub fn write_within(&self, _: &[u8], _: Option<Duration>) -> io::Result<()> {
+        match *self {}
+    }
+
+    pub fn shutdown(&self, _: Shutdown) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+impl Certificate {
+    pub fn speak(&self, _: TcpStream) -> Stream {
+        match *self {}
+    }
+}
