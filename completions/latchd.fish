@@ -2,7 +2,7 @@
 
 complete -c latchd -f
 
-complete -c latchd -l host -x -d 'address to listen on, or localhost (127.0.0.1)'
+complete -c latchd -l host -x -d 'address or name of this host to listen on (127.0.0.1)'
 complete -c latchd -l port -x -d 'port to listen on; 0 picks one, off listens on the Unix socket only (6388)'
 complete -c latchd -l unix -r -F -d 'listen on a Unix socket, too'
 complete -c latchd -l unix-mode -x -d 'mode of the Unix socket, in octal (0660)'

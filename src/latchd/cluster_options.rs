@@ -8,7 +8,7 @@ use crate::cluster::ClusterSettings;
 use crate::net::tls::need;
 use crate::text::{host_and_port, invalid_value};
 
-use super::options::{both_or_none, exclusive, Options, CLUSTER};
+use super::options::{both_or_none, exclusive, Host, Options, CLUSTER};
 
 /// What the options say, before any file is read; `None` without `--etcd`. `inherits` says that
 /// LISTEN_FDS names sockets for this process.
@@ -124,14 +124,15 @@ fn members(list: &str, origin: &str) -> Result<Vec<(String, bool)>, String> {
 fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
     let Some(text) = &options.advertise else {
         let port = options.port.unwrap_or_default();
-        if options.host.is_loopback() || options.host.is_unspecified() {
-            return Err(format!(
-                "--advertise: expected with --etcd where --host is {}: the other servers cannot \
-                 reach that",
-                options.host
-            ));
-        }
-        return Ok(SocketAddr::new(options.host, port).to_string());
+        return match &options.host {
+            Host::Address(ip) if !ip.is_loopback() && !ip.is_unspecified() => {
+                Ok(SocketAddr::new(*ip, port).to_string())
+            }
+            host => Err(format!(
+                "--advertise: expected with --etcd where --host is {host}: the other servers may \
+                 not reach that"
+            )),
+        };
     };
     let origin = origins.get("--advertise").unwrap_or("--advertise");
     let is_somewhere = |host: &str| {

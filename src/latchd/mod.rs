@@ -90,7 +90,7 @@ fn run(
     let certificate = tls::certificate(
         options.tls_files(),
         options.tls_self_signed.as_deref(),
-        options.host,
+        &options.host,
     )?;
     let shown = certificate.clone();
     // Until here SIGTERM ends the process at once, even while the fence file is locked.

@@ -5,8 +5,9 @@
 //! at.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::log::{self, LogRules, LogTarget, Timestamps};
 use crate::net::tls;
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
-use crate::text::in_brackets;
+use crate::text::{in_brackets, reason};
 
 use super::cluster_options;
 
@@ -56,6 +57,43 @@ pub(super) const CLUSTER: [&str; 9] = [
     "--etcd-key",
 ];
 
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Host {
+    Address(IpAddr),
+    /// A name, or an IPv6 address with a zone: the resolver of the system knows what it means.
+    Name(String),
+}
+
+impl Host {
+    /// All addresses with this port, each once. Asks the resolver for those of a name.
+    pub(super) fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>, String> {
+        let name = match self {
+            Host::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
+            Host::Name(name) => name,
+        };
+        let resolved = (name.as_str(), port).to_socket_addrs();
+        let resolved =
+            resolved.map_err(|error| format!("cannot resolve {name}: {}", reason(&error)))?;
+        let mut addresses = Vec::new();
+        for address in resolved {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        Ok(addresses)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Address(ip) => ip.fmt(f),
+            Host::Name(name) => name.fmt(f),
+        }
+    }
+}
+
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
 /// may be missing.
 type Unless<T> = Option<T>;
@@ -64,9 +102,9 @@ arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
     // A build without a feature knows the options of that feature, to refuse them.
     pub(super) struct Options {
-        /// address to listen on, or localhost (127.0.0.1)
-        #[argh(option, arg_name = "address", default = "LOCALHOST", from_str_fn(ip_address))]
-        host: IpAddr = ["HOST"],
+        /// address or name of this host to listen on (127.0.0.1)
+        #[argh(option, arg_name = "host", default = "Host::Address(LOCALHOST)", from_str_fn(host))]
+        host: Host = ["HOST"],
         /// port to listen on; 0 picks one, off listens on the Unix socket only (6388)
         #[argh(option, arg_name = "port", default = "Some(6388)", from_str_fn(port))]
         port: Unless<u16> = ["PORT"],
@@ -237,7 +275,7 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
 pub(super) enum Sockets {
     /// The server binds these, at least one of them.
     Bound {
-        tcp: Option<SocketAddr>,
+        tcp: Option<(Host, u16)>,
         unix: Option<PathBuf>,
     },
     /// Descriptor 0 is a listening socket.
@@ -317,7 +355,7 @@ impl Options {
             (None, None) => Err("--port off: nothing to listen on without --unix".into()),
             (None, _) if self.print_port => Err("--print-port: there is no port".into()),
             (port, unix) => Ok(Sockets::Bound {
-                tcp: port.map(|port| SocketAddr::new(self.host, port)),
+                tcp: port.map(|port| (self.host.clone(), port)),
                 unix: unix.clone(),
             }),
         }
@@ -411,17 +449,29 @@ fn etcd_ttl(text: &str) -> Result<Duration, String> {
     values::seconds(text.trim(), 5..=300)
 }
 
-/// An address. To resolve a name would need the host's resolver, which a small host may not have
-/// and a static build cannot use.
-fn ip_address(text: &str) -> Result<IpAddr, String> {
+/// An address, in brackets or bare, or a name.
+fn host(text: &str) -> Result<Host, String> {
     if text == "localhost" {
-        return Ok(LOCALHOST);
+        return Ok(Host::Address(LOCALHOST));
     }
-    let parsed = match in_brackets(text) {
-        Some(bare) => bare.parse().map(IpAddr::V6),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| "expected an IP address or localhost".into())
+    let bare = in_brackets(text).unwrap_or(text);
+    let address: Option<IpAddr> = bare.parse().ok();
+    let is_v6 = |bare: &str| bare.parse::<Ipv6Addr>().is_ok();
+    let is_zoned = bare.split_once('%').is_some_and(|(ip, zone)| {
+        let is_zone = |c: char| c.is_ascii_graphic() && c != '%';
+        is_v6(ip) && !zone.is_empty() && zone.chars().all(is_zone)
+    });
+    let is_bracketed = bare.len() < text.len();
+    match address {
+        Some(address) if !is_bracketed || address.is_ipv6() => Ok(Host::Address(address)),
+        None if is_zoned || (!is_bracketed && is_name(bare)) => Ok(Host::Name(bare.to_owned())),
+        _ => Err("expected an IP address or a name of this host".into()),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=253).contains(&text.len()) && text.chars().all(is_part)
 }
 
 fn port(text: &str) -> Result<Unless<u16>, String> {
@@ -586,19 +636,42 @@ mod tests {
     }
 
     #[test]
-    fn addresses_may_have_brackets_and_names_are_refused() {
-        let tcp = |host: &str| -> Result<String, String> {
+    fn a_host_is_an_address_or_a_name() {
+        let tcp = |host: &str| -> Result<Vec<String>, String> {
             let (options, origins) = read_all(&["--host", host], &[])?;
-            match options.sockets(&origins, false)? {
-                Sockets::Bound { tcp, .. } => Ok(tcp.expect("a port").to_string()),
-                other => panic!("{other:?}"),
-            }
+            let Sockets::Bound { tcp, .. } = options.sockets(&origins, false)? else {
+                panic!("nothing is inherited");
+            };
+            let (host, port) = tcp.expect("a port");
+            let addresses = host.addresses(port)?;
+            Ok(addresses.iter().map(SocketAddr::to_string).collect())
         };
-        assert_eq!(tcp("::1").as_deref(), Ok("[::1]:6388"));
-        assert_eq!(tcp("[::1]").as_deref(), Ok("[::1]:6388"));
-        assert_eq!(tcp("localhost").as_deref(), Ok("127.0.0.1:6388"));
-        for host in ["example.org", "[127.0.0.1]", "127.0.0.1:1", ""] {
-            assert!(tcp(host).is_err(), "{host}");
+        let one = |address: &str| Ok(vec![address.to_owned()]);
+        assert_eq!(tcp("::1"), one("[::1]:6388"));
+        assert_eq!(tcp("[::1]"), one("[::1]:6388"));
+        assert_eq!(tcp("localhost"), one("127.0.0.1:6388"));
+        assert_eq!(tcp("127.1"), one("127.0.0.1:6388"));
+        for zone in ["lo", "1"] {
+            assert_eq!(tcp(&format!("fe80::1%{zone}")), one("[fe80::1%1]:6388"));
+            assert_eq!(tcp(&format!("[fe80::1%{zone}]")), one("[fe80::1%1]:6388"));
         }
+        let bad = [
+            "[127.0.0.1]",
+            "127.0.0.1:1",
+            "",
+            "a b",
+            "[a]",
+            "fe80::1%",
+            "a%lo",
+        ];
+        for host in bad {
+            let message = tcp(host).expect_err(host);
+            assert!(message.starts_with("invalid value"), "{message}");
+        }
+        let message = tcp("no-such-host.invalid").expect_err("it has no address");
+        assert!(
+            message.starts_with("cannot resolve no-such-host.invalid: "),
+            "{message}"
+        );
     }
 }

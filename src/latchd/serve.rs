@@ -43,7 +43,9 @@ pub(super) fn listen(
         }
         Sockets::Bound { tcp, unix } => {
             let (mode, group) = (options.unix_mode, options.unix_group);
-            let mut listeners = server::listen(tcp.as_slice(), unix.as_deref(), mode, group)?;
+            let tcp = tcp.map(|(host, port)| host.addresses(port)).transpose()?;
+            let tcp = tcp.unwrap_or_default();
+            let mut listeners = server::listen(&tcp, unix.as_deref(), mode, group)?;
             // A standby could not tell the active server who its operator is.
             if options.operator_socket && options.etcd.is_none() {
                 let port = listeners.iter().find_map(Listener::port);

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crossbeam_channel::{unbounded, Receiver};
+use log::warn;
 use nix::sys::signal::SigSet;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
@@ -28,6 +29,9 @@ use crate::text::{reason, Escaped};
 pub const CANNOT_START: u8 = 1;
 /// Exit status: the command line or a variable asks for something impossible.
 pub const USAGE: u8 = 2;
+
+/// How often a port is picked that must be free at several addresses.
+const PORT_ATTEMPTS: u32 = 8;
 
 /// How long a server that inetd has started, and that cannot serve, takes to exit.
 const PAUSE_BEFORE_RESTART: Duration = Duration::from_secs(1);
@@ -148,15 +152,50 @@ pub fn listen(
     mode: u32,
     group: Option<u32>,
 ) -> Result<Vec<Listener>, String> {
-    let mut listeners = Vec::new();
-    for address in addresses {
-        let bound = Listener::bind_tcp(*address);
-        listeners.push(bound.map_err(|error| cannot_listen(address, &error))?);
-    }
+    let mut listeners = bind_all(addresses)?;
     if let Some(path) = path {
         let bound = unix_path::bind(path, mode, group);
         let bound = bound.map_err(|error| naming_directory(path, error));
         listeners.push(bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))?);
+    }
+    Ok(listeners)
+}
+
+/// Binds all addresses, those with port 0 to one port. Another program may have that port at one of
+/// them: then another port is picked.
+fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<Listener>, String> {
+    let picks_port = addresses.len() > 1 && addresses[0].port() == 0;
+    let mut attempts_left = if picks_port { PORT_ATTEMPTS } else { 1 };
+    loop {
+        attempts_left -= 1;
+        match bind_each(addresses) {
+            Err((_, error)) if error.kind() == io::ErrorKind::AddrInUse && attempts_left > 0 => {}
+            bound => return bound.map_err(|(address, error)| cannot_listen(&address, &error)),
+        }
+    }
+}
+
+/// Binds each address once. One that this host lacks is skipped if there is another: a name may
+/// have addresses of other hosts.
+fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Listener>, (SocketAddr, io::Error)> {
+    let (mut listeners, mut lacking) = (Vec::new(), Vec::new());
+    for mut address in addresses.iter().copied() {
+        if let (0, Some(port)) = (address.port(), listeners.first().and_then(Listener::port)) {
+            address.set_port(port);
+        }
+        match Listener::bind_tcp(address) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                lacking.push((address, error));
+            }
+            Err(error) => return Err((address, error)),
+        }
+    }
+    if listeners.is_empty() && !lacking.is_empty() {
+        return Err(lacking.remove(0));
+    }
+    for (address, error) in lacking {
+        warn!("cannot-listen addr={address} error=\"{}\"", reason(&error));
     }
     Ok(listeners)
 }
@@ -217,5 +256,42 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     match setrlimit(Resource::Nofile, raise) {
         Ok(()) => raised,
         Err(_) => current,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(addresses: &[&str]) -> Result<Vec<String>, String> {
+        let parsed = addresses.iter().map(|address| address.parse());
+        let parsed: Vec<SocketAddr> = parsed.map(|address| address.expect("valid")).collect();
+        let listeners = bind_all(&parsed)?;
+        let port = listeners[0].port().expect("it is TCP");
+        let same = listeners.iter().all(|it| it.port() == Some(port));
+        assert!(same, "{listeners:?}");
+        let shown = listeners.iter().map(|it| it.to_string());
+        Ok(shown
+            .map(|it| it.replace(&port.to_string(), "PORT"))
+            .collect())
+    }
+
+    #[test]
+    fn all_addresses_get_the_port_that_the_first_one_picks() {
+        let listening = bound(&["127.0.0.1:0", "127.0.0.2:0", "127.0.0.3:0"]);
+        let expected = ["127.0.0.1:PORT", "127.0.0.2:PORT", "127.0.0.3:PORT"];
+        assert_eq!(listening, Ok(expected.map(str::to_owned).into()));
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_skipped_unless_it_is_alone() {
+        let elsewhere = "192.0.2.1:0"; // for documentation, so nobody has it
+        let listening = bound(&[elsewhere, "127.0.0.1:0"]);
+        assert_eq!(listening, Ok(vec!["127.0.0.1:PORT".to_owned()]));
+        let message = bound(&[elsewhere]).expect_err("it is alone");
+        assert!(
+            message.starts_with("cannot listen on 192.0.2.1:0: "),
+            "{message}"
+        );
     }
 }

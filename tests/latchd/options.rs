@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::{Ipv6Addr, TcpListener, UdpSocket};
+use std::net::{Ipv6Addr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -218,7 +218,7 @@ fn bad_usage_is_refused_with_one_line_that_names_the_option() {
         (&["--port=65536"], "--port"),
         (&["--port", "-1"], "--port"),
         (&["--port", "off"], "--unix"),
-        (&["--host", "example.org"], "--host"),
+        (&["--host", "example org"], "--host"),
         (&["--host", "127.0.0.1:6388"], "--host"),
         (&["--host="], "--host"),
         (&["--unix="], "--unix"),
@@ -720,8 +720,8 @@ fn bad_variables_are_refused_by_name() {
         ("LATCHD_PORT", "65536"),
         ("LATCHD_PORT", "off"),
         ("DFLOCKD_PORT", "many"),
-        ("LATCHD_HOST", "example.org"),
-        ("DFLOCKD_HOST", "example.org"),
+        ("LATCHD_HOST", "example org"),
+        ("DFLOCKD_HOST", "example org"),
         ("LATCHD_UNIX_MODE", "rw"),
         ("LATCHD_LOG_TIMESTAMPS", "sometimes"),
         ("LATCHD_DEBUG", "perhaps"),
@@ -1095,6 +1095,22 @@ fn localhost_and_addresses_are_listened_on() {
             PATIENCE,
         );
     }
+}
+
+#[test]
+fn the_name_of_this_host_is_listened_on() {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_str().expect("a name");
+    if (host, 0).to_socket_addrs().is_err() {
+        return skipped(&["host that knows its own name"]);
+    }
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]);
+    // As a host sets it that moves over.
+    command.env("DFLOCKD_HOST", host);
+    let daemon = Daemon::from_command(command);
+    let mut addrs = (host, daemon.port()).to_socket_addrs().expect("as before");
+    assert!(addrs.all(|addr| Client::try_tcp(addr).is_some()));
 }
 
 #[test]

@@ -4,13 +4,13 @@
 
 mod self_signed;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::{info, warn};
 
+use super::options::Host;
 use crate::net::tls::Certificate;
 use crate::text::Escaped;
 
@@ -24,7 +24,7 @@ const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 pub(super) fn certificate(
     files: Option<(PathBuf, PathBuf)>,
     self_signed: Option<&Path>,
-    host: IpAddr,
+    host: &Host,
 ) -> Result<Option<Arc<Certificate>>, String> {
     let (chain, key) = match (self_signed, files) {
         (Some(directory), _) => self_signed::files(directory, host)?,

@@ -18,6 +18,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::SupportedCipherSuite;
 
 use crate::base64;
+use crate::latchd::options::Host;
 use crate::sys::directory::{lock_within, Directory};
 use crate::text::{reason, Escaped};
 
@@ -36,9 +37,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const PEM_COLUMNS: usize = 64;
 
 /// The files of the certificate and its key in `directory`. Makes them if none is there: then
-/// the certificate is for this host, `localhost` and the address `host`. Logs the fingerprint of
+/// the certificate is for this host, `localhost` and the address in `host`. Logs the fingerprint of
 /// the CA.
-pub(super) fn files(directory: &Path, host: IpAddr) -> Result<(PathBuf, PathBuf), String> {
+pub(super) fn files(directory: &Path, host: &Host) -> Result<(PathBuf, PathBuf), String> {
     let ca = make_unless_there(directory, host).map_err(|error| {
         let (path, reason) = (Escaped::path(directory), reason(&error));
         format!("cannot make a certificate in {path}: {reason}")
@@ -49,7 +50,7 @@ pub(super) fn files(directory: &Path, host: IpAddr) -> Result<(PathBuf, PathBuf)
 }
 
 /// Returns the fingerprint of the CA.
-fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
+fn make_unless_there(directory: &Path, host: &Host) -> io::Result<String> {
     if !directory.is_dir() {
         DirBuilder::new().mode(0o755).create(directory)?;
     }
@@ -66,7 +67,7 @@ fn make_unless_there(directory: &Path, host: IpAddr) -> io::Result<String> {
 }
 
 /// Makes the files, or waits for another server that does.
-fn make_in(directory: &Path, names: &Directory, host: IpAddr) -> io::Result<()> {
+fn make_in(directory: &Path, names: &Directory, host: &Host) -> io::Result<()> {
     let lock = File::open(directory)?;
     if !lock_within(&lock, LOCK_PATIENCE)? {
         return Err(io::Error::other("it is locked by another process"));
@@ -97,7 +98,7 @@ fn make_in(directory: &Path, names: &Directory, host: IpAddr) -> io::Result<()> 
 
 /// The names of the files, their modes, and their contents in PEM. The key comes last: if it is
 /// there, so are the others.
-fn make(host: IpAddr) -> Result<[(&'static str, u32, String); 3], rcgen::Error> {
+fn make(host: &Host) -> Result<[(&'static str, u32, String); 3], rcgen::Error> {
     let ca_key = KeyPair::generate()?;
     let named = |name: &str| {
         let mut params = CertificateParams::default();
@@ -125,15 +126,17 @@ fn make(host: IpAddr) -> Result<[(&'static str, u32, String); 3], rcgen::Error> 
 }
 
 /// Under which names clients on this host and on others may know the server.
-fn names(host: IpAddr) -> Vec<SanType> {
+fn names(host: &Host) -> Vec<SanType> {
     let uname = rustix::system::uname();
     let nodename = uname.nodename().to_str().ok();
     let nodename = nodename.filter(|name| *name != LOCALHOST);
     let names = [LOCALHOST].into_iter().chain(nodename);
     let names = names.filter_map(|name| name.to_string().try_into().ok());
     let mut addresses: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-    if !host.is_unspecified() && !addresses.contains(&host) {
-        addresses.push(host);
+    if let Host::Address(host) = host {
+        if !host.is_unspecified() && !addresses.contains(host) {
+            addresses.push(*host);
+        }
     }
     let addresses = addresses.into_iter().map(SanType::IpAddress);
     names.map(SanType::DnsName).chain(addresses).collect()
