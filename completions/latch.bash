@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | --lease | --limit | --busy-status | -E | --tag | --kill-after | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --busy-status | -E | --tag | --kill-after | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -47,10 +47,10 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --lease --limit --busy-status --tag --kill-after --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
-        'hold') words='--timeout --lease --limit --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'wait') words='--timeout --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'acquire') words='--timeout --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'run') words='--timeout --nonblock --lease --limit --busy-status --tag --kill-after --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'hold') words='--timeout --nonblock --lease --limit --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'acquire') words='--timeout --nonblock --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'release') words='--limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

@@ -45,7 +45,7 @@ _sema() {
         'status') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'clean') words='--timeout --stale --stale-rule --tag --json --quiet --force --help --version' ;;
-        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --on-lost --kill-after --help --version --' ;;
+        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --busy-ok --on-lost --kill-after --help --version --' ;;
         'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --help --version' ;;
     esac
     if [[ $cur != -* ]]; then

@@ -113,7 +113,8 @@ complete -c sema -n '__fish_seen_subcommand_from run' -l token -x -d 'a word to 
 complete -c sema -n '__fish_seen_subcommand_from run' -l mode -x -d 'octal permissions of the lock file, before the umask (0644)'
 complete -c sema -n '__fish_seen_subcommand_from run' -l no-sync -d 'do not wait for the disk'
 complete -c sema -n '__fish_seen_subcommand_from run' -l settle -x -d 'never, takeover or always: wait 20 ms for careless others (takeover)'
-complete -c sema -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (1 for run, 75 for hold)'
+complete -c sema -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (75)'
+complete -c sema -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time, and print nothing'
 complete -c sema -n '__fish_seen_subcommand_from run' -l on-lost -x -d 'if the lock is lost, end the program: term or ignore (term)'
 complete -c sema -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the program may take to end once the lock is lost (10)'
 complete -c sema -n '__fish_seen_subcommand_from run' -s h -l help -d 'print this and exit'
@@ -134,7 +135,7 @@ complete -c sema -n '__fish_seen_subcommand_from hold' -l token -x -d 'a word to
 complete -c sema -n '__fish_seen_subcommand_from hold' -l mode -x -d 'octal permissions of the lock file, before the umask (0644)'
 complete -c sema -n '__fish_seen_subcommand_from hold' -l no-sync -d 'do not wait for the disk'
 complete -c sema -n '__fish_seen_subcommand_from hold' -l settle -x -d 'never, takeover or always: wait 20 ms for careless others (takeover)'
-complete -c sema -n '__fish_seen_subcommand_from hold' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (1 for run, 75 for hold)'
+complete -c sema -n '__fish_seen_subcommand_from hold' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (75)'
 complete -c sema -n '__fish_seen_subcommand_from hold' -s h -l help -d 'print this and exit'
 complete -c sema -n '__fish_seen_subcommand_from hold' -s V -l version -d 'print the version and exit'
 complete -c sema -n '__fish_seen_subcommand_from hold' -F

@@ -5,18 +5,8 @@ use std::ffi::OsString;
 
 use argh::FromArgs;
 
+pub use super::help::Program;
 use crate::text::invalid_value;
-
-/// The last line of argh's help, and what replaces it.
-const ARGH_HELP: &str = "  --help, help      display usage information";
-const OUR_HELP: &str =
-    "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
-
-/// What argh's usage has before the operands. [`parse`] refuses it.
-const ARGH_DASHES: &str = " [--] ";
-
-/// What the help says at its end if an option wants a time.
-const TIMES: &str = "\nA time is in seconds, or has units: 90s, 2m, 1m30s, 1h.\n";
 
 /// What a command line asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,8 +33,12 @@ pub enum Dashes {
 pub struct Row {
     /// The name of the field: that of the option, with underscores for dashes.
     pub field: &'static str,
-    /// The type of the field. A `bool` needs no value.
+    /// Its short name, if it has one.
+    pub short: Option<char>,
+    /// The type of the field, and what an `Option` may have in it. A `bool` and an [`IfGiven`] need
+    /// no value.
     pub value_type: &'static str,
+    pub inner_type: &'static str,
     /// Its variables, without their prefix.
     pub variables: &'static [&'static str],
 }
@@ -55,29 +49,35 @@ pub trait Rows: FromArgs {
     const ROWS: &'static [Row];
 }
 
-/// Makes a struct of options for argh: one row an option, with its help, its type, its default and,
-/// in brackets, its variables.
+/// The value of an option that also goes without, and takes one only after an equals sign.
+pub type IfGiven<T> = T;
+
+/// Makes a struct of options for argh: one row an option, with its help, behind a slash its short
+/// name, its type, its default and, in brackets, its variables.
 macro_rules! options {
     (
         $(#[$meta:meta])*
         $vis:vis struct $name:ident {
             $(
                 $(#[$attribute:meta])*
-                $field:ident: $type:ident $(<$inner:ident>)? $(= [$($variable:literal),*])?,
+                $field:ident $(/ $short:tt)?: $type:ident $(<$inner:ident>)?
+                    $(= [$($variable:literal),*])?,
             )*
         }
     ) => {
-        $(#[$meta])*
         #[derive(argh::FromArgs, Debug)]
+        $(#[$meta])*
         $vis struct $name {
-            $($(#[$attribute])* $vis $field: $type $(<$inner>)?,)*
+            $($(#[$attribute])* $(#[argh(short = $short)])? $vis $field: $type $(<$inner>)?,)*
         }
 
         impl $crate::cli::arguments::Rows for $name {
             const ROWS: &'static [$crate::cli::arguments::Row] = &[
                 $($crate::cli::arguments::Row {
                     field: stringify!($field),
+                    short: $crate::cli::arguments::last(&[None, $(Some($short))?]),
                     value_type: stringify!($type),
+                    inner_type: concat!("", $(stringify!($inner))?),
                     variables: &[$($($variable),*)?],
                 },)*
             ];
@@ -86,10 +86,29 @@ macro_rules! options {
 }
 pub(crate) use options;
 
+/// The last of several, for the macro.
+pub const fn last(all: &[Option<char>]) -> Option<char> {
+    all[all.len() - 1]
+}
+
 impl Row {
     fn option(&self) -> String {
         format!("--{}", self.field.replace('_', "-"))
     }
+
+    fn is_switch(&self) -> bool {
+        self.value_type == "bool" || self.inner_type == "bool" || self.value_type == "IfGiven"
+    }
+}
+
+/// The options that need no value, by all their names.
+pub fn switches<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<String> {
+    let switches = rows.into_iter().filter(|row| row.is_switch());
+    let names = |row: &Row| {
+        let short = row.short.map(|short| format!("-{short}"));
+        [Some(row.option()), short].into_iter().flatten()
+    };
+    switches.flat_map(names).collect()
 }
 
 /// The variables that options may come from.
@@ -137,30 +156,35 @@ type Argument = (String, Option<String>);
 /// Reads the command line of `program`. The options named in `booleans` (with their dashes) need no
 /// value and take one only after `=`.
 pub fn parse<T: FromArgs>(
-    program: &str,
+    program: &Program,
     booleans: &[&str],
     mut arguments: impl Iterator<Item = OsString>,
 ) -> Parsed<T> {
-    match read(program, booleans, &mut arguments, Dashes::Two) {
-        Ok(arguments) => finish(program, &arguments, &Origins::default()),
+    match read(program, booleans, &mut arguments, Dashes::Two, &[]) {
+        Ok(arguments) => finish(program.name, &arguments, &Origins::default()),
         Err(instead) => instead,
     }
 }
 
 /// Reads the command line of `program` and the variables; says where the options come from.
 pub fn parse_rows<T: Rows>(
-    program: &str,
+    program: &Program,
     dashes: Dashes,
     mut arguments: impl Iterator<Item = OsString>,
     variables: &Variables<'_>,
 ) -> (Parsed<T>, Origins) {
-    let booleans = T::ROWS.iter().filter(|row| row.value_type == "bool");
-    let booleans: Vec<String> = booleans.map(Row::option).collect();
+    let booleans = switches(T::ROWS);
     let booleans: Vec<&str> = booleans.iter().map(String::as_str).collect();
-    match read(program, &booleans, &mut arguments, dashes) {
+    let prefix = variables.prefixes.first().copied();
+    let names = T::ROWS.iter().filter_map(|row| row.variables.first());
+    let listed: Vec<String> = prefix
+        .iter()
+        .flat_map(|prefix| names.clone().map(move |name| format!("{prefix}_{name}")))
+        .collect();
+    match read(program, &booleans, &mut arguments, dashes, &listed) {
         Ok(mut arguments) => {
             let origins = variables.add_to(&mut arguments, T::ROWS);
-            (finish(program, &arguments, &origins), origins)
+            (finish(program.name, &arguments, &origins), origins)
         }
         Err(instead) => (instead, Origins::default()),
     }
@@ -192,10 +216,11 @@ impl Variables<'_> {
 
 /// Splits the command line into options and words, or says what to do instead of running.
 fn read<T: FromArgs>(
-    program: &str,
+    program: &Program,
     booleans: &[&str],
     arguments: &mut dyn Iterator<Item = OsString>,
     dashes: Dashes,
+    variables: &[String],
 ) -> Result<Vec<Argument>, Parsed<T>> {
     let mut read: Vec<Argument> = Vec::new();
     let mut arguments = arguments.map(OsString::into_string);
@@ -212,13 +237,16 @@ fn read<T: FromArgs>(
                 let first = read.first().map(|(name, _)| name.as_str());
                 let command = first.filter(|word| !word.starts_with('-'));
                 let wanted: Vec<&str> = command.into_iter().chain(["--help"]).collect();
-                let exit = T::from_args(&[program], &wanted).err();
-                let text = exit.map(|exit| exit.output).unwrap_or_default();
-                return Err(Parsed::Print(our_help(text, booleans)));
+                return Err(match T::from_args(&[program.name], &wanted) {
+                    Err(exit) if exit.status.is_ok() => {
+                        Parsed::Print(program.help(&exit.output, booleans, variables))
+                    }
+                    Err(exit) => Parsed::Usage(in_our_words(&exit.output)),
+                    Ok(_) => unreachable!("it is asked for help"),
+                });
             }
             "-V" | "--version" => {
-                let version = format!("{program} {}\n", env!("CARGO_PKG_VERSION"));
-                return Err(Parsed::Print(version));
+                return Err(Parsed::Print(program.version()));
             }
             // argh would read `help` as --help, and skip `--`.
             "help" | "--" => return Err(Parsed::Usage(format!("unexpected argument: {argument}"))),
@@ -280,26 +308,6 @@ pub fn unreadable_variable(prefixes: &[&str]) -> Option<String> {
     })
 }
 
-/// argh's own text, and the options that [`parse`] adds to it.
-fn our_help(text: String, booleans: &[&str]) -> String {
-    let mut text = text.replace(ARGH_HELP, OUR_HELP).replace(ARGH_DASHES, " ");
-    for boolean in booleans {
-        if let Some((before, rest)) = text.split_once(&format!("[{boolean} <")) {
-            if let Some((value, after)) = rest.split_once(">]") {
-                text = match boolean.starts_with("--") {
-                    true => format!("{before}[{boolean}[=<{value}>]]{after}"),
-                    // A short option has no attached value.
-                    false => format!("{before}[{boolean}]{after}"),
-                };
-            }
-        }
-    }
-    if text.contains("<time>") {
-        text += TIMES;
-    }
-    text
-}
-
 /// Whether this is `-name`, and not `-n`, which is a short option.
 fn is_long_with_one_dash(argument: &str) -> bool {
     let name = argument.strip_prefix('-').unwrap_or_default();
@@ -355,8 +363,15 @@ mod tests {
         debug: Option<String>,
     }
 
+    const PROGRAM: Program = Program {
+        name: "prog",
+        features: &[],
+        variables: "",
+        manual: "prog(1)",
+    };
+
     fn read(arguments: &[&str]) -> Parsed<Options> {
-        parse("prog", &["--debug"], arguments.iter().map(OsString::from))
+        parse(&PROGRAM, &["--debug"], arguments.iter().map(OsString::from))
     }
 
     fn run(text: Option<&str>, debug: Option<&str>) -> Parsed<Options> {
@@ -379,7 +394,13 @@ mod tests {
     fn a_single_dash_will_do_where_it_is_allowed() {
         let lenient = |arguments: &[&str]| {
             let mut arguments = arguments.iter().map(OsString::from);
-            match super::read("prog", &["--debug"], &mut arguments, Dashes::OneOrTwo) {
+            match super::read(
+                &PROGRAM,
+                &["--debug"],
+                &mut arguments,
+                Dashes::OneOrTwo,
+                &[],
+            ) {
                 Ok(arguments) => finish("prog", &arguments, &Origins::default()),
                 Err(instead) => instead,
             }

@@ -2,6 +2,7 @@
 
 pub mod arguments;
 pub mod failure;
+mod help;
 pub mod output;
 pub mod values;
 pub mod waiting;

@@ -1,5 +1,7 @@
-//! The line on stderr that says what a program waits for, and who holds it.
+//! Waiting for a lock on a thread of its own, with a line on stderr that says what a program waits
+//! for, and who holds it.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::Arc;
@@ -11,6 +13,9 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
+
+use super::failure::Failure;
+use crate::supervise::{Event, SignalWatch};
 
 /// How long a wait is before the program speaks of it.
 const FIRST_AFTER: Duration = Duration::from_secs(2);
@@ -24,7 +29,7 @@ const ROOM_WAIT: Duration = Duration::from_millis(500);
 
 /// Whether a program says what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Talk {
+pub enum Verbosity {
     Never,
     /// On a terminal that this program has, on one line that the end of the wait removes.
     OnTerminal,
@@ -32,15 +37,64 @@ pub enum Talk {
     Always,
 }
 
-impl Talk {
+impl Verbosity {
     /// What the options `--quiet` and `--verbose` ask for. The quiet one wins.
-    pub fn of(is_quiet: bool, is_verbose: bool) -> Talk {
+    pub fn of(is_quiet: bool, is_verbose: bool) -> Verbosity {
         match (is_quiet, is_verbose) {
-            (true, _) => Talk::Never,
-            (false, false) => Talk::OnTerminal,
-            (false, true) => Talk::Always,
+            (true, _) => Verbosity::Never,
+            (false, false) => Verbosity::OnTerminal,
+            (false, true) => Verbosity::Always,
         }
     }
+}
+
+/// What ends a wait before the lock is granted.
+pub struct Ending<'a> {
+    pub signals: &'a mut SignalWatch,
+    /// Set when the standard input is closed, and nobody waits any longer.
+    pub abandoned: Option<&'a Event>,
+    /// The exit status in that case.
+    pub busy_status: u8,
+    /// Tells the thread that waits to end, so that what it has got is dropped. Without it, the
+    /// thread is left behind: the end of this process ends its connection.
+    pub cancel: Option<&'a Event>,
+}
+
+/// Has `work` wait for the lock on a thread of its own, while this one handles signals. `about` is
+/// what is waited for, and `line` says who holds it. A signal wins over a grant at the same moment.
+pub fn wait_on_thread<T: Send + 'static>(
+    about: impl Display,
+    line: WaitingLine,
+    ending: Ending<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
+    let over_setter = is_over.clone();
+    let waiting = thread::Builder::new()
+        .name("waiting".into())
+        .spawn(move || {
+            let result = work();
+            over_setter.set();
+            result
+        })
+        .map_err(Failure::cannot_start_thread)?;
+    let events: Vec<&Event> = [&is_over].into_iter().chain(ending.abandoned).collect();
+    let killed = ending.signals.wait_for(&events).err();
+    drop(line);
+    if killed.is_none() && is_over.is_set() {
+        return Ok(waiting.join().expect("the thread does not panic"));
+    }
+    if let Some(cancel) = ending.cancel {
+        cancel.set();
+        drop(waiting.join());
+    }
+    Err(match killed {
+        Some(killed) => Failure::silent(killed.follow()),
+        None => Failure::new(
+            ending.busy_status,
+            format_args!("{about}: the standard input was closed before the grant"),
+        ),
+    })
 }
 
 /// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
@@ -65,13 +119,13 @@ impl WaitingLine {
     /// line.
     pub fn start(
         program: &'static str,
-        talk: Talk,
+        talk: Verbosity,
         describe: impl Fn() -> String + Send + 'static,
     ) -> WaitingLine {
         let (over, is_over) = channel();
         let line = Arc::<Mutex<Line>>::default();
-        let may_speak =
-            talk == Talk::Always || (talk == Talk::OnTerminal && io::stderr().is_terminal());
+        let may_speak = talk == Verbosity::Always
+            || (talk == Verbosity::OnTerminal && io::stderr().is_terminal());
         if may_speak {
             let line = Arc::clone(&line);
             let describe = move || format!("{program}: {}", describe());
@@ -93,12 +147,17 @@ impl Drop for WaitingLine {
     }
 }
 
-fn speak(talk: Talk, describe: impl Fn() -> String, is_over: &Receiver<()>, line: &Mutex<Line>) {
+fn speak(
+    talk: Verbosity,
+    describe: impl Fn() -> String,
+    is_over: &Receiver<()>,
+    line: &Mutex<Line>,
+) {
     let mut pause = FIRST_AFTER;
     while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         pause = INTERVAL;
         let is_on_terminal = has_terminal();
-        if !is_on_terminal && talk != Talk::Always {
+        if !is_on_terminal && talk != Verbosity::Always {
             continue;
         }
         let text = describe();
@@ -185,8 +244,8 @@ mod tests {
 
     #[test]
     fn quiet_wins_over_verbose() {
-        assert_eq!(Talk::of(true, true), Talk::Never);
-        assert_eq!(Talk::of(false, true), Talk::Always);
-        assert_eq!(Talk::of(false, false), Talk::OnTerminal);
+        assert_eq!(Verbosity::of(true, true), Verbosity::Never);
+        assert_eq!(Verbosity::of(false, true), Verbosity::Always);
+        assert_eq!(Verbosity::of(false, false), Verbosity::OnTerminal);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::env::{self, VarError};
 use std::path::Path;
+use std::str::FromStr;
 
 use super::address::{Address, InvalidAddress};
 use super::error::Error;
@@ -17,20 +18,34 @@ const TLS_CA: &str = "LATCH_TLS_CA";
 const TLS_NAME: &str = "LATCH_TLS_NAME";
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
+/// The variables that are read here.
+pub(crate) const VARIABLES: [&str; 5] = [SERVERS, AUTH_TOKEN_FILE, TLS, TLS_CA, TLS_NAME];
+
+/// Addresses with commas or blanks between them.
+#[derive(Debug)]
+pub(crate) struct Servers(pub(crate) Vec<Address>);
+
+impl FromStr for Servers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let names = text.split([',', ' ']).filter(|name| !name.is_empty());
+        let servers: Result<Vec<Address>, InvalidAddress> = names.map(str::parse).collect();
+        match servers {
+            Ok(servers) if servers.is_empty() => Err("it names no server".into()),
+            Ok(servers) => Ok(Servers(servers)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
 /// The servers that `LATCH_SERVER` lists, or the default one.
 pub(crate) fn servers() -> Result<Vec<Address>, Error> {
     let listed = variable(SERVERS)?.unwrap_or_else(|| DEFAULT_SERVER.into());
-    let names = listed.split([',', ' ']).filter(|name| !name.is_empty());
-    let servers = names.map(|name| {
-        name.parse()
-            .map_err(|why: InvalidAddress| invalid(name, SERVERS, &why.to_string()))
-    });
-    let servers: Vec<Address> = servers.collect::<Result<_, _>>()?;
-    if servers.is_empty() {
-        let why = format!("{SERVERS}: it names no server");
-        return Err(Error::Environment(why));
-    }
-    Ok(servers)
+    let servers: Result<Servers, String> = listed.parse();
+    servers
+        .map(|servers| servers.0)
+        .map_err(|why| invalid(&listed, SERVERS, &why))
 }
 
 /// The options of latch that overrule variables.

@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::cli::failure::Failure;
-use crate::cli::waiting::{age, Talk, WaitingLine};
+use crate::cli::waiting::{age, wait_on_thread, Ending, Verbosity, WaitingLine};
 use crate::client::{Error, Granted, Guard};
 use crate::supervise::{Event, SignalWatch};
 use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
-use super::{shown, BUSY, PROGRAM, UNAVAILABLE};
+use super::{shown, PROGRAM, UNAVAILABLE};
 
 /// The first pause before the server is tried again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -24,39 +24,25 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A connection that lasted so long after the first answer ends an outage of its server.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Waits on a thread of its own, so that this one can handle signals meanwhile. When `abandoned` is
-/// set, the standard input is closed, and nothing waits any longer. `None` if another client held
-/// the key all that time. Unless the wait ends with a grant or a reply, the end of this process
-/// ends the connection, and so gives up its place in the queue.
+/// Waits for the grant. `None` if another client held the key all that time. A signal ends the
+/// wait, and so does the end of the standard input, when `abandoned` is set. Then the end of this
+/// process ends the connection, and so gives up its place in the queue.
 pub(super) fn wait(
     asking: Asking,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
 ) -> Result<Option<Guard>, Failure> {
-    let (place, talk) = (asking.target.place(), asking.talk);
-    let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
     let asking = Arc::new(asking);
-    let (waiter, setter) = (Arc::clone(&asking), is_over.clone());
-    let waiting = thread::Builder::new()
-        .name("waiting".into())
-        .spawn(move || {
-            let guard = waiter.ask();
-            setter.set();
-            guard
-        })
-        .map_err(Failure::cannot_start_thread)?;
+    let waiter = Arc::clone(&asking);
+    let (place, talk) = (asking.target.place(), asking.talk);
+    let ending = Ending {
+        signals,
+        abandoned,
+        busy_status: asking.busy_status,
+        cancel: None,
+    };
     let line = WaitingLine::start(PROGRAM, talk, move || asking.describe());
-    let events: Vec<&Event> = [&is_over].into_iter().chain(abandoned).collect();
-    let killed = signals.wait_for(&events).err();
-    drop(line);
-    if let Some(killed) = killed {
-        return Err(Failure::silent(killed.follow()));
-    }
-    if !is_over.is_set() {
-        let why = format!("{place}: the standard input was closed before the grant");
-        return Err(Failure::new(BUSY, why));
-    }
-    waiting.join().expect("the thread does not panic")
+    wait_on_thread(place, line, ending, move || waiter.ask())?
 }
 
 /// What is waited for, how, and under which name the server knows the waiter.
@@ -66,7 +52,9 @@ pub(super) struct Asking {
     pub(super) timeout: Option<Duration>,
     /// How long a server may be away; zero if it is not tried again.
     pub(super) retry: Duration,
-    pub(super) talk: Talk,
+    pub(super) talk: Verbosity,
+    /// The exit status if the lock is not granted in time.
+    pub(super) busy_status: u8,
     /// The latest connection, as the server shows it.
     pub(super) name: Mutex<Option<String>>,
 }

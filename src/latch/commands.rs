@@ -10,9 +10,10 @@ use super::{
 };
 
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
-    let client = options.client(options.timeout)?;
+    let timeout = options::timeout(options.timeout, options.nonblock);
+    let client = options.client(timeout)?;
     let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
-    match target.claim(options.timeout)?.release() {
+    match target.claim(timeout)?.release() {
         // The refusal says that the lock is not held: its lease was over before the release,
         // because this process was stopped.
         Ok(()) | Err(Error::Refused(_)) => Ok(0),
@@ -22,10 +23,11 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
 
 /// Takes the lock, checks that it outlives the connection, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
-    let client = options.client(options.timeout)?;
+    let timeout = options::timeout(options.timeout, options.nonblock);
+    let client = options.client(timeout)?;
     let target = Target::new(client, &options.key, options.lease, options.limit);
     let target = target.tagged(options.tag.as_deref(), PROGRAM);
-    let granted = target.claim(options.timeout)?.renewed_if_late();
+    let granted = target.claim(timeout)?.renewed_if_late();
     let granted = granted.map_err(|error| target.failure(&error))?;
     let (key, grant) = (&target.key, granted.grant);
     // The server may release the lock at the end of the connection, and then the token is useless.

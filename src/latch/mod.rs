@@ -18,15 +18,24 @@ use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
-use crate::cli::arguments::{self, Parsed};
+use crate::cli::arguments::{self, Parsed, Program};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
+use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise;
 use crate::text::Escaped;
 use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
+
+const SELF: Program = Program {
+    name: PROGRAM,
+    features: &["tls"],
+    variables: "Variables: LATCH_SERVER, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, LATCH_TLS_CA, \
+                LATCH_TLS_NAME.",
+    manual: "latch(1)",
+};
 
 // The exit statuses of latch(1). The numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
@@ -49,9 +58,14 @@ pub fn main() -> ExitCode {
     let command: Vec<OsString> = arguments.collect();
     let words = ours.iter().cloned();
     let is_run = ours.first().is_some_and(|name| name == "run");
-    let parsed: Parsed<Flags> = arguments::parse(PROGRAM, options::BOOLEANS, words);
+    let switches = options::switches();
+    let switches: Vec<&str> = switches.iter().map(String::as_str).collect();
+    let parsed: Parsed<Flags> = arguments::parse(&SELF, &switches, words);
     let ended = match parsed {
-        Parsed::Run(flags) => dispatch(&flags.command, &command),
+        Parsed::Run(flags) => {
+            warn_of_unknown_variables();
+            dispatch(&flags.command, &command)
+        }
         Parsed::Print(text) if is_run && text.starts_with("Usage") => {
             // argh does not know of what follows the two dashes.
             print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
@@ -60,6 +74,19 @@ pub fn main() -> ExitCode {
         Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
     ExitCode::from(ended.unwrap_or_else(explain))
+}
+
+/// Warns of variables that are mistyped: with another server than that of the other hosts, each
+/// would have a lock of its own.
+fn warn_of_unknown_variables() {
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let is_known = |name: &str| VARIABLES.contains(&name) || run::VARIABLES.contains(&name);
+    for name in names.filter(|name| name.starts_with("LATCH_") && !is_known(name)) {
+        let name = shown(&name);
+        complain(format_args!(
+            "{name}: unknown variable; see latch(1), ENVIRONMENT"
+        ));
+    }
 }
 
 /// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that

@@ -6,28 +6,38 @@ use std::time::Duration;
 use argh::FromArgs;
 use parking_lot::Mutex;
 
+use crate::cli::arguments::{self, IfGiven, Row, Rows};
 use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
-use crate::cli::waiting::Talk;
-use crate::client::environment::Overrides;
+use crate::cli::waiting::Verbosity;
+use crate::client::environment::{Overrides, Servers};
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
-use crate::client::{Address, Client};
+use crate::client::Client;
 
 use super::claim::Asking;
 use super::servers::{self, Target};
+use super::BUSY;
+
+/// The options of all sub-commands that ask a server.
+const ALL_ROWS: [&[Row]; 9] = [
+    Run::ROWS,
+    Hold::ROWS,
+    Wait::ROWS,
+    Acquire::ROWS,
+    Renew::ROWS,
+    Release::ROWS,
+    Stats::ROWS,
+    Break::ROWS,
+    Ping::ROWS,
+];
 
 /// The options that need no value, in both forms.
-pub(super) const BOOLEANS: &[&str] = &[
-    "--busy-ok",
-    "--json",
-    "--quiet",
-    "-q",
-    "--retry",
-    "--tls",
-    "--verbose",
-    "-v",
-    "--watch",
-];
+pub(super) fn switches() -> Vec<String> {
+    let mut all = arguments::switches(ALL_ROWS.into_iter().flatten());
+    all.sort_unstable();
+    all.dedup();
+    all
+}
 
 /// Locks and semaphores of a latchd server, for the shell.
 #[derive(FromArgs, Debug)]
@@ -54,18 +64,18 @@ pub(super) enum SubCommand {
 /// Declares a sub-command that asks a server: its own options, and those of all such sub-commands.
 macro_rules! command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
-        #[derive(FromArgs, Debug)]
+        arguments::options! {
         $(#[$meta])*
         pub(super) struct $name {
             $($fields)*
             /// server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in
-            /// between; several divide the keys, none takes over for another; repeat for several
-            /// (127.0.0.1:6388)
+            /// between; several, with commas in between, divide the keys, none takes over for
+            /// another (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
-            pub(super) server: Vec<Address>,
+            server: Vec<Servers>,
             /// a file with the auth token of the server
             #[argh(option, arg_name = "path", from_str_fn(path))]
-            pub(super) auth_token_file: Option<PathBuf>,
+            auth_token_file: Option<PathBuf>,
             /// how long connecting, or a reply, may take (5)
             #[argh(
                 option,
@@ -73,17 +83,18 @@ macro_rules! command {
                 default = "Duration::from_secs(5)",
                 from_str_fn(positive_time)
             )]
-            pub(super) connect_timeout: Duration,
+            connect_timeout: Duration,
             /// speak TLS with servers that are reached over TCP
             #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
-            pub(super) tls: Option<bool>,
+            tls: Option<bool>,
             /// trust the CAs in this file, or a self-signed certificate of no CA; speaks TLS
             /// (those that this host trusts)
             #[argh(option, arg_name = "path", from_str_fn(path))]
-            pub(super) tls_ca: Option<PathBuf>,
+            tls_ca: Option<PathBuf>,
             /// the name that the server's certificate is for; speaks TLS (the host of the server)
             #[argh(option, arg_name = "name")]
-            pub(super) tls_name: Option<String>,
+            tls_name: Option<String>,
+        }
         }
 
         impl $name {
@@ -95,7 +106,8 @@ macro_rules! command {
                     tls_ca: self.tls_ca.as_deref(),
                     tls_name: self.tls_name.as_deref(),
                 };
-                servers::client(&self.server, &options, self.connect_timeout, wait)
+                let servers = self.server.iter().flat_map(|listed| &listed.0);
+                servers::client(servers.cloned().collect(), &options, self.connect_timeout, wait)
                     .map_err(servers::unusable)
             }
         }
@@ -111,43 +123,48 @@ macro_rules! keeping_command {
             $name {
                 /// the key to hold
                 #[argh(positional)]
-                pub(super) key: String,
+                key: String,
                 /// how long to wait for the lock; 0 tries once (for ever)
                 #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-                pub(super) timeout: Option<Duration>,
+                timeout / 'w': Option<Duration>,
+                /// do not wait, as with --timeout 0
+                #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+                nonblock / 'n': bool,
                 /// length of the lease (the server's default)
                 #[argh(option, arg_name = "time", from_str_fn(lease))]
-                pub(super) lease: Option<Duration>,
+                lease: Option<Duration>,
                 /// take one of this many slots of a semaphore
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
-                pub(super) limit: Option<u32>,
+                limit: Option<u32>,
                 /// exit status if the lock is not granted in time (75)
-                #[argh(option, short = 'E', arg_name = "status", from_str_fn(exit_status))]
-                pub(super) busy_status: Option<u8>,
+                #[argh(option, arg_name = "status", from_str_fn(exit_status))]
+                busy_status / 'E': Option<u8>,
                 $($fields)*
                 /// while it waits, try again if the server restarts or is not there yet, for at
                 /// most this long (as long as --timeout allows)
                 #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
-                pub(super) retry: Duration,
+                retry: IfGiven<Duration>,
                 /// do not say who holds the lock while it waits
-                #[argh(option, short = 'q', arg_name = "bool", from_str_fn(yes_or_no))]
-                pub(super) quiet: Option<bool>,
+                #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
+                quiet / 'q': Option<bool>,
                 /// say who holds the lock while it waits, also where stderr is no terminal
-                #[argh(option, short = 'v', arg_name = "bool", from_str_fn(yes_or_no))]
-                pub(super) verbose: Option<bool>,
+                #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
+                verbose / 'v': Option<bool>,
             }
         }
 
         impl $name {
             /// What it asks for, in the name of `command`.
             pub(super) fn asking(&self, command: impl AsRef<Path>) -> Result<Asking, Failure> {
-                let client = self.client(self.timeout)?;
+                let timeout = timeout(self.timeout, self.nonblock);
+                let client = self.client(timeout)?;
                 let target = Target::new(client, &self.key, self.lease, self.limit);
                 Ok(Asking {
                     target: target.tagged(self.tag.as_deref(), command),
-                    timeout: self.timeout,
+                    timeout,
                     retry: self.retry,
-                    talk: Talk::of(self.quiet == Some(true), self.verbose == Some(true)),
+                    busy_status: self.busy_status.unwrap_or(BUSY),
+                    talk: Verbosity::of(self.quiet == Some(true), self.verbose == Some(true)),
                     name: Mutex::default(),
                 })
             }
@@ -161,7 +178,7 @@ keeping_command! {
     Run {
         /// what the server shows operators of this holder (COMMAND@HOST pid N)
         #[argh(option, arg_name = "text")]
-        pub(super) tag: Option<String>,
+        tag: Option<String>,
         /// how long the command may take to end once the lock is lost (10)
         #[argh(
             option,
@@ -169,10 +186,10 @@ keeping_command! {
             default = "Duration::from_secs(10)",
             from_str_fn(time)
         )]
-        pub(super) kill_after: Duration,
+        kill_after: Duration,
         /// exit with 0 if the lock is not granted in time
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        pub(super) busy_ok: bool,
+        busy_ok: bool,
     }
 }
 
@@ -182,7 +199,7 @@ keeping_command! {
     Hold {
         /// what the server shows operators of this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
-        pub(super) tag: Option<String>,
+        tag: Option<String>,
     }
 }
 
@@ -192,70 +209,77 @@ command! {
     Wait {
         /// the key to wait for
         #[argh(positional)]
-        pub(super) key: String,
+        key: String,
         /// how long to wait; 0 tries once (for ever)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-        pub(super) timeout: Option<Duration>,
+        timeout / 'w': Option<Duration>,
+        /// do not wait, as with --timeout 0
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        nonblock / 'n': bool,
         /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        pub(super) limit: Option<u32>,
+        limit: Option<u32>,
     }
 }
 
 command! {
-    /// Take a lock that outlives the connection, and print its token
+    /// Take a lock that outlives the connection, and print its token; needs a server that keeps
+    /// locks (--no-auto-release-on-disconnect)
     #[argh(subcommand, name = "acquire")]
     Acquire {
         /// the key to hold
         #[argh(positional)]
-        pub(super) key: String,
+        key: String,
         /// how long to wait for the lock; 0 tries once (for ever)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-        pub(super) timeout: Option<Duration>,
+        timeout / 'w': Option<Duration>,
+        /// do not wait, as with --timeout 0
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        nonblock / 'n': bool,
         /// length of the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
-        pub(super) lease: Option<Duration>,
+        lease: Option<Duration>,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        pub(super) limit: Option<u32>,
+        limit: Option<u32>,
         /// what the server shows operators while this waits (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
-        pub(super) tag: Option<String>,
+        tag: Option<String>,
     }
 }
 
 command! {
-    /// Renew the lease of a lock, and print its length
+    /// Renew the lease of a lock of acquire, and print its length; needs a server that keeps locks
     #[argh(subcommand, name = "renew")]
     Renew {
         /// the key that is held
         #[argh(positional)]
-        pub(super) key: String,
+        key: String,
         /// the token of the grant
         #[argh(positional)]
-        pub(super) token: String,
+        token: String,
         /// length of the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
-        pub(super) lease: Option<Duration>,
+        lease: Option<Duration>,
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        pub(super) limit: Option<u32>,
+        limit: Option<u32>,
     }
 }
 
 command! {
-    /// Release a lock
+    /// Release a lock of acquire; needs a server that keeps locks
     #[argh(subcommand, name = "release")]
     Release {
         /// the key that is held
         #[argh(positional)]
-        pub(super) key: String,
+        key: String,
         /// the token of the grant
         #[argh(positional)]
-        pub(super) token: String,
+        token: String,
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        pub(super) limit: Option<u32>,
+        limit: Option<u32>,
     }
 }
 
@@ -265,17 +289,17 @@ command! {
     Stats {
         /// only this key, with all its holders and waiters
         #[argh(positional)]
-        pub(super) key: Option<String>,
+        key: Option<String>,
         /// the holders and waiters as a table or as the json of the server, or the counters of
         /// the server for prometheus (table)
         #[argh(option, arg_name = "form", from_str_fn(stats_form))]
-        pub(super) format: Option<StatsForm>,
+        format: Option<StatsForm>,
         /// the same as --format json
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        pub(super) json: bool,
+        json: bool,
         /// print again every two seconds
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        pub(super) watch: bool,
+        watch: bool,
     }
 }
 
@@ -285,13 +309,13 @@ command! {
     Break {
         /// the key that is held
         #[argh(positional)]
-        pub(super) key: String,
+        key: String,
         /// only the grant with this fence, a decimal number (all grants of the key)
         #[argh(option, arg_name = "number", from_str_fn(fence))]
-        pub(super) fence: Option<u64>,
+        fence: Option<u64>,
         /// a file with the admin token of the server
         #[argh(option, arg_name = "path")]
-        pub(super) admin_token_file: Option<PathBuf>,
+        admin_token_file: Option<PathBuf>,
     }
 }
 
@@ -347,6 +371,14 @@ pub(super) struct FenceCheck {
     /// the token to check
     #[argh(positional)]
     pub(super) token: String,
+}
+
+/// How long a command waits.
+pub(super) fn timeout(timeout: Option<Duration>, nonblock: bool) -> Option<Duration> {
+    match nonblock {
+        true => Some(Duration::ZERO),
+        false => timeout,
+    }
 }
 
 fn wait_time(text: &str) -> Result<Duration, String> {

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
-use crate::supervise::{self, Event, Job, SignalWatch};
+use crate::supervise::{self, Event, Job, Outcome, SignalWatch};
 use crate::text::reason;
 
 use super::claim::wait;
 use super::{busy, complain, options, shown, usage, LOST};
+
+/// What the command finds in its environment: the key, the token and the fence.
+pub(super) const VARIABLES: [&str; 3] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE"];
 
 /// How long the release may take when the command has ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -72,12 +75,13 @@ fn run_under(
             return Ok(killed.follow());
         }
     }
+    let [key, token, fence] = VARIABLES;
     let job = Job {
         command,
         environment: &[
-            ("LATCH_KEY", options.key.clone().into()),
-            ("LATCH_TOKEN", guard.token().to_string().into()),
-            ("LATCH_FENCE", guard.token().fence().to_string().into()),
+            (key, options.key.clone().into()),
+            (token, guard.token().to_string().into()),
+            (fence, guard.fence().to_string().into()),
         ],
         kill_after,
         inherited: None,
@@ -87,7 +91,7 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let Some(finish) = finish else {
+    let Outcome::Finished(finish) = finish else {
         // Without a loss, the server is silent, and the command was ended before the deadline.
         let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
         let _ = release(guard);
@@ -97,23 +101,33 @@ fn run_under(
     Ok(finish.follow())
 }
 
+/// What became of a lock when its work was done.
+pub(super) enum Release {
+    /// The server has released it, or does so at the end of the connection.
+    Done,
+    /// No server heard of the release: the key is free at the end of the lease.
+    Unheard,
+    /// It was lost before.
+    Lost(String),
+}
+
 /// Releases the lock when its work is done. Fails if it was lost before.
 pub(super) fn finish_release(guard: Guard, place: &str) -> Result<(), Failure> {
-    let is_heard = release(guard).map_err(|why| lost_lock(place, &why))?;
-    if !is_heard {
-        complain(format_args!(
+    match release(guard) {
+        Release::Done => {}
+        Release::Unheard => complain(format_args!(
             "{place}: no server takes the release: the key is free at the end of its lease"
-        ));
+        )),
+        Release::Lost(why) => return Err(lost_lock(place, &why)),
     }
     Ok(())
 }
 
-/// Releases the lock, or says how it was lost before. Does not wait long for a silent server while
-/// the lease runs: the end of this process ends the connection, and that releases the lock, too.
-/// False if there is no server to hear of it, but the lease runs.
-pub(super) fn release(guard: Guard) -> Result<bool, String> {
+/// Releases the lock. Does not wait long for a silent server while the lease runs: the end of this
+/// process ends the connection, and that releases the lock, too.
+pub(super) fn release(guard: Guard) -> Release {
     if let Some(loss) = guard.loss() {
-        return Err(loss.to_string());
+        return Release::Lost(loss.to_string());
     }
     let (was_held, was_leased) = (guard.is_held(), guard.is_leased());
     let (sender, released) = channel();
@@ -121,18 +135,18 @@ pub(super) fn release(guard: Guard) -> Result<bool, String> {
         .name("releasing".into())
         .spawn(move || drop(sender.send(guard.release())));
     if releasing.is_err() {
-        return Ok(true);
+        return Release::Done;
     }
     match released.recv_timeout(RELEASE_TIMEOUT) {
-        Ok(Ok(())) => Ok(true),
+        Ok(Ok(())) => Release::Done,
         Ok(Err(error @ (Error::Refused(_) | Error::Lost(..) | Error::Closed { .. }))) => {
-            Err(error.reason())
+            Release::Lost(error.reason())
         }
-        Ok(Err(Error::Unreachable { .. })) if was_leased => Ok(false),
-        _ if was_held => Ok(true),
+        Ok(Err(Error::Unreachable { .. })) if was_leased => Release::Unheard,
+        _ if was_held => Release::Done,
         // Another server of the cluster may be about to take over.
-        _ if was_leased => Ok(false),
-        _ => Err(Loss::Deadline.to_string()),
+        _ if was_leased => Release::Unheard,
+        _ => Release::Lost(Loss::Deadline.to_string()),
     }
 }
 

@@ -19,14 +19,14 @@ const ROUND_TRIP: Duration = Duration::from_secs(1);
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
 pub(super) fn client(
-    named: &[Address],
+    named: Vec<Address>,
     options: &Overrides<'_>,
     connect_timeout: Duration,
     wait: Option<Duration>,
 ) -> Result<Client, Error> {
-    let servers = match named {
-        [] => environment::servers()?,
-        named => named.to_vec(),
+    let servers = match named.is_empty() {
+        true => environment::servers()?,
+        false => named,
     };
     let mut settings = environment::settings(options)?;
     settings.connect_timeout = connect_timeout;

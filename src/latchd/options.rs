@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::{self, Dashes, Origins, Parsed, Rows, Variables};
+use crate::cli::arguments::{self, Dashes, Origins, Parsed, Program, Rows, Variables};
 use crate::cli::values;
 use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
@@ -252,7 +252,13 @@ pub(super) fn read(
         rivals: RIVALS,
         lookup,
     };
-    arguments::parse_rows(super::PROGRAM, Dashes::OneOrTwo, arguments, &variables)
+    let program = Program {
+        name: super::PROGRAM,
+        features: &["tls", "cluster"],
+        variables: "DFLOCKD_ in place of LATCHD_ will do.",
+        manual: "latchd(8)",
+    };
+    arguments::parse_rows(&program, Dashes::OneOrTwo, arguments, &variables)
 }
 
 /// Those of `names` that begin as the variables of the options do, and are none of them.

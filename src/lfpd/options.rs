@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::peer::PeerRule;
-use crate::cli::arguments::{self, Dashes, Parsed, Variables};
+use crate::cli::arguments::{self, Dashes, Parsed, Program, Variables};
 use crate::cli::values;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 
@@ -75,8 +75,13 @@ arguments::options! {
 
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
     let arguments = with_the_usual_address(arguments);
-    let program = super::PROGRAM;
-    arguments::parse_rows(program, Dashes::Two, arguments, &Variables::NONE).0
+    let program = Program {
+        name: super::PROGRAM,
+        features: &[],
+        variables: "",
+        manual: "lfpd(8)",
+    };
+    arguments::parse_rows(&program, Dashes::Two, arguments, &Variables::NONE).0
 }
 
 /// Adds the usual address to a `--listen` that has none.

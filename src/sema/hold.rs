@@ -15,7 +15,7 @@ use super::{acquired_object, refuse, DONE};
 pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let (mut signals, lost, slots) = prepare(request)?;
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
-    let waited = wait(&slots, request, Some(&input.abandoned), &mut signals)?;
+    let waited = wait(slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
         (slot, Attempt::Granted(guard)) => {
             let line = match request.options.json {

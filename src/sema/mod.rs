@@ -20,7 +20,7 @@ use nix::unistd::{self, getsid};
 use crate::cli::arguments::Parsed;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::cli::waiting::{Talk, WaitingLine};
+use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, check_path, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle,
     ReleaseOutcome, ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, WaitLimit,
@@ -75,13 +75,27 @@ impl Failure {
         Failure::new(FILE_ERROR, output::unprintable(&error))
     }
 
-    /// Prints the reason, and returns the exit status.
-    fn explain(self) -> u8 {
+    /// Prints the reason as `command` does, and returns the exit status.
+    fn explain(self, command: Option<SubCommand>) -> u8 {
         if let Some(message) = self.message {
-            complain(&format!("Error: {message}\n"));
+            complain(&format!("{}{message}\n", prefix(command)));
         }
         self.status
     }
+}
+
+/// What each message of a command begins with. Scripts read that of the older program.
+fn prefix(command: Option<SubCommand>) -> &'static str {
+    match is_like_latch(command) {
+        true => "sema: ",
+        false => "Error: ",
+    }
+}
+
+/// Whether a command has the statuses of latch(1): those of the older program of this name would be
+/// lost among those of the command that it runs.
+fn is_like_latch(command: Option<SubCommand>) -> bool {
+    matches!(command, Some(SubCommand::Run | SubCommand::Hold))
 }
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
@@ -95,9 +109,7 @@ pub fn main() -> ExitCode {
     }
     let arguments: Vec<OsString> = arguments.collect();
     let command = options::command_in(&arguments);
-    // These have the statuses of latch(1): those of the older program of this name would be lost
-    // among those of the command that they run.
-    let is_like_latch = matches!(command, Some(SubCommand::Run | SubCommand::Hold));
+    let is_like_latch = is_like_latch(command);
     let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => match request.command {
             SubCommand::Try => take(&request, Some(Duration::ZERO)),
@@ -111,11 +123,11 @@ pub fn main() -> ExitCode {
         },
         Parsed::Print(text) => print(&text).map(|()| DONE),
         Parsed::Usage(reason) => {
-            complain(&format!("Error: {reason}\n\n{SHORT_USAGE}"));
+            complain(&format!("{}{reason}\n\n{SHORT_USAGE}", prefix(command)));
             return ExitCode::from(if is_like_latch { USAGE } else { OLDER_USAGE });
         }
     };
-    ExitCode::from(match result.map_err(Failure::explain) {
+    ExitCode::from(match result.map_err(|failure| failure.explain(command)) {
         Ok(status) => status,
         Err(status) if is_like_latch => status,
         Err(_) => OLDER_ERROR,
@@ -143,7 +155,7 @@ fn waiting_line(request: &SemaRequest) -> Result<WaitingLine, Failure> {
     let options = &request.options;
     let slots = slots(request, &options.lock)?;
     let about = format!("waiting for {}", shown_path(&request.path));
-    let talk = Talk::of(options.quiet, options.verbose);
+    let talk = Verbosity::of(options.quiet, options.verbose);
     Ok(WaitingLine::start(PROGRAM, talk, move || {
         match slots.iter().find_map(Semaphore::written_holder) {
             Some(holder) => format!("{about}: held by {}", report::holder_line(&holder)),
@@ -357,15 +369,24 @@ fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult
         _ => "Timeout waiting for lock",
     };
     let is_json_alone = options.json && matches!(command, Try | Release);
-    if !options.quiet && !is_json_alone {
-        complain(&format!("{line}\n{}", holder_text(slot.path(), busy)));
+    if !options.quiet && !is_json_alone && !options.busy_ok {
+        let prefix = match is_like_latch(Some(command)) {
+            true => "sema: ",
+            false => "",
+        };
+        complain(&format!(
+            "{prefix}{line}\n{}",
+            holder_text(slot.path(), busy)
+        ));
     }
     if options.json {
         print_json(&report::held(busy))?;
     }
-    // That of `run` is as flock(1) has it.
-    let status = if command == Hold { BUSY } else { HELD };
-    Ok(options.busy_status.unwrap_or(status))
+    Ok(match is_like_latch(Some(command)) {
+        true if options.busy_ok => DONE,
+        true => options.busy_status.unwrap_or(BUSY),
+        false => HELD,
+    })
 }
 
 fn print_json(object: &Object) -> Result<(), Failure> {

@@ -111,7 +111,7 @@ impl OptionRow {
 }
 
 /// Every option, in the order of the help.
-const OPTIONS: [OptionRow; 20] = [
+const OPTIONS: [OptionRow; 21] = [
     row(
         "-w, --timeout time",
         ALL,
@@ -178,7 +178,12 @@ const OPTIONS: [OptionRow; 20] = [
     row(
         "-E, --busy-status status",
         &[Run, Hold],
-        "exit status if the lock is not granted in time (1 for run, 75 for hold)",
+        "exit status if the lock is not granted in time (75)",
+    ),
+    row(
+        "--busy-ok",
+        &[Run],
+        "exit with 0 if the lock is not granted in time, and print nothing",
     ),
     row(
         "--on-lost what",
@@ -209,6 +214,7 @@ pub(super) struct SemaOptions {
     pub(super) config: SemaphoreConfig,
     pub(super) lock: SemaphoreOptions,
     pub(super) busy_status: Option<u8>,
+    pub(super) busy_ok: bool,
     /// Whether the command of `run` goes on if the lock is lost.
     pub(super) ignores_loss: bool,
     pub(super) kill_after: Option<Duration>,
@@ -259,6 +265,7 @@ impl SemaOptions {
                 self.lock = lock.settle(choice(value, all)?);
             }
             "--busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
+            "--busy-ok" => self.busy_ok = true,
             "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
             "--kill-after" => self.kill_after = Some(time(value)?),
             other => unreachable!("{other} is read before"),
@@ -283,10 +290,17 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         .by_ref()
         .take_while(|argument| argument != "--")
         .collect();
-    // These two count anywhere, even as the value of an option.
+    // These two count anywhere, even as the value of an option. But a script that asks for the help
+    // of a command learns that there is none such.
     for argument in &ours {
         match argument.as_bytes() {
-            b"-h" | b"--help" => return Parsed::Print(help()),
+            b"-h" | b"--help" => {
+                let wrong = ours.first().filter(|word| is_wrong_command(word));
+                return match wrong {
+                    Some(word) => Parsed::Usage(unknown_command(word)),
+                    None => Parsed::Print(help()),
+                };
+            }
             b"-V" | b"--version" => return Parsed::Print(VERSION.to_owned()),
             _ => {}
         }
@@ -316,8 +330,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
-    let unknown = || format!("unknown command: {}", shown(&name));
-    let command = command_named(&name).ok_or_else(unknown)?;
+    let command = command_named(&name).ok_or_else(|| unknown_command(&name))?;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
@@ -360,6 +373,15 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
         }
     }
     None
+}
+
+fn unknown_command(name: &OsStr) -> String {
+    format!("unknown command: {}", shown(name))
+}
+
+/// Whether the first word of a command line is no option and no command.
+fn is_wrong_command(word: &OsStr) -> bool {
+    word.as_bytes().first() != Some(&b'-') && command_named(word).is_none()
 }
 
 fn command_named(name: &OsStr) -> Option<SubCommand> {

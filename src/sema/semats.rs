@@ -322,7 +322,7 @@ fn print_out(text: &str, status: u8) -> u8 {
     match print(text) {
         Ok(()) => status,
         Err(failure) => {
-            failure.explain();
+            failure.explain(None);
             FAILED
         }
     }

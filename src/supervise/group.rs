@@ -151,7 +151,7 @@ impl<'a> Group<'a> {
             self.pause = Pause::Over;
             // A command that goes on after the signal may do so: the lock is held.
             self.ending = Ending::NotAsked;
-            self.terminal.lend_again_to(self.leader);
+            self.terminal.return_to(self.leader);
             self.signal(Signal::CONT);
         }
     }

@@ -68,12 +68,20 @@ impl Finish {
     }
 }
 
-/// Runs the job until the last process of its group has ended. `None` if this ended the command
-/// because the lock was lost, or started none because it was lost already. Call it on the main
-/// thread. Fails if the job cannot be started.
-pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Option<Finish>> {
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The command finished by itself.
+    Finished(Finish),
+    /// The lock was lost, and the command was ended for that, or not started.
+    LockLost,
+}
+
+/// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
+/// the job cannot be started.
+pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Outcome> {
     if job.lost.is_set() {
-        return Ok(None);
+        return Ok(Outcome::LockLost);
     }
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
@@ -83,7 +91,10 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Option<Finish
     loop {
         group.reap();
         if let Some(finish) = group.end() {
-            return Ok(Some(finish).filter(|_| !group.is_lost));
+            return Ok(match group.is_lost {
+                true => Outcome::LockLost,
+                false => Outcome::Finished(finish),
+            });
         }
         for signal in signals.next(&[job.lost, job.confirmed], group.next_look()) {
             group.handle(signal);

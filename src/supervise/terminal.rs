@@ -17,7 +17,7 @@ use super::signals::our_group;
 /// and `bg` take it.
 pub(super) struct Terminal {
     file: Option<File>,
-    /// Then the command does not get the terminal before it has stopped because it needs it.
+    /// If set, the command gets the terminal only after SIGTTIN or SIGTTOU.
     is_in_a_pipeline: bool,
     /// Its modes before the command first had it.
     modes: OnceCell<Termios>,
@@ -85,7 +85,7 @@ impl Terminal {
     }
 
     /// Gives the terminal to the command's group after a stop, as at the start.
-    pub(super) fn lend_again_to(&self, group: Pid) {
+    pub(super) fn return_to(&self, group: Pid) {
         if self.at_start() == Foreground::Command {
             self.give_to(group);
         }

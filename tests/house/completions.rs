@@ -107,7 +107,7 @@ fn the_help_is_understood_to_the_last_option() {
     assert_eq!(option("--help").value, Value::None);
     assert!(option("--server")
         .about
-        .ends_with("repeat for several (127.0.0.1:6388)"));
+        .ends_with("none takes over for another (127.0.0.1:6388)"));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ fn bash_completes_commands_options_and_values() {
         ("sema try to", "tok en"),
         ("sema try to --s", "--stale --stale-rule --slots --settle"),
         ("sema status to --to", ""),
-        ("sema run to --busy", "--busy-status"),
+        ("sema run to --busy-s", "--busy-status"),
     ] {
         assert_eq!(
             in_bash(words, dir.path()),
@@ -347,14 +347,13 @@ impl Program {
     }
 
     fn parse(name: &str, about: &str, help: &str) -> Program {
-        let usage = help.lines().next().expect("the help begins with the usage");
         let options = entries(help, "Options:", COLUMN);
         Program {
             name: name.into(),
             about: about.split(':').next().unwrap_or_default().into(),
             options: options
                 .iter()
-                .map(|(head, about)| Opt::parse(head, about, usage))
+                .map(|(head, about)| Opt::parse(head, about))
                 .collect(),
             operands: entries(help, "Positional Arguments:", COLUMN)
                 .into_iter()
@@ -434,32 +433,30 @@ impl Program {
 }
 
 impl Opt {
-    /// `head` is `--long` or `-s, --long`.
-    fn parse(head: &str, about: &str, usage: &str) -> Opt {
-        let (short, long) = match head.split_once(", ") {
+    /// `head` is `--long` or `-s, --long`, with `<value>` or `[=<value>]` behind it.
+    fn parse(head: &str, about: &str) -> Opt {
+        let (names, value) = head.split_once(['[', '<']).unwrap_or((head, ""));
+        let names = names.trim_end();
+        let (short, long) = match names.split_once(", ") {
             Some((short, long)) => (Some(short.to_owned()), long),
-            None => (None, head),
+            None => (None, names),
         };
-        // The usage has each option in brackets, with one of its names.
-        let named = [short.as_deref(), Some(long)];
-        let shown = usage.split('[').find_map(|part| {
-            named
-                .iter()
-                .flatten()
-                .find_map(|name| part.strip_prefix(*name))
-                .filter(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-'))
-        });
-        let wanted = shown.and_then(|rest| rest.strip_prefix(" <")?.split('>').next());
+        let wanted = value.strip_suffix('>');
         Opt {
             long: long.to_owned(),
             short,
             value: match wanted {
                 Some(value) => Value::Wanted(value.trim_end_matches("...").into()),
-                None if usage.contains(&format!("[{long}[=<bool>]]")) => Value::AfterEquals,
+                None if value == "=<bool>]" => Value::AfterEquals,
                 None => Value::None,
             },
             repeats: wanted.is_some_and(|value| value.ends_with("...")),
-            about: about.to_owned(),
+            // The completions are the same for all builds.
+            about: about
+                .split(" (not in this build")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
         }
     }
 
@@ -516,7 +513,8 @@ fn entries(help: &str, section: &str, column: usize) -> Vec<(String, String)> {
         }
         // The text begins in a column of its own.
         let (head, about) = line.split_at_checked(column).unwrap_or((line, ""));
-        let (head, about) = if about.is_empty() || head.ends_with(' ') {
+        let is_text = head.ends_with(' ') && !about.starts_with('<');
+        let (head, about) = if about.is_empty() || is_text {
             (head, about)
         } else {
             (line, "")

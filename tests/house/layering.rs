@@ -34,7 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // shared by programs
     ("server", &["cli", "net", "sys", "text", "log"]),
-    ("cli", &["cli", "text"]),
+    ("cli", &["cli", "supervise", "text"]),
     ("supervise", &["sys", "text"]),
     // services
     (

@@ -589,7 +589,7 @@ fn commands_in(help: &str) -> Vec<String> {
 fn options_in_list(help: &str) -> BTreeSet<String> {
     list(help, "Options:")
         .flat_map(|line| line.split(' ').take_while(|word| word.starts_with('-')))
-        .map(|word| word.trim_end_matches(',').to_owned())
+        .map(|word| word.split([',', '[']).next().unwrap_or_default().to_owned())
         .filter(|name| !["-h", "--help", "-V", "--version"].contains(&name.as_str()))
         .collect()
 }
@@ -606,11 +606,11 @@ fn list<'a>(help: &'a str, heading: &'a str) -> impl Iterator<Item = &'a str> {
 
 /// The options in the usage of a help, with what stands for their value.
 fn usage_options(help: &str) -> BTreeMap<String, Option<String>> {
-    let usage = help.lines().next().unwrap_or_default();
-    let options = usage.split(" [-").skip(1).filter_map(|part| {
-        let (name, value) = part.split_once([' ', '['])?;
-        let value = value.split(['<', '>', '.']).nth(1)?;
-        Some((format!("-{name}"), Some(value.to_owned())))
+    let options = list(help, "Options:").flat_map(|line| {
+        let (head, value) = line.split_once('<')?;
+        let name = head.trim_end_matches(['[', '=', ' ']).rsplit(' ').next()?;
+        let value = value.split(['>', '.']).next()?;
+        Some((name.to_owned(), Some(value.to_owned())))
     });
     options.collect()
 }

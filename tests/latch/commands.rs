@@ -218,6 +218,7 @@ fn a_usage_error_says_what_to_write_instead() {
             "latch: invalid value '256' for -E: expected 0-255",
         ),
         (&["runs", "k"], "latch: unknown command: runs"),
+        (&["runs", "--help"], "latch: unknown command: runs"),
         (
             &["--server", "localhost", "run", "k", "--", "true"],
             "latch: options come after the command: --server",
@@ -252,11 +253,76 @@ fn a_usage_error_says_what_to_write_instead() {
     }
     let help = text(&run(&daemon, &["run", "--help"]).stdout);
     let usage = help.lines().next().expect("a usage");
-    assert!(usage.ends_with(" <key> -- COMMAND [ARGS]"), "{usage}");
+    assert_eq!(usage, "Usage: latch run <key> [options] -- COMMAND [ARGS]");
     let version = text(&run(&daemon, &["-V"]).stdout);
     for arguments in [&["run", "-V"][..], &["run", "k", "--version", "--", "true"]] {
         assert_eq!(text(&run(&daemon, arguments).stdout), version);
     }
+}
+
+#[test]
+fn the_help_tells_what_this_build_has_and_reads() {
+    let daemon = Daemon::start(&[]);
+    let help = |arguments: &[&str]| text(&run(&daemon, arguments).stdout);
+    let lacks_tls = help(&["ping", "--help"]).contains("(not in this build: needs --features tls)");
+    assert_eq!(lacks_tls, !cfg!(feature = "tls"));
+    assert!(help(&["--help"]).contains("LATCH_SERVER, "));
+    assert!(help(&["--help"]).ends_with("\nSee latch(1).\n"));
+    assert!(help(&["-V"]).ends_with(if lacks_tls { " (-tls)\n" } else { " (+tls)\n" }));
+    for command in ["acquire", "renew", "release"] {
+        let help = help(&[command, "--help"]).replace('\n', " ");
+        assert!(help.contains("a server that keeps locks"), "{help}");
+    }
+}
+
+#[test]
+fn an_unknown_variable_is_warned_of() {
+    let daemon = Daemon::start(&[]);
+    let mut command = latch(&daemon, &["ping"]);
+    let output = output(
+        command
+            .env("LATCH_SEVER", "elsewhere")
+            .env("LATCH_KEY", "k"),
+    );
+    assert_eq!(output.status.code(), Some(0));
+    let warning = "latch: LATCH_SEVER: unknown variable; see latch(1), ENVIRONMENT\n";
+    assert_eq!(text(&output.stderr), warning);
+}
+
+#[test]
+fn a_server_option_lists_servers_as_the_variable_does() {
+    let daemons = [Daemon::start(&[]), Daemon::start(&[])];
+    let [one, other] = [&daemons[0], &daemons[1]].map(Daemon::addr);
+    let output = run(
+        &daemons[0],
+        &["ping", "--server", &format!("{one},{other}")],
+    );
+    assert_eq!(text(&output.stdout), format!("{one}: ok\n{other}: ok\n"));
+    assert_eq!(status(&daemons[0], &["ping", "--server", ","]), 64);
+}
+
+#[test]
+fn w_and_n_mean_the_same_as_for_flock_and_sema() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    for arguments in [
+        &["run", "k", "-n", "--", "true"][..],
+        &["run", "k", "-w", "1", "--", "true"],
+        &["hold", "k", "--nonblock"],
+        &["wait", "k", "-n"],
+        &["wait", "k", "-w", "0"],
+        &["acquire", "k", "-n"],
+    ] {
+        assert_eq!(status(&daemon, arguments), 75, "{arguments:?}");
+    }
+    let began = Instant::now();
+    assert_eq!(
+        status(&daemon, &["run", "k", "-n", "--busy-ok", "--", "true"]),
+        0
+    );
+    assert_eq!(status(&daemon, &["wait", "free", "-w", "60"]), 0);
+    assert!(began.elapsed() < PATIENCE);
 }
 
 #[test]

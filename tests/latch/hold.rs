@@ -124,6 +124,7 @@ fn hold_gives_up_when_its_script_ends_during_the_wait() {
     assert!(output.stdout.is_empty() && began.elapsed() >= Duration::from_millis(1900));
     let said = text(&output.stderr);
     assert!(said.contains("input was closed before the grant"), "{said}");
+    assert_eq!(status(&daemon, &["hold", "k", "-E", "9"]), 9);
     daemon.wait_for_waiters("k", 0);
 }
 

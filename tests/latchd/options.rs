@@ -108,14 +108,15 @@ fn a_server_that_cannot_print_its_port_leaves_no_socket() {
 fn the_version_goes_to_stdout_and_is_no_failure() {
     for flag in ["-V", "--version"] {
         let end = run(Daemon::command().arg(flag));
-        assert_eq!(
-            (end.code(), end.stdout.as_str(), end.stderr.as_str()),
-            (
-                Some(0),
-                concat!("latchd ", env!("CARGO_PKG_VERSION"), "\n"),
-                ""
-            )
+        let has = |is_built| if is_built { '+' } else { '-' };
+        let expected = format!(
+            "latchd {} ({}tls {}cluster)\n",
+            env!("CARGO_PKG_VERSION"),
+            has(cfg!(feature = "tls")),
+            has(cfg!(feature = "cluster"))
         );
+        let said = (end.code(), end.stdout.as_str(), end.stderr.as_str());
+        assert_eq!(said, (Some(0), expected.as_str(), ""));
     }
 }
 

@@ -857,6 +857,7 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["try"], "missing lock path"),
         (&["lock", "g"], "unknown command: lock"),
         (&["TRY", "g"], "unknown command: TRY"),
+        (&["lock", "--help"], "unknown command: lock"),
         (&["try", "g", "--bogus"], "unknown option: --bogus"),
         (&["try", "g", "--bogus=1"], "unknown option: --bogus"),
         (&["try", "g", "-x"], "unknown option: -x"),
@@ -977,7 +978,8 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             Some(status),
             "{arguments:?}: {stderr}"
         );
-        let expected = format!("Error: {reason}\n\nUsage: sema COMMAND PATH [OPTIONS]\n");
+        let prefix = if status == 64 { "sema" } else { "Error" };
+        let expected = format!("{prefix}: {reason}\n\nUsage: sema COMMAND PATH [OPTIONS]\n");
         assert!(stderr.starts_with(&expected), "{arguments:?}: {stderr}");
         assert!(stderr.lines().count() <= 5, "{arguments:?}: {stderr}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
@@ -1032,9 +1034,15 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
             assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
             continue;
         }
-        let status = if arguments[0] == "run" { 74 } else { 3 };
+        let (status, prefix) = match arguments[0] {
+            "run" => (74, "sema"),
+            _ => (3, "Error"),
+        };
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
-        assert!(stderr.starts_with(&format!("Error: {reason}")), "{stderr}");
+        assert!(
+            stderr.starts_with(&format!("{prefix}: {reason}")),
+            "{stderr}"
+        );
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
     for arguments in [
@@ -1126,13 +1134,13 @@ fn an_error_of_the_system_names_no_holder() {
     }
     // A command that takes the lock finds it held, and prints why, also after a timeout.
     let note = "\n  Note: stale, but this user may not remove the file\n";
-    for arguments in [
-        &["try", "old"][..],
-        &["acquire", "old", "--timeout", "50ms"],
-        &["run", "old", "--timeout", "50ms", "--", "true"],
+    for (arguments, status) in [
+        (&["try", "old"][..], 1),
+        (&["acquire", "old", "--timeout", "50ms"], 1),
+        (&["run", "old", "--timeout", "50ms", "--", "true"], 75),
     ] {
         let output = place.as_nobody("sema", arguments);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         assert!(text(&output.stderr).ends_with(note), "{output:?}");
     }
     let output = place.as_nobody("sema", &["acquire", "old", "-n", "-q", "--json"]);
@@ -1482,8 +1490,10 @@ fn a_file_that_is_not_a_lock_file_is_never_touched() {
                 let words: Vec<&str> = arguments.split(' ').collect();
                 let output = place.sema(&words);
                 let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                let status = if words[0] == "run" { 74 } else { 3 };
-                let expected = (Some(status), "Error: f is not a lock file\n");
+                let expected = match words[0] {
+                    "run" => (Some(74), "sema: f is not a lock file\n"),
+                    _ => (Some(3), "Error: f is not a lock file\n"),
+                };
                 assert_eq!((output.status.code(), &*said), expected, "{arguments}");
                 assert_eq!(place.read("f"), content, "{arguments}");
             }
@@ -1922,7 +1932,7 @@ fn a_reader_that_keeps_a_stale_lock_is_told() {
     let reader = locked_in_every_way(&place.path("f"));
     for (arguments, status) in [
         ("try f", 1),
-        ("run f -w 0 -- true", 1),
+        ("run f -w 0 -- true", 75),
         ("release f", 1),
         ("wait f --timeout 20ms", 1),
         ("clean f", 3),
@@ -2071,24 +2081,24 @@ fn the_commands_exit_status_and_streams_pass_through() {
 }
 
 #[test]
-fn a_held_lock_is_1_or_the_busy_status() {
+fn a_held_lock_is_75_for_run_or_the_busy_status() {
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
     for (arguments, code, line) in [
         (
             &["run", "f", "--timeout", "0", "--", "true"][..],
-            1,
-            "Lock already held\n  Holder PID: 1\n",
+            75,
+            "sema: Lock already held\n  Holder PID: 1\n",
         ),
         (
             &["run", "f", "--timeout", "50ms", "--", "true"],
-            1,
-            "Timeout waiting for lock\n  Holder PID: 1\n",
+            75,
+            "sema: Timeout waiting for lock\n  Holder PID: 1\n",
         ),
         (
-            &["run", "f", "-E", "75", "--timeout=0", "--", "true"],
-            75,
-            "Lock already held\n",
+            &["run", "f", "-E", "9", "--timeout=0", "--", "true"],
+            9,
+            "sema: Lock already held\n",
         ),
         (
             &[
@@ -2103,6 +2113,7 @@ fn a_held_lock_is_1_or_the_busy_status() {
             0,
             "",
         ),
+        (&["run", "f", "-n", "--busy-ok", "--", "false"], 0, ""),
     ] {
         let output = place.sema(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
@@ -2122,18 +2133,18 @@ fn n_and_w_mean_the_same_as_for_flock() {
     for (arguments, code, line) in [
         (
             &["run", "-n", "f", "--", "true"][..],
-            1,
-            "Lock already held\n",
+            75,
+            "sema: Lock already held\n",
         ),
         (
             &["run", "--nonblock", "-E", "9", "f", "--", "true"],
             9,
-            "Lock already held\n",
+            "sema: Lock already held\n",
         ),
         (
             &["run", "-w", "0.05", "f", "--", "true"],
-            1,
-            "Timeout waiting for lock\n",
+            75,
+            "sema: Timeout waiting for lock\n",
         ),
         (&["acquire", "-n", "f"], 1, "Timeout waiting for lock\n"),
         (
@@ -2236,7 +2247,7 @@ fn a_signal_or_the_loss_of_the_lock_ends_hold() {
     let (mut hold, _stdin, _) = held(&place, &[]);
     fs::remove_file(place.path("f")).expect("it is there");
     assert_eq!(wait(&mut hold), Some(70));
-    assert_eq!(complaint(hold), "Error: the lock was lost: f\n");
+    assert_eq!(complaint(hold), "sema: the lock was lost: f\n");
     // The lock of a holder that was killed is free at once.
     let (mut hold, _stdin, _) = held(&place, &[]);
     hold.kill().expect("it runs");
@@ -2248,8 +2259,8 @@ fn a_signal_or_the_loss_of_the_lock_ends_hold() {
 fn a_held_lock_is_75_for_hold_or_the_busy_status() {
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
-    let busy = "Lock already held\n  Holder PID: 1\n";
-    let abandoned = "Error: the standard input was closed before the grant\n";
+    let busy = "sema: Lock already held\n  Holder PID: 1\n";
+    let abandoned = "sema: f: the standard input was closed before the grant\n";
     for (options, code, said) in [
         (&["-n"][..], 75, busy),
         (&["-n", "-E", "9"], 9, busy),
@@ -2449,7 +2460,7 @@ fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
         assert_eq!(wait(&mut child), Some(70), "{script}");
         assert!(is_gone(command), "{script}");
         let output = child.wait_with_output().expect("its output");
-        assert_eq!(text(&output.stderr), "Error: the lock was lost: f\n");
+        assert_eq!(text(&output.stderr), "sema: the lock was lost: f\n");
     }
 }
 
@@ -2534,7 +2545,7 @@ fn on_lost_ignore_lets_the_command_go_on() {
     place.write("go", "");
     assert_eq!(wait(&mut child), Some(5));
     let output = child.wait_with_output().expect("its output");
-    assert_eq!(text(&output.stderr), "Lock lost: f\n");
+    assert_eq!(text(&output.stderr), "sema: the lock was lost: f\n");
     assert!(place.path("f").exists());
 }
 
