@@ -15,7 +15,6 @@ use std::time::Duration;
 use crossbeam_channel::{bounded, Receiver, Sender};
 use log::{error, info, warn};
 use parking_lot::Mutex;
-use rustix::fs::OFlags;
 
 use crate::sys::directory::{open_exclusive, sync_name};
 use crate::text::{reason, Escaped};
@@ -52,7 +51,7 @@ impl Disk for File {
 /// all fences that may have been used before, and not below `clock`. Blocks for the disk, and for
 /// one second at most while another server has the file.
 pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver<File>)> {
-    let opened = open_exclusive(path, OFlags::NOFOLLOW, 0o600, LOCK_PATIENCE)?;
+    let opened = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
     let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
     let mut content = Vec::with_capacity(FILE_LEN);
     (&mut file)

@@ -10,10 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
-
 use crate::cli::failure::{CommandResult, Failure};
 use crate::sys::directory::{open_exclusive, sync_name};
+use crate::sys::trusted;
 use crate::text::{hex, reason, unusable_file};
 
 use super::{options, token, FILE_ERROR, OUTDATED};
@@ -40,7 +39,8 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
 /// does the same, for at most five seconds. After an error nothing is known.
 fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     // A device would forget the fence, and a pipe would block: both are refused.
-    let opened = open_exclusive(file, OFlags::empty(), 0o666, LOCK_PATIENCE)?
+    let file = &trusted::follow(file)?;
+    let opened = open_exclusive(file, 0o666, LOCK_PATIENCE)?
         .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {

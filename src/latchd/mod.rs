@@ -32,6 +32,7 @@ use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
 use crate::sys::secret;
+use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
@@ -235,6 +236,14 @@ fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
 fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
     if matches!(auth, Some(Auth::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
+    }
+    for (path, is_secret) in options.guarded_files() {
+        if let Ok(Some(reason)) = trusted::exposure(path, is_secret) {
+            warn!(
+                "exposed-file path={} reason=\"{reason}\"",
+                Escaped::path(path)
+            );
+        }
     }
     let is_guarded = auth.is_some() || options.speaks_tls();
     let mut addrs = listeners.iter().filter_map(Listener::tcp_addr);

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Program, Rows, Variables};
@@ -387,6 +387,19 @@ impl Options {
     /// The files with the certificates to show on the TCP port, and their key.
     pub(super) fn tls_files(&self) -> Option<(PathBuf, PathBuf)> {
         self.tls_cert.clone().zip(self.tls_key.clone())
+    }
+
+    /// The files that other users must not change, and whether they must not read them, either.
+    pub(super) fn guarded_files(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let secrets = [
+            &self.auth_token_file,
+            &self.admin_token_file,
+            &self.etcd_password_file,
+            &self.tls_key,
+        ];
+        let secrets = secrets.into_iter().flatten().map(|path| (&**path, true));
+        let fences = self.fence_state_file.iter();
+        secrets.chain(fences.map(|path| (&**path, false)))
     }
 
     /// Whether clients on the TCP port need TLS.

@@ -1,20 +1,15 @@
 //! Which paths can be those of lock files, and where they lead (sema-lockfile(5), PATHS).
 
 use std::ffi::OsString;
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{self, Component, Path, PathBuf};
 
-use rustix::fs::{fstat, openat, readlinkat, FileType, Mode, OFlags, CWD};
-
 use crate::sys::directory::parent_of;
+use crate::sys::trusted;
 
 use super::error::SemaphoreError;
-
-/// The most links in a row, as in the kernel.
-const MAX_LINKS: usize = 40;
 
 /// The absolute directory and the name of a lock file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,42 +55,17 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     follow(path::absolute(path)?)
 }
 
-/// Follows links in the last component, but no link that another user may have planted. This holds
-/// for root, too, who would otherwise touch files of that user's choice.
-fn follow(mut path: PathBuf) -> Result<LockPath, SemaphoreError> {
-    for _ in 0..MAX_LINKS {
-        let Some(name) = path.file_name().map(ToOwned::to_owned) else {
-            break;
-        };
-        let directory = parent_of(&path).to_owned();
-        let Ok(Some((target, owner))) = read_link(&path) else {
-            return Ok(LockPath { directory, name });
-        };
-        let is_owner = |directory: Metadata| directory.uid() == owner;
-        let is_ours = owner == rustix::process::geteuid().as_raw();
-        if !is_ours && !fs::metadata(&directory).is_ok_and(is_owner) {
-            return Err(invalid("it is a symbolic link of another user", &path));
-        }
-        path = directory.join(target);
-    }
-    Err(invalid("its links lead nowhere", &path))
+/// Follows links in the last component, but no link that another user may have planted.
+fn follow(path: PathBuf) -> Result<LockPath, SemaphoreError> {
+    let path = trusted::follow(&path).map_err(|error| invalid(&error.to_string(), &path))?;
+    let Some(name) = path.file_name().map(ToOwned::to_owned) else {
+        return Err(invalid("it names a directory", &path));
+    };
+    let directory = parent_of(&path).to_owned();
+    Ok(LockPath { directory, name })
 }
 
 /// The error for a path, with the reason.
 pub(super) fn invalid(reason: &str, path: &Path) -> SemaphoreError {
     SemaphoreError::InvalidPath(format!("{reason}: {}", path.display()))
-}
-
-/// The target and the owner of a link; `None` if it is no link. Both are of the same link, even if
-/// another process replaces it meanwhile.
-fn read_link(path: &Path) -> io::Result<Option<(PathBuf, u32)>> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let link = openat(CWD, path, flags, Mode::empty())?;
-    let stat = fstat(&link)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-        return Ok(None);
-    }
-    let target = readlinkat(&link, "", Vec::new())?;
-    let target = OsString::from_vec(target.into_bytes());
-    Ok(Some((target.into(), stat.st_uid)))
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{poll, PollFd, PollFlags};
@@ -11,6 +11,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::syslog::{Syslog, SOCKET};
+use crate::sys::directory::FileId;
+use crate::sys::trusted;
 
 /// The mode of a new log file, before the umask.
 const FILE_MODE: u32 = 0o640;
@@ -91,13 +93,8 @@ impl Sink {
 
 /// Opens a file to append to. A FIFO without a reader is an error, and does not block.
 fn open_file(path: &Path) -> io::Result<File> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-    File::options()
-        .append(true)
-        .create(true)
-        .mode(FILE_MODE)
-        .custom_flags(flags.bits() as i32)
-        .open(path)
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+    trusted::open(path, flags, FILE_MODE)
 }
 
 /// The last byte of a file, which is open for writing only.
@@ -109,7 +106,11 @@ fn last_byte(path: &Path, file: &File) -> io::Result<u8> {
         _ => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
     let mut last = [0];
-    File::open(path)?.read_exact_at(&mut last, at)?;
+    let again = trusted::open(path, OFlags::RDONLY, 0)?;
+    if FileId::of(&again)? != FileId::of(file)? {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    again.read_exact_at(&mut last, at)?;
     Ok(last[0])
 }
 

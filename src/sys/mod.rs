@@ -12,3 +12,4 @@ pub mod operator_socket;
 pub mod process;
 pub mod secret;
 pub mod thread;
+pub mod trusted;

@@ -5,6 +5,14 @@ use std::hint::black_box;
 use std::io::{self, Read};
 use std::path::Path;
 
+use rustix::fs::{fcntl_setfl, fstatfs, FsWord, OFlags};
+
+use super::directory::not_a_file;
+use super::trusted;
+
+/// The file system of pipes without a name.
+const PIPEFS_MAGIC: FsWord = 0x5049_5045;
+
 /// The longest secret in bytes: a longer one does not fit into a request.
 const MAX_SECRET_LEN: usize = 65_536;
 
@@ -15,11 +23,23 @@ const MAX_FILE_LEN: u64 = 128 * 1024;
 /// file or about the secret, does not show the secret.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut content = String::new();
-    let mut limited = File::open(path)?.take(MAX_FILE_LEN + 1);
+    let mut limited = open(path)?.take(MAX_FILE_LEN + 1);
     if limited.read_to_string(&mut content)? as u64 > MAX_FILE_LEN {
         return Err(io::Error::other("it is too long for a token"));
     }
     check(&content).map(str::to_owned).map_err(io::Error::other)
+}
+
+/// Opens a file with a secret. A FIFO with a name would block until it has a writer; the pipe of
+/// a shell's `<(command)` has one.
+fn open(path: &Path) -> io::Result<File> {
+    let file = trusted::open(path, OFlags::RDONLY, 0)?;
+    if fstatfs(&file)?.f_type == PIPEFS_MAGIC {
+        fcntl_setfl(&file, OFlags::empty())?;
+    } else if !file.metadata()?.is_file() {
+        return Err(not_a_file());
+    }
+    Ok(file)
 }
 
 /// Removes the white space around a secret. The error, which does not show the secret, says what is

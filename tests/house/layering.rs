@@ -61,7 +61,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sys", &["sys", "text"]),
     ("text", &[]),
     ("base64", &[]),
-    ("log", &["text"]),
+    ("log", &["sys", "text"]),
 ];
 
 /// What the pure modules must not touch: clocks, threads, sockets, files, randomness, logs.

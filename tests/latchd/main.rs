@@ -16,6 +16,7 @@ mod machine;
 mod memory;
 mod operators;
 mod options;
+mod planted;
 mod real_tools;
 mod supervision;
 mod wire;

@@ -183,22 +183,14 @@ pub fn parent_of(path: &Path) -> &Path {
 
 /// Opens the regular file at `path` for reading and writing, and locks it until it is closed;
 /// `None` if another process keeps it locked. Makes an empty file if there is none; the umask
-/// applies to `mode`. A symbolic link is refused if `flags` have `NOFOLLOW`. Blocks for `patience`
-/// at most.
-pub fn open_exclusive(
-    path: &Path,
-    flags: OFlags,
-    mode: u32,
-    patience: Duration,
-) -> io::Result<Option<File>> {
-    let at_once = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let flags = flags | OFlags::RDWR | OFlags::CREATE | at_once;
+/// applies to `mode`. A symbolic link is refused. Blocks for `patience` at most.
+pub fn open_exclusive(path: &Path, mode: u32, patience: Duration) -> io::Result<Option<File>> {
+    let at_once = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | at_once;
     // A signal may interrupt a file system of the network.
     let opened = retry_on_intr(|| openat(CWD, path, flags, Mode::from_raw_mode(mode)));
     let file = File::from(opened.map_err(|error| match error {
-        Errno::LOOP if flags.contains(OFlags::NOFOLLOW) => {
-            io::Error::other("it is a symbolic link")
-        }
+        Errno::LOOP => io::Error::other("it is a symbolic link"),
         Errno::ISDIR => not_a_file(),
         _ => naming_directory(path, error.into()),
     })?);

@@ -1,0 +1,183 @@
+//! Files that other users have put, or can read, where a server or `latch` looks for its own.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{chown, lchown, symlink, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{mknodat, FileType, Mode, CWD};
+
+use crate::support::needs::needs;
+use crate::support::{Daemon, PATIENCE};
+
+const LATCH: &str = env!("CARGO_BIN_EXE_latch");
+
+/// A user who is neither root nor the one of the test.
+const OTHER: u32 = 54_321;
+
+/// A directory of root with a link of another user to a file that does not exist.
+struct Trap {
+    directory: tempfile::TempDir,
+}
+
+impl Trap {
+    fn new() -> Trap {
+        let trap = Trap {
+            directory: tempfile::tempdir().expect("there is room"),
+        };
+        symlink(trap.target(), trap.link()).expect("there is room");
+        lchown(trap.link(), Some(OTHER), Some(OTHER)).expect("we are root");
+        trap
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn link(&self) -> PathBuf {
+        self.path("link")
+    }
+
+    fn target(&self) -> PathBuf {
+        self.path("target")
+    }
+}
+
+/// Starts a server with an option that names a file; `Err` with its log if it does not start.
+fn start(option: &str, path: &Path) -> Result<Daemon, String> {
+    let mut command = Daemon::command();
+    command.args(["--port", "0", option]).arg(path);
+    command.stdout(Stdio::null());
+    let daemon = Daemon::from_command(command);
+    loop {
+        if daemon.log().contains("listening") {
+            return Ok(daemon);
+        }
+        if let Some(status) = daemon.wait_exit(std::time::Duration::from_millis(5)) {
+            assert_eq!(status.code(), Some(1), "{}", daemon.log());
+            return Err(daemon.log());
+        }
+    }
+}
+
+fn refusal(option: &str, path: &Path) -> String {
+    start(option, path)
+        .err()
+        .unwrap_or_else(|| panic!("{option} is taken"))
+}
+
+fn fence_check(file: &Path) -> std::process::Output {
+    let mut command = Command::new(LATCH);
+    command.arg("fence-check").arg(file).arg("0".repeat(32));
+    command.output().expect("it runs")
+}
+
+#[test]
+fn a_link_of_another_user_is_not_followed() {
+    needs!("root");
+    let trap = Trap::new();
+    for option in ["--log-file", "--fence-state-file", "--auth-token-file"] {
+        let said = refusal(option, &trap.link());
+        assert!(said.contains("it is a symbolic link"), "{option}: {said}");
+        assert!(!trap.target().exists(), "{option}");
+    }
+    let checked = fence_check(&trap.link());
+    assert_eq!(checked.status.code(), Some(74), "{checked:?}");
+    assert!(!trap.target().exists());
+    // Nor if it is behind a link of our own.
+    symlink(trap.link(), trap.path("own")).expect("there is room");
+    assert_eq!(fence_check(&trap.path("own")).status.code(), Some(74));
+    fs::write(trap.target(), "secret").expect("there is room");
+    refusal("--auth-token-file", &trap.link());
+    refusal("--admin-token-file", &trap.path("own"));
+}
+
+#[test]
+fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
+    needs!("root");
+    let trap = Trap::new();
+    chown(trap.directory.path(), Some(OTHER), Some(OTHER)).expect("we are root");
+    let checked = fence_check(&trap.link());
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    symlink("fence", trap.path("own")).expect("there is room");
+    assert_eq!(fence_check(&trap.path("own")).status.code(), Some(0));
+    assert!(trap.path("fence").exists());
+    fs::write(trap.path("token"), "secret").expect("there is room");
+    symlink("token", trap.path("own-token")).expect("there is room");
+    start("--auth-token-file", &trap.path("own-token")).expect("it is our own");
+}
+
+#[test]
+fn a_fifo_in_place_of_a_token_file_is_refused_at_once() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let fifo = directory.path().join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("there is room");
+    let said = refusal("--auth-token-file", &fifo);
+    assert!(said.contains("it is not a regular file"), "{said}");
+}
+
+#[test]
+fn the_pipe_of_a_shell_is_read_as_a_token_file() {
+    needs!("bash");
+    let mut command = Daemon::command_of("bash");
+    let script = "exec \"$0\" --port 0 --auth-token-file <(sleep 0.2; echo secret) \"$@\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_latchd"), "--print-port"]);
+    let daemon = Daemon::from_command(command);
+    assert_eq!(daemon.connect().request("auth", "_", "secret"), "ok");
+}
+
+#[test]
+fn a_file_that_other_users_have_access_to_gets_a_warning() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("file");
+    let with_mode = |option: &str, content: &[u8], mode| {
+        fs::write(&file, content).expect("there is room");
+        fs::set_permissions(&file, Permissions::from_mode(mode)).expect("it is ours");
+        let daemon = start(option, &file).expect("it starts all the same");
+        daemon.log()
+    };
+    for (mode, reason) in [
+        (0o600, None),
+        (0o640, None),
+        (0o644, Some("other users may read it")),
+        (0o620, Some("other users may write it")),
+    ] {
+        for option in ["--auth-token-file", "--admin-token-file"] {
+            let log = with_mode(option, b"secret", mode);
+            let warnings: Vec<&str> = log.lines().filter(|it| it.contains("exposed")).collect();
+            let expected = reason.map(|reason| {
+                let path = file.display();
+                format!("exposed-file path={path} reason=\"{reason}\"")
+            });
+            assert_eq!(
+                warnings.len(),
+                usize::from(reason.is_some()),
+                "{mode:o}: {log}"
+            );
+            assert!(
+                expected.is_none_or(|it| warnings[0].ends_with(&it)),
+                "{log}"
+            );
+        }
+    }
+    // A fence is no secret.
+    assert!(!with_mode("--fence-state-file", b"", 0o644).contains("exposed"));
+    assert!(with_mode("--fence-state-file", b"", 0o666).contains("other users may write it"));
+}
+
+#[test]
+fn a_file_of_another_user_gets_a_warning() {
+    needs!("root");
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("file");
+    fs::write(&file, "secret").expect("there is room");
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("it is ours");
+    for (path, reason) in [
+        (directory.path(), "its directory belongs to another user"),
+        (&file, "it belongs to another user"),
+    ] {
+        chown(path, Some(OTHER), None).expect("we are root");
+        let daemon = start("--auth-token-file", &file).expect("it starts all the same");
+        daemon.wait_for_log(&format!("reason=\"{reason}\""), PATIENCE);
+    }
+}
