@@ -25,6 +25,7 @@ mod sync;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,9 +34,7 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
-use crate::table::{
-    Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, NumberMap, Scope, Ticket,
-};
+use crate::table::{Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket};
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
@@ -87,7 +86,7 @@ struct State {
     /// The time of the last visit.
     now: Instant,
     table: LockTable,
-    seats: NumberMap<ConnId, SeatState>,
+    seats: BTreeMap<ConnId, SeatState>,
     /// When the reaper looks next by itself; `None` while it sleeps until it is woken.
     reaper_looks_at: Option<Instant>,
     /// The next look at idle keys, at the earliest.
@@ -144,7 +143,7 @@ impl Arbiter {
             state: Mutex::new(State {
                 now: clock.now(),
                 table: LockTable::new(rules.caps, fences),
-                seats: NumberMap::default(),
+                seats: BTreeMap::new(),
                 reaper_looks_at: None,
                 next_gc: clock.now(),
                 drained: None,

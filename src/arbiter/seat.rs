@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
-use crate::table::{
-    shrink, Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket,
-};
+use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
 use crate::token::Token;
 
 /// After this time a wait is long, and worth a system call or two more.
@@ -333,7 +331,6 @@ impl Drop for Seat {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
         state.seats.remove(&self.conn);
-        shrink(&mut state.seats);
         state.table.disconnect(self.conn, arbiter.rules.holdings);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {

@@ -1,8 +1,8 @@
 //! What becomes of holders, noted for a journal; and the holders that a journal brings back.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::numbers::NumberMap;
 use super::place::{PlaceId, PlaceState};
 use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit};
 use super::LockTable;
@@ -50,7 +50,7 @@ pub struct HolderRecord {
 pub(super) struct Noted {
     changes: Vec<Change>,
     /// The longest lease of each holder that was renewed for a longer time than it was granted.
-    longest: NumberMap<Fence, Duration>,
+    longest: BTreeMap<Fence, Duration>,
 }
 
 impl LockTable {
@@ -87,7 +87,16 @@ impl LockTable {
         self.take_into_use(key);
         let conn = ORPHANS;
         let claimant = Claimant { conn, salt };
-        let place = self.add_place(claimant, key, &ask, PlaceState::held(fence), now);
+        let place = self.add_place(
+            claimant,
+            key,
+            &ask,
+            PlaceState::Held {
+                fence,
+                expires_at: now + record.lease,
+            },
+            now,
+        );
         // The journal knows it already.
         let noted = self.noted.take();
         self.hold(place, fence, now);
@@ -122,10 +131,13 @@ impl LockTable {
             let Some(id) = self.holders.get(fence).copied() else {
                 continue;
             };
-            let expires_at = self.leases.expires_at(&self.places, id);
-            let anew = now + self.places[id].lease;
-            if now < expires_at && expires_at < anew {
-                self.leases.extend(&mut self.places, id, anew);
+            let place = &self.places[id];
+            let anew = now + place.lease;
+            if place
+                .lease_end()
+                .is_some_and(|(ends, _)| now < ends && ends < anew)
+            {
+                self.begin_lease(id, anew);
             }
         }
     }
@@ -162,7 +174,6 @@ impl LockTable {
     pub(super) fn note_ended(&mut self, fence: Fence) {
         if let Some(noted) = &mut self.noted {
             noted.longest.remove(&fence);
-            super::shrink(&mut noted.longest);
             noted.changes.push(Change::Ended(fence));
         }
     }

@@ -7,7 +7,7 @@ use super::place::{ConnPlaces, PlaceId};
 use super::queue::KeyId;
 use super::slab::List;
 use super::types::{ConnId, Holdings, Key, Kind, Refusal};
-use super::{shrink, LockTable};
+use super::LockTable;
 use crate::token::Fence;
 
 /// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
@@ -125,7 +125,6 @@ impl LockTable {
             if !self.release_next(conn, now) {
                 let was_known = self.conns.remove(&conn).is_some();
                 self.leaving_count -= usize::from(was_known);
-                shrink(&mut self.conns);
                 return true;
             }
         }

@@ -13,8 +13,8 @@ impl LockTable {
     /// ran out, and passes the slots on. Calling it early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         for _ in 0..at_most {
-            match self.leases.first() {
-                Some((expires_at, holder)) if expires_at <= now => {
+            match self.leases.first_key_value() {
+                Some((&(expires_at, _), &holder)) if expires_at <= now => {
                     self.vacate(holder, now);
                     self.counters.expiries += 1;
                 }
@@ -69,23 +69,20 @@ impl LockTable {
     }
 
     /// The lease that ran out first of all, if one has by `now`.
-    fn first_due(&self, now: Instant) -> Option<(Instant, Option<Fence>)> {
-        let (expires_at, holder) = self.leases.first()?;
-        (expires_at <= now).then(|| (expires_at, self.places[holder].fence()))
+    fn first_due(&self, now: Instant) -> Option<(Instant, Fence)> {
+        let (first, _) = self.leases.first_key_value()?;
+        (first.0 <= now).then_some(*first)
     }
 
     /// The lease that ran out last of those of a key that have by `now`.
-    fn last_due_of(&self, key: &str, now: Instant) -> Option<(Instant, Option<Fence>)> {
+    fn last_due_of(&self, key: &str, now: Instant) -> Option<(Instant, Fence)> {
         self.due(*self.names.get(key)?, now).max()
     }
 
     /// The leases of a key that have run out by `now`.
-    fn due(&self, key: KeyId, now: Instant) -> impl Iterator<Item = (Instant, Option<Fence>)> + '_ {
+    fn due(&self, key: KeyId, now: Instant) -> impl Iterator<Item = (Instant, Fence)> + '_ {
         let holders = self.keys[key].holders.iter(&self.places);
-        let leases = holders.map(|id| {
-            let expires_at = self.leases.expires_at(&self.places, id);
-            (expires_at, self.places[id].fence())
-        });
+        let leases = holders.filter_map(|id| self.places[id].lease_end());
         leases.filter(move |(expires_at, _)| *expires_at <= now)
     }
 
@@ -99,7 +96,7 @@ impl LockTable {
 
     /// When the next lease is over.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.leases.first().map(|(expires_at, _)| expires_at)
+        self.leases.keys().next().map(|(expires_at, _)| *expires_at)
     }
 
     /// Drops up to `at_most` keys that have been idle for `max_idle` by `now`; `true` when none is

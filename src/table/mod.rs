@@ -15,9 +15,6 @@ mod changes;
 mod connection;
 mod counters;
 mod expiry;
-mod leases;
-mod map;
-mod numbers;
 mod phase_one;
 mod place;
 mod queue;
@@ -36,12 +33,8 @@ use crate::token::{Fence, FenceSource, Token};
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot, Reason};
-use leases::Leases;
-use map::PartedMap;
-pub use numbers::NumberMap;
 use place::{Place, PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
-pub use slab::shrink;
 use slab::Slab;
 pub use snapshot::{KeySnapshot, PlaceSnapshot};
 pub use types::{
@@ -55,13 +48,13 @@ pub struct LockTable {
     names: BTreeMap<Key, KeyId>,
     keys: Queues,
     places: Places,
-    conns: NumberMap<ConnId, ConnectionEntry>,
+    conns: BTreeMap<ConnId, ConnectionEntry>,
     /// The places of all holders.
-    holders: PartedMap<Fence, PlaceId>,
+    holders: BTreeMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
-    enqueued: PartedMap<(ConnId, KeyId), PlaceId>,
-    /// When each holder's lease is over.
-    leases: Leases,
+    enqueued: BTreeMap<(ConnId, KeyId), PlaceId>,
+    /// The holders by the end of their leases, and then in order of grants.
+    leases: BTreeMap<(Instant, Fence), PlaceId>,
     /// The keys that are idle, the one that has been so for longest first.
     idle: KeyList,
     /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
@@ -91,10 +84,10 @@ impl LockTable {
             names: BTreeMap::new(),
             keys: Slab::new(),
             places: Slab::new(),
-            conns: NumberMap::default(),
-            holders: PartedMap::new(),
-            enqueued: PartedMap::new(),
-            leases: Leases::default(),
+            conns: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            enqueued: BTreeMap::new(),
+            leases: BTreeMap::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             waiter_count: 0,
@@ -194,7 +187,14 @@ impl LockTable {
         };
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
         self.take_into_use(key);
-        let place = self.add_place(claimant, key, ask, PlaceState::held(fence), now);
+        let expires_at = now + ask.lease;
+        let place = self.add_place(
+            claimant,
+            key,
+            ask,
+            PlaceState::Held { fence, expires_at },
+            now,
+        );
         self.hold(place, fence, now);
         let (salt, lease) = (claimant.salt, ask.lease);
         let token = Token { fence, salt };
@@ -211,8 +211,8 @@ impl LockTable {
     /// As [`LockTable::collect`], but ends no lease: `None` also once the lease has run out.
     pub fn collect_fresh(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
         let id = ticket.place;
-        let is_held = self.places[id].fence().is_some();
-        if is_held && self.leases.expires_at(&self.places, id) <= now {
+        if matches!(self.places[id].state, PlaceState::Held { expires_at, .. } if expires_at <= now)
+        {
             return None;
         }
         self.collect_place(id, now)
@@ -228,7 +228,7 @@ impl LockTable {
                 Some(Answer::Refused(refusal))
             }
             PlaceState::Held { fence, .. } => {
-                self.leases.extend(&mut self.places, id, now + lease);
+                self.begin_lease(id, now + lease);
                 self.tell(id);
                 let token = Token { fence, salt };
                 Some(Answer::Granted(Grant { token, lease }))
@@ -291,7 +291,7 @@ impl LockTable {
         now: Instant,
     ) -> Result<(), Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
-        self.leases.extend(&mut self.places, holder, now + lease);
+        self.begin_lease(holder, now + lease);
         self.counters.renewals += 1;
         self.note_renewed(holder, token.fence, lease);
         Ok(())
@@ -483,10 +483,11 @@ impl LockTable {
     /// Makes a place that is in no list of its key a holder.
     fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
-        place.state = PlaceState::held(fence);
         place.since = now;
         let (key, lease) = (place.key, place.lease);
-        self.leases.insert(&mut self.places, id, now + lease);
+        let expires_at = now + lease;
+        place.state = PlaceState::Held { fence, expires_at };
+        self.leases.insert((expires_at, fence), id);
         self.holders.insert(fence, id);
         self.counters.grants += 1;
         debug_assert!(self.keys[key].has_free_slot());
@@ -504,13 +505,26 @@ impl LockTable {
 
     /// Takes a holder out of its key. Its place stays.
     fn take_slot(&mut self, id: PlaceId, now: Instant) {
-        self.leases.remove(&mut self.places, id);
         let place = &self.places[id];
-        let fence = place.fence().expect("a holder has a fence");
+        let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
+        self.leases.remove(&(expires_at, fence));
         self.holders.remove(&fence);
         self.keys[place.key].holders.remove(&mut self.places, id);
         self.last_held = Some(now);
         self.note_ended(fence);
+    }
+
+    /// Has a holder's lease end at `expires_at`.
+    fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
+        if let PlaceState::Held {
+            fence,
+            expires_at: ends,
+        } = &mut self.places[id].state
+        {
+            self.leases.remove(&(*ends, *fence));
+            self.leases.insert((expires_at, *fence), id);
+            *ends = expires_at;
+        }
     }
 
     /// Takes a waiter out of its queue. Its place stays.

@@ -38,24 +38,25 @@ pub(super) enum PlaceState {
     /// Has a slot.
     Held {
         fence: Fence,
-        /// Where its lease is in [`super::leases::Leases`].
-        lease_at: u32,
+        /// When its lease is over.
+        expires_at: Instant,
     },
     /// Neither any more, before the client was told of a grant.
     Ended(Refusal),
-}
-
-impl PlaceState {
-    /// A holder's, whose lease is about to begin.
-    pub(super) fn held(fence: Fence) -> Self {
-        PlaceState::Held { fence, lease_at: 0 }
-    }
 }
 
 impl Place {
     pub(super) fn fence(&self) -> Option<Fence> {
         match self.state {
             PlaceState::Held { fence, .. } => Some(fence),
+            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
+        }
+    }
+
+    /// When a holder's lease is over, and its fence.
+    pub(super) fn lease_end(&self) -> Option<(Instant, Fence)> {
+        match self.state {
+            PlaceState::Held { fence, expires_at } => Some((expires_at, fence)),
             PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
         }
     }

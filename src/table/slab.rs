@@ -3,9 +3,8 @@
 //! All values of a slab are in one block of memory, which shrinks with them: a hundred thousand
 //! waiters that leave take nothing with them that the next ones need, and leave nothing behind.
 
-use std::collections::HashMap;
+use std::cmp::Ordering;
 use std::fmt;
-use std::hash::{BuildHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
@@ -43,9 +42,15 @@ impl<T> PartialEq for Id<T> {
 
 impl<T> Eq for Id<T> {}
 
-impl<T> Hash for Id<T> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
+impl<T> PartialOrd for Id<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Id<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.cmp(&other.0)
     }
 }
 
@@ -228,13 +233,6 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         slab: &'a Slab<T, LISTS>,
     ) -> impl Iterator<Item = Id<T>> + 'a {
         std::iter::successors(self.first, |id| slab.slots[id.index()].links[ROLE].next)
-    }
-}
-
-/// Gives unused memory back.
-pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
-    if let Some(capacity) = sparse(map.len(), map.capacity()) {
-        map.shrink_to(capacity);
     }
 }
 

@@ -149,10 +149,9 @@ impl LockTable {
         PlaceSnapshot {
             conn: self.places[id].conn,
             age: now.saturating_duration_since(self.places[id].since),
-            held: self.places[id].fence().map(|fence| {
-                let expires_at = self.leases.expires_at(&self.places, id);
-                (fence, expires_at.saturating_duration_since(now))
-            }),
+            held: self.places[id]
+                .lease_end()
+                .map(|(expires_at, fence)| (fence, expires_at.saturating_duration_since(now))),
         }
     }
 }

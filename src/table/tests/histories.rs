@@ -467,7 +467,7 @@ fn describe(table: &LockTable, id: KeyId) -> ModelKey {
     let holders = queue.holders.iter(&table.places).map(|id| ModelHolder {
         conn: table.places[id].conn.0,
         fence: table.places[id].fence().expect("a holder").0,
-        expires_at: table.leases.expires_at(&table.places, id),
+        expires_at: table.places[id].lease_end().expect("a holder").0,
     });
     let waiters = queue.waiters.iter(&table.places);
     ModelKey {

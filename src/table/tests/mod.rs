@@ -309,8 +309,8 @@ impl Seen {
         for holder in &holders {
             let fence = table.places[*holder].fence().expect("a holder");
             assert_eq!(table.holders.get(&fence), Some(holder));
-            let over = table.leases.expires_at(&table.places, *holder);
-            assert!(table.leases.iter().any(|entry| *entry == (over, *holder)));
+            let end = table.places[*holder].lease_end().expect("a holder");
+            assert_eq!(table.leases.get(&end), Some(holder));
         }
         for place in holders.iter().chain(&waiters) {
             self.place(table, id, *place);
@@ -380,12 +380,6 @@ impl Seen {
         let since: Vec<Instant> = idle.map(|key| table.keys[key].last_used).collect();
         assert_eq!(self.idle_count, since.len());
         assert!(since.is_sorted(), "idle keys are not in order");
-        let leases: Vec<_> = table.leases.iter().collect();
-        for (at, (expires_at, id)) in leases.iter().enumerate().skip(1) {
-            let (above, above_id) = leases[(at - 1) / 2];
-            let order = |at, id: PlaceId| (at, table.places[id].fence());
-            assert!(order(*above, *above_id) < order(*expires_at, *id));
-        }
         let has_ended = |place: &Place| matches!(place.state, PlaceState::Ended(_));
         let places = table.places.iter().filter(|(_, place)| !has_ended(place));
         assert_eq!(self.holder_count + self.waiter_count, places.count());
