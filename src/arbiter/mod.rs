@@ -26,6 +26,7 @@ mod sync;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -221,31 +222,29 @@ impl Arbiter {
     /// soon as no key is held.
     pub fn begin_drain(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
-        self.visit(Scope::Everything, |state, now| {
-            state.drained = Some(sender);
-            state.table.begin_drain(now);
-        });
+        let (mut visit, now) = self.visit(Scope::Everything);
+        visit.drained = Some(sender);
+        visit.table.begin_drain(now);
         receiver
     }
 
     /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
     /// ones.
     pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
-        self.visit(Scope::Everything, |state, now| {
-            state.table.snapshot(after, at_most, now)
-        })
+        let (mut visit, now) = self.visit(Scope::Everything);
+        visit.table.snapshot(after, at_most, now)
     }
 
     /// Grants the slots that waiters are owed since there was no token for them.
     pub fn tokens_are_back(&self) {
-        self.visit(Scope::Nothing, |state, now| {
-            state.table.tokens_are_back(now)
-        });
+        let (mut visit, now) = self.visit(Scope::Nothing);
+        visit.table.tokens_are_back(now);
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
-        self.visit(Scope::Everything, |state, now| state.table.last_held(now))
+        let (mut visit, now) = self.visit(Scope::Everything);
+        visit.table.last_held(now)
     }
 
     /// Whether there is memory for one more claim. A failed allocation would end the process, and
@@ -268,18 +267,13 @@ impl Arbiter {
         reserved.is_some()
     }
 
-    /// Takes the mutex, brings `scope` up to date, lets `act` have the state, and passes on what it
-    /// has caused. `act` may wait, which releases the mutex.
-    fn visit<T>(
-        &self,
-        scope: Scope<'_>,
-        act: impl FnOnce(&mut MutexGuard<'_, State>, Instant) -> T,
-    ) -> T {
+    /// Takes the mutex and brings `scope` up to date. Dropping the visit releases the mutex, then
+    /// passes on what the visit has caused.
+    fn visit(&self, scope: Scope<'_>) -> (Visit<'_>, Instant) {
         let mut state = self.state.lock();
         let now = self.catch_up(&mut state, scope);
-        let result = act(&mut state, now);
-        self.leave(state);
-        result
+        let (arbiter, state) = (self, Some(state));
+        (Visit { arbiter, state }, now)
     }
 
     /// Visits the table until `act` says that all is done. Other threads get their turn between the
@@ -419,6 +413,42 @@ impl Arbiter {
         let gc = idle_since.and_then(|since| since.checked_add(self.rules.gc_max_idle));
         let gc = gc.map(|due| due.max(state.next_gc));
         state.table.next_deadline().into_iter().chain(gc).min()
+    }
+}
+
+/// The arbiter's state, from the lock of its mutex to the wake-ups after it.
+struct Visit<'a> {
+    arbiter: &'a Arbiter,
+    /// `None` only while it is dropped.
+    state: Option<MutexGuard<'a, State>>,
+}
+
+const PRESENT: &str = "a visit has the mutex";
+
+impl<'a> Visit<'a> {
+    /// The mutex, for a wait.
+    fn guard(&mut self) -> &mut MutexGuard<'a, State> {
+        self.state.as_mut().expect(PRESENT)
+    }
+}
+
+impl Deref for Visit<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().expect(PRESENT)
+    }
+}
+
+impl DerefMut for Visit<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard()
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.state.take().map(|state| self.arbiter.leave(state));
     }
 }
 

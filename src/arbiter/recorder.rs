@@ -40,23 +40,21 @@ impl Arbiter {
     pub fn restore<'a>(&self, records: &'a [HolderRecord]) -> Vec<&'a HolderRecord> {
         let mut bad = Vec::new();
         for some in records.chunks(RESTORED_AT_ONCE) {
-            self.visit(Scope::Nothing, |state, now| {
-                let is_bad = |record: &&HolderRecord| !state.table.restore(record, now);
-                bad.extend(some.iter().filter(is_bad));
-            });
+            let (mut visit, now) = self.visit(Scope::Nothing);
+            let is_bad = |record: &&HolderRecord| !visit.table.restore(record, now);
+            bad.extend(some.iter().filter(is_bad));
         }
         bad
     }
 
     /// Starts leases anew that are not over.
     pub fn begin_anew(&self, fences: &[Fence]) {
-        self.visit(Scope::Nothing, |state, now| {
-            state.table.begin_anew(fences, now)
-        });
+        let (mut visit, now) = self.visit(Scope::Nothing);
+        visit.table.begin_anew(fences, now);
     }
 
     /// How many holders were restored whose clients have not come back.
     pub fn orphan_count(&self) -> usize {
-        self.visit(Scope::Everything, |state, _| state.table.orphan_count())
+        self.visit(Scope::Everything).0.table.orphan_count()
     }
 }

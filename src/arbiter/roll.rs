@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::sync::MutexGuard;
-use super::{Arbiter, Outlet, State, RELEASED_AT_ONCE};
+use super::{Arbiter, Outlet, State, Visit, RELEASED_AT_ONCE};
 use crate::table::{ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
@@ -38,57 +37,31 @@ impl Arbiter {
     /// ones. Of each key, up to `places` holders and as many waiters. Returns the key to go on
     /// after, unless there are no more. Costs system calls, outside the mutex.
     pub fn queues(&self, after: Option<&Key>, places: usize) -> (Vec<KeyRoll>, Option<Key>) {
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Everything);
-        let (queues, last) = state.table.queues(after, places, now);
-        (self.rolls(state, queues), last)
+        let (mut visit, now) = self.visit(Scope::Everything);
+        let (queues, last) = visit.table.queues(after, places, now);
+        (rolls(visit, queues), last)
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
     /// not in use. Costs system calls, outside the mutex.
     pub fn queue(&self, key: &str, places: usize) -> Option<KeyRoll> {
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Key(key));
-        let queue = state.table.queue(key, places, now);
-        self.rolls(state, queue.into_iter().collect()).pop()
+        let (mut visit, now) = self.visit(Scope::Key(key));
+        let queue = visit.table.queue(key, places, now);
+        rolls(visit, queue.into_iter().collect()).pop()
     }
 
     /// A key with the one holder that has this fence, and without its waiters; `None` if there is
     /// no such grant. Costs system calls, outside the mutex.
     pub fn holder(&self, key: &str, fence: Fence) -> Option<KeyRoll> {
-        let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Key(key));
-        let queue = state.table.holder(key, fence, now);
-        self.rolls(state, queue.into_iter().collect()).pop()
+        let (mut visit, now) = self.visit(Scope::Key(key));
+        let queue = visit.table.holder(key, fence, now);
+        rolls(visit, queue.into_iter().collect()).pop()
     }
 
     /// How many connections have a seat, and what the table has counted.
     pub fn counters(&self) -> (usize, CountersSnapshot) {
-        self.visit(Scope::Everything, |state, _| {
-            (state.seats.len(), state.table.counters())
-        })
-    }
-
-    fn rolls(&self, state: MutexGuard<'_, State>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
-        let client = |place: &PlaceSnapshot| {
-            let seat = state.seats.get(&place.conn);
-            SeatedClient {
-                outlet: seat.and_then(|seat| seat.outlet.clone()),
-                peer: None,
-                tag: seat.and_then(|seat| seat.tag.clone()),
-            }
-        };
-        let roll = |queue: KeySnapshot| {
-            let places = queue.holders.iter().chain(&queue.waiters);
-            let clients = places.map(client).collect();
-            KeyRoll { queue, clients }
-        };
-        let mut rolls: Vec<KeyRoll> = queues.into_iter().map(roll).collect();
-        self.leave(state);
-        for client in rolls.iter_mut().flat_map(|roll| &mut roll.clients) {
-            client.peer = client.outlet.take().map(|outlet| outlet.peer().into());
-        }
-        rolls
+        let (visit, _) = self.visit(Scope::Everything);
+        (visit.seats.len(), visit.table.counters())
     }
 
     /// Ends grants of a key as if their leases were over: that with this fence, or all that there
@@ -98,7 +71,7 @@ impl Arbiter {
     pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> Vec<Broken> {
         let fences = match fence {
             Some(fence) => Some((fence, fence)),
-            None => self.visit(Scope::Key(key), |state, _| state.table.fences(key)),
+            None => self.visit(Scope::Key(key)).0.table.fences(key),
         };
         let Some((oldest, newest)) = fences else {
             return Vec::new();
@@ -120,6 +93,28 @@ impl Arbiter {
         broken.iter_mut().for_each(Broken::notify_holder);
         broken
     }
+}
+
+fn rolls(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
+    let client = |place: &PlaceSnapshot| {
+        let seat = visit.seats.get(&place.conn);
+        SeatedClient {
+            outlet: seat.and_then(|seat| seat.outlet.clone()),
+            peer: None,
+            tag: seat.and_then(|seat| seat.tag.clone()),
+        }
+    };
+    let roll = |queue: KeySnapshot| {
+        let places = queue.holders.iter().chain(&queue.waiters);
+        let clients = places.map(client).collect();
+        KeyRoll { queue, clients }
+    };
+    let mut rolls: Vec<KeyRoll> = queues.into_iter().map(roll).collect();
+    drop(visit);
+    for client in rolls.iter_mut().flat_map(|roll| &mut roll.clients) {
+        client.peer = client.outlet.take().map(|outlet| outlet.peer().into());
+    }
+    rolls
 }
 
 /// A grant that an operator has ended.

@@ -70,9 +70,12 @@ impl Seat {
     /// wait. That is not counted, since the caller may go on to wait. Does not block, except
     /// perhaps for the kernel's randomness.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
-        self.ask(ask, |state, claimant, now| {
-            try_acquire(&mut state.table, claimant, ask, now)
-        })
+        let claimant = self.claimant();
+        let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
+        let answer = claimant.map_or_else(Answer::Refused, |claimant| {
+            try_acquire(&mut visit.table, claimant, ask, now)
+        });
+        visit.table.counted(answer)
     }
 
     /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
@@ -84,39 +87,42 @@ impl Seat {
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
-        self.ask(ask, |state, claimant, now| {
-            if wait_timeout.is_zero() {
-                let answer = try_acquire(&mut state.table, claimant, ask, now);
-                if answer == Answer::TimedOut {
-                    state.table.note_busy();
-                }
-                return answer;
+        if wait_timeout.is_zero() {
+            let answer = self.try_acquire(ask);
+            if answer == Answer::TimedOut {
+                self.arbiter.state.lock().table.note_busy();
             }
-            match state.table.acquire(claimant, ask, now) {
-                Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
-                Ok(Claim::Queued(ticket)) => {
-                    self.wait_with(state, (ask.key, ticket), wait_timeout, tell)
-                }
-                Err(refusal) => Answer::Refused(refusal),
+            return answer;
+        }
+        let claimant = self.claimant();
+        let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
+        let claim = claimant.and_then(|claimant| visit.table.acquire(claimant, ask, now));
+        let answer = match claim {
+            Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
+            Ok(Claim::Queued(ticket)) => {
+                self.wait_with(visit.guard(), (ask.key, ticket), wait_timeout, tell)
             }
-        })
+            Err(refusal) => Answer::Refused(refusal),
+        };
+        visit.table.counted(answer)
     }
 
     /// Asks for a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
     /// block, except perhaps for the kernel's randomness.
     pub fn enqueue(&self, ask: &Ask<'_>) -> Answer {
-        self.ask(ask, |state, claimant, now| {
-            state.table.enqueue(claimant, ask, now)
-        })
+        let claimant = self.claimant();
+        let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
+        let answer = claimant.map_or_else(Answer::Refused, |claimant| {
+            visit.table.enqueue(claimant, ask, now)
+        });
+        visit.table.counted(answer)
     }
 
     /// As [`Seat::wait`], but `None` if it would block; the place is kept.
     pub fn try_wait(&self, key: &str, kind: Kind) -> Option<Answer> {
-        self.arbiter.visit(Scope::Key(key), |state, now| {
-            let answer = state.table.try_wait(self.conn, key, kind, now)?;
-            state.table.note_answer(&answer);
-            Some(answer)
-        })
+        let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
+        let answer = visit.table.try_wait(self.conn, key, kind, now)?;
+        Some(visit.table.counted(answer))
     }
 
     /// Collects the grant of a key that was enqueued for. Blocks until it is there or refused, the
@@ -128,29 +134,28 @@ impl Seat {
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
-        self.request(Scope::Key(key), |state, now| {
-            if let Some(answer) = state.table.try_wait(self.conn, key, kind, now) {
-                return answer;
-            }
-            let ticket = state.table.take_ticket(self.conn, key, kind);
-            let ticket = ticket.expect("a claim that waits has a ticket");
-            if !wait_timeout.is_zero() {
-                return self.wait_with(state, (key, ticket), wait_timeout, tell);
-            }
-            // A try does not wait, so it is answered even if the peer has hung up.
-            state.table.cancel(ticket, now);
-            state.table.note_wait_timeout();
-            Answer::TimedOut
-        })
+        let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
+        if let Some(answer) = visit.table.try_wait(self.conn, key, kind, now) {
+            return visit.table.counted(answer);
+        }
+        let ticket = visit.table.take_ticket(self.conn, key, kind);
+        let ticket = ticket.expect("a claim that waits has a ticket");
+        if !wait_timeout.is_zero() {
+            let answer = self.wait_with(visit.guard(), (key, ticket), wait_timeout, tell);
+            return visit.table.counted(answer);
+        }
+        // A try does not wait, so it is answered even if the peer has hung up.
+        visit.table.cancel(ticket, now);
+        visit.table.note_wait_timeout();
+        Answer::TimedOut
     }
 
     /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
     /// is not that of a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |state, now| {
-            let released = state.table.release(self.conn, key, kind, token, now);
-            released.inspect_err(|refusal| state.table.note_answer(&Answer::Refused(*refusal)))
-        })
+        let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
+        let released = visit.table.release(self.conn, key, kind, token, now);
+        released.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
     }
 
     /// Starts a lease anew, whichever connection it was granted to. A holder that was restored
@@ -163,13 +168,12 @@ impl Seat {
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
-        self.arbiter.visit(Scope::Key(key), |state, now| {
-            let renewed = state.table.renew(key, kind, token, lease, now);
-            if renewed.is_ok() && state.recorder.is_some() {
-                state.table.adopt(token.fence, self.conn, now);
-            }
-            renewed.inspect_err(|refusal| state.table.note_answer(&Answer::Refused(*refusal)))
-        })
+        let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
+        let renewed = visit.table.renew(key, kind, token, lease, now);
+        if renewed.is_ok() && visit.recorder.is_some() {
+            visit.table.adopt(token.fence, self.conn, now);
+        }
+        renewed.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
     }
 
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
@@ -183,21 +187,8 @@ impl Seat {
     /// Since when the connection holds and waits for nothing: now, if it does; `None` if it never
     /// did. To have enqueued for a key is one of the two until the entry ends.
     pub fn idle_since(&self) -> Option<Instant> {
-        self.arbiter.visit(Scope::Nothing, |state, now| {
-            state.table.connection_idle_since(self.conn, now)
-        })
-    }
-
-    fn ask(
-        &self,
-        ask: &Ask<'_>,
-        act: impl FnOnce(&mut MutexGuard<'_, State>, Claimant, Instant) -> Answer,
-    ) -> Answer {
-        let claimant = self.claimant();
-        self.request(Scope::Ask(self.conn, ask), |state, now| match claimant {
-            Ok(claimant) => act(state, claimant, now),
-            Err(refusal) => Answer::Refused(refusal),
-        })
+        let (visit, now) = self.arbiter.visit(Scope::Nothing);
+        visit.table.connection_idle_since(self.conn, now)
     }
 
     fn claimant(&self) -> Result<Claimant, Refusal> {
@@ -207,19 +198,6 @@ impl Seat {
         let salt = self.arbiter.salts.next().ok_or(Refusal::NoToken)?;
         let conn = self.conn;
         Ok(Claimant { conn, salt })
-    }
-
-    /// Makes a request of the table, and counts it if it is refused.
-    fn request(
-        &self,
-        scope: Scope<'_>,
-        act: impl FnOnce(&mut MutexGuard<'_, State>, Instant) -> Answer,
-    ) -> Answer {
-        self.arbiter.visit(scope, |state, now| {
-            let answer = act(state, now);
-            state.table.note_answer(&answer);
-            answer
-        })
     }
 
     /// Blocks until a queued claim is decided. Spends the ticket in any case.

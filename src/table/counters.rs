@@ -154,6 +154,12 @@ impl LockTable {
         }
     }
 
+    /// The same answer, counted if it refuses the request.
+    pub fn counted(&mut self, answer: Answer) -> Answer {
+        self.note_answer(&answer);
+        answer
+    }
+
     /// Takes note that a claim that was not to wait found its key held.
     pub fn note_busy(&mut self) {
         self.counters.refuse(Reason::Busy);
