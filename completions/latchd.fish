@@ -19,6 +19,8 @@ complete -c latchd -l max-slots -x -d 'the most slots held at once, over all key
 complete -c latchd -l max-per-connection -x -d 'the most slots and places in queues for one connection (--max-locks)'
 complete -c latchd -l max-waiters -x -d 'the most waiters for one key; 0: no cap (0)'
 complete -c latchd -l max-waiters-total -x -d 'the most waiters at once, over all keys (65536)'
+complete -c latchd -l max-kept -x -d 'the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)'
+complete -c latchd -l max-keep-time -x -d 'for how long at once a client may have a grant kept (30 days)'
 complete -c latchd -l read-timeout -x -d 'how long a line may take to arrive, and an unused connection idle (23)'
 complete -c latchd -l write-timeout -x -d 'how long a reply may take to leave; 0: for ever (5)'
 complete -c latchd -l shutdown-timeout -x -d 'how long a shutdown waits for holders; 0: for ever (30)'

@@ -120,6 +120,8 @@ struct SeatState {
     outlet: Option<Arc<dyn Outlet>>,
     /// What the client says of itself.
     tag: Option<Arc<str>>,
+    /// Whether the client can adopt its grants over another connection.
+    can_adopt: bool,
     is_gone: bool,
     wait: WaitState,
 }
@@ -448,7 +450,9 @@ impl DerefMut for Visit<'_> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.state.take().map(|state| self.arbiter.leave(state));
+        if let Some(state) = self.state.take() {
+            self.arbiter.leave(state);
+        }
     }
 }
 

@@ -32,6 +32,17 @@ impl KeyRoll {
     }
 }
 
+impl State {
+    /// What the client of a holder or a waiter says of itself, or said before its connection ended.
+    fn tag_of(&self, place: &PlaceSnapshot) -> Option<Arc<str>> {
+        match (self.seats.get(&place.conn), place.held) {
+            (Some(seat), _) => seat.tag.clone(),
+            (None, Some((fence, _))) => self.table.orphan_tag(fence).cloned(),
+            (None, None) => None,
+        }
+    }
+}
+
 impl Arbiter {
     /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
     /// ones. Of each key, up to `places` holders and as many waiters. Returns the key to go on
@@ -101,7 +112,7 @@ fn rolls(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
         SeatedClient {
             outlet: seat.and_then(|seat| seat.outlet.clone()),
             peer: None,
-            tag: seat.and_then(|seat| seat.tag.clone()),
+            tag: visit.tag_of(place),
         }
     };
     let roll = |queue: KeySnapshot| {
@@ -123,9 +134,9 @@ pub struct Broken {
     pub fence: Fence,
     /// The connection of its holder.
     pub conn: ConnId,
-    /// Who the holder's client was, and what it said of itself; `None` if the connection had
-    /// closed.
+    /// Who the holder's client was; `None` if its connection had closed.
     pub peer: Option<Box<str>>,
+    /// What it said of itself.
     pub tag: Option<Arc<str>>,
     outlet: Option<Arc<dyn Outlet>>,
     /// Decided in the step that ended the grant: what the client asks for later is not to be lost.
@@ -141,13 +152,14 @@ impl Broken {
         operator: ConnId,
         now: Instant,
     ) -> Option<Broken> {
+        let orphan_tag = state.table.orphan_tag(fence).cloned();
         let conn = state.table.break_grant(key, fence, now)?;
         let seat = state.seats.get(&conn);
         Some(Broken {
             fence,
             conn,
             peer: None,
-            tag: seat.and_then(|seat| seat.tag.clone()),
+            tag: seat.map_or(orphan_tag, |seat| seat.tag.clone()),
             outlet: seat.and_then(|seat| seat.outlet.clone()),
             ends_connection: conn != operator && state.table.has_nothing(conn),
         })

@@ -43,6 +43,7 @@ impl Arbiter {
             wake: Arc::clone(&wake),
             outlet,
             tag: None,
+            can_adopt: false,
             is_gone: false,
             wait: WaitState::None,
         };
@@ -158,9 +159,8 @@ impl Seat {
         released.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
     }
 
-    /// Starts a lease anew, whichever connection it was granted to. A holder that was restored
-    /// becomes one of this connection. [`Refusal::NotHeld`] if the token is not that of a live
-    /// holder.
+    /// Starts a lease anew, whichever connection it was granted to. [`Refusal::NotHeld`] if the
+    /// token is not that of a live holder.
     pub fn renew(
         &self,
         key: &str,
@@ -169,11 +169,39 @@ impl Seat {
         lease: Duration,
     ) -> Result<(), Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        let renewed = visit.table.renew(key, kind, token, lease, now);
-        if renewed.is_ok() && visit.recorder.is_some() {
-            visit.table.adopt(token.fence, self.conn, now);
-        }
+        let renewed = visit.table.renew(self.conn, key, kind, token, lease, now);
         renewed.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
+    }
+
+    /// Starts a lease anew, and makes the grant one of this connection, whichever had it. The
+    /// connection must renew it once more: if it ends before, the grant becomes an orphan.
+    /// [`Refusal::MaxLocks`] if the connection has as much as it may; [`Refusal::NotHeld`] if the
+    /// token is not that of a live holder, or if the peer has hung up. Costs a system call.
+    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<(), Refusal> {
+        let outlet = self.state_in(&mut self.arbiter.state.lock()).outlet.clone();
+        let has_hung_up = outlet.is_some_and(|outlet| outlet.has_hung_up());
+        let (mut visit, now) = self.arbiter.visit(Scope::Everything);
+        let adopted = match has_hung_up || self.state_in(&mut visit).is_gone {
+            true => Err(Refusal::NotHeld),
+            false => visit.table.adopt(self.conn, key, token, lease, now),
+        };
+        adopted.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
+    }
+
+    /// Starts a lease anew, and takes the grant from its connection: it lives until the lease ends.
+    /// [`Refusal::MaxLocks`] if as many grants are kept as may be; [`Refusal::NotHeld`] if the
+    /// token is not that of a live holder, or if the lease is too long for a kept grant.
+    pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<(), Refusal> {
+        let (mut visit, now) = self.arbiter.visit(Scope::Everything);
+        let State { table, seats, .. } = &mut *visit;
+        let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
+        let kept = table.keep(key, token, lease, tag_of, now);
+        kept.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
+    }
+
+    /// Sets whether the client can adopt its grants over another connection.
+    pub fn set_can_adopt(&self, can_adopt: bool) {
+        self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
     }
 
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
@@ -308,8 +336,11 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
-        state.seats.remove(&self.conn);
-        state.table.disconnect(self.conn, arbiter.rules.holdings);
+        let seat = state.seats.remove(&self.conn);
+        let tag = seat.and_then(|seat| seat.tag);
+        state
+            .table
+            .disconnect(self.conn, arbiter.rules.holdings, tag);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
             state.table.release_some(self.conn, RELEASED_AT_ONCE, now)

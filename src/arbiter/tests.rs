@@ -24,6 +24,8 @@ fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
             max_per_connection: 1 << 20,
             max_waiters: None,
             max_waiters_total: 65_536,
+            max_kept: 65_536,
+            max_keep_time: Duration::MAX,
         },
         holdings,
         gc_interval: Duration::from_secs(1),

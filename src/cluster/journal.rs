@@ -242,6 +242,8 @@ mod tests {
 
     fn held(fence: u64, seconds: u64) -> Change {
         Change::Held(HolderRecord {
+            is_kept: false,
+            tag: None,
             key: Key::from("k"),
             kind: Kind::Lock,
             limit: Limit::ONE,

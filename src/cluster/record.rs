@@ -49,6 +49,8 @@ impl Names {
         let key = words.next()?;
         let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
         (is_possible && !key.is_empty()).then(|| HolderRecord {
+            is_kept: false,
+            tag: None,
             key: Key::from(key),
             kind,
             limit,
@@ -87,6 +89,8 @@ mod tests {
 
     fn record(key: &str, kind: Kind, limit: u32) -> HolderRecord {
         HolderRecord {
+            is_kept: false,
+            tag: None,
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("above zero"),

@@ -28,6 +28,7 @@ use crate::log::{LogRules, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::Listener;
+use crate::protocol::abilities::Abilities;
 use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
@@ -37,6 +38,7 @@ use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use options::{Auth, Options, Resolved};
+use requests::Offer;
 use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
@@ -109,7 +111,7 @@ fn run(
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let connections = Arc::new(room_for_connections(options, secret_len));
     let session_rules = Arc::new(SessionRules {
-        default_lease: options.default_lease_ttl,
+        offer: offer(options),
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
         auth_token,
@@ -136,6 +138,17 @@ fn run(
     office.iter().for_each(|office| office.resign());
     log.flush();
     Ok(status)
+}
+
+fn offer(options: &Options) -> Offer {
+    Offer {
+        default_lease: options.default_lease_ttl,
+        abilities: Abilities {
+            adopt: true,
+            slots: false,
+            keeps: options.etcd.is_some(),
+        },
+    }
 }
 
 /// Room for as many connections as are wanted, or as the machine allows.
@@ -195,6 +208,8 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
             max_per_connection: options.max_per_connection.unwrap_or(options.max_locks),
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
+            max_kept: options.max_kept.unwrap_or(options.max_locks / 4),
+            max_keep_time: options.max_keep_time,
         },
         holdings: match options.auto_release() {
             true => Holdings::Release,

@@ -154,6 +154,12 @@ arguments::options! {
         /// the most waiters at once, over all keys (65536)
         #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
         max_waiters_total: usize = ["MAX_WAITERS_TOTAL"],
+        /// the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)
+        #[argh(option, arg_name = "count", from_str_fn(any_count))]
+        max_kept: Option<usize> = ["MAX_KEPT"],
+        /// for how long at once a client may have a grant kept (30 days)
+        #[argh(option, arg_name = "time", default = "seconds(30 * 86_400)", from_str_fn(some_time))]
+        max_keep_time: Duration = ["MAX_KEEP_TIME_S"],
         /// how long a line may take to arrive, and an unused connection idle (23)
         #[argh(option, arg_name = "time", default = "seconds(23)", from_str_fn(some_time))]
         read_timeout: Duration = ["READ_TIMEOUT_S"],
@@ -451,10 +457,13 @@ fn count(text: &str) -> Result<usize, String> {
     values::number(text.trim(), 1..=MAX_COUNT)
 }
 
+fn any_count(text: &str) -> Result<usize, String> {
+    values::number(text.trim(), 0..=MAX_COUNT)
+}
+
 /// A count for which 0 means "no cap".
 fn cap(text: &str) -> Result<Unless<usize>, String> {
-    let cap = values::number(text.trim(), 0..=MAX_COUNT)?;
-    Ok(Some(cap).filter(|cap| *cap > 0))
+    Ok(Some(any_count(text)?).filter(|cap| *cap > 0))
 }
 
 fn etcd_prefix(text: &str) -> Result<String, String> {

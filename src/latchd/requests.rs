@@ -6,6 +6,7 @@ use log::{trace, warn};
 
 use super::session::Ending;
 use crate::arbiter::{Certainty, Seat, WaitStage};
+use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{Request, Wanted};
 use crate::table::{Answer, Ask, Refusal};
@@ -31,14 +32,27 @@ pub(super) trait Peer {
     fn note(&mut self, stage: WaitStage);
 }
 
-/// Carries out a request: the only place in which a session waits for another client. A claim or a
-/// renewal that names no lease gets `default_lease`.
+/// What a server offers its clients.
+#[derive(Clone, Copy)]
+pub struct Offer {
+    /// The lease of a claim or a renewal that names none.
+    pub default_lease: Duration,
+    /// What the server can do, for the answer to `hello`.
+    pub abilities: Abilities,
+}
+
+/// Carries out a request: the only place in which a session waits for another client.
 pub(super) fn carry_out(
     request: &Request<'_>,
     seat: &Seat,
-    default_lease: Duration,
+    offer: Offer,
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
+    let default_lease = offer.default_lease;
+    let renew = |lease: Option<Duration>, act: &dyn Fn(Duration) -> Result<(), Refusal>| {
+        let lease = lease.unwrap_or(default_lease);
+        act(lease).map_or_else(Reply::Refused, |()| Reply::Renewed(lease))
+    };
     Ok(match *request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
@@ -72,10 +86,14 @@ pub(super) fn carry_out(
             kind,
             token,
             lease,
-        } => {
-            let lease = lease.unwrap_or(default_lease);
-            let renewed = seat.renew(key, kind, token, lease);
-            renewed.map_or_else(Reply::Refused, |()| Reply::Renewed(lease))
+        } => renew(lease, &|lease| seat.renew(key, kind, token, lease)),
+        Request::Adopt { key, token, lease } => {
+            renew(lease, &|lease| seat.adopt(key, token, lease))
+        }
+        Request::Keep { key, token, lease } => renew(lease, &|lease| seat.keep(key, token, lease)),
+        Request::Hello(client) => {
+            seat.set_can_adopt(client.adopt);
+            Reply::Hello(offer.abilities)
         }
         Request::Ping => Reply::Ok,
         Request::Tag(text) => {
@@ -101,7 +119,6 @@ pub(super) fn carry_out(
         | Request::Queues(_)
         | Request::Holder { .. }
         | Request::Counters => Reply::Error,
-        Request::Hello(_) | Request::Adopt { .. } | Request::Keep { .. } => Reply::Error,
     })
 }
 
@@ -203,6 +220,15 @@ mod tests {
 
     const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
+    const OFFER: Offer = Offer {
+        default_lease: DEFAULT_LEASE,
+        abilities: Abilities {
+            adopt: true,
+            slots: false,
+            keeps: false,
+        },
+    };
+
     /// An arbiter on virtual time, and two connections.
     struct House {
         arbiter: Arc<Arbiter>,
@@ -219,6 +245,8 @@ mod tests {
                     max_per_connection: 16,
                     max_waiters: None,
                     max_waiters_total: 16,
+                    max_kept: 16,
+                    max_keep_time: DEFAULT_LEASE,
                 },
                 holdings: Holdings::Release,
                 gc_interval: DEFAULT_LEASE,
@@ -267,7 +295,7 @@ mod tests {
             let mut words = request.splitn(3, ' ').map(str::as_bytes);
             let mut word = || words.next().unwrap_or_default();
             let request = parse([word(), word(), word()]).expect("a request");
-            carry_out(&request, &self.0, DEFAULT_LEASE, peer)
+            carry_out(&request, &self.0, OFFER, peer)
         }
     }
 

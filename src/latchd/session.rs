@@ -201,8 +201,7 @@ impl Session<'_> {
             }
             _ => {}
         }
-        let lease = self.rules.default_lease;
-        let carried_out = carry_out(&request, &self.seat, lease, &mut self.outbox);
+        let carried_out = carry_out(&request, &self.seat, self.rules.offer, &mut self.outbox);
         if let Ok(reply) = &carried_out {
             let certainty = certainty_of(&request, reply);
             self.outbox.unattested = self.outbox.unattested.max(certainty);

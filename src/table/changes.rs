@@ -1,15 +1,14 @@
 //! What becomes of holders, noted for a journal; and the holders that a journal brings back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::orphans::ORPHANS;
 use super::place::{PlaceId, PlaceState};
-use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit};
+use super::types::{Ask, Claimant, Key, Kind, Limit};
 use super::LockTable;
 use crate::token::{Fence, Token};
-
-/// The connection of the holders that a journal has brought back, until their clients come.
-const ORPHANS: ConnId = ConnId(0);
 
 /// A change that whatever knows of the holders must be told, in the order of the changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +42,10 @@ pub struct HolderRecord {
     pub token: Token,
     /// The longest lease that it was ever granted.
     pub lease: Duration,
+    /// Whether its client has had it kept.
+    pub is_kept: bool,
+    /// What the client of an orphan said of itself.
+    pub tag: Option<Arc<str>>,
 }
 
 /// What has changed since the changes were last taken.
@@ -101,28 +104,12 @@ impl LockTable {
         let noted = self.noted.take();
         self.hold(place, fence, now);
         self.noted = noted;
+        self.places[place].is_kept = record.is_kept;
+        self.kept_count += usize::from(record.is_kept);
+        if let Some(tag) = &record.tag {
+            self.orphan_tags.insert(fence, Arc::clone(tag));
+        }
         true
-    }
-
-    /// Makes a holder that was brought back that of a connection, whose client has its token.
-    pub fn adopt(&mut self, fence: Fence, conn: ConnId, now: Instant) {
-        let Some(id) = self.holders.get(&fence).copied() else {
-            return;
-        };
-        if self.places[id].conn != ORPHANS {
-            return;
-        }
-        if let Some(orphans) = self.conns.get_mut(&ORPHANS) {
-            orphans.held.remove(&mut self.places, id);
-            orphans.count -= 1;
-        }
-        self.places[id].conn = conn;
-        self.give(id, now);
-    }
-
-    /// How many holders were brought back whose clients have not come.
-    pub fn orphan_count(&self) -> usize {
-        self.connection_count(ORPHANS)
     }
 
     /// Starts the leases of holders anew, if they are not over.
@@ -155,16 +142,26 @@ impl LockTable {
             limit: queue.limit,
             token: Token { fence, salt },
             lease,
+            is_kept: place.is_kept,
+            tag: self.orphan_tags.get(&fence).cloned(),
         }));
     }
 
     /// Notes that a lease was renewed, if that is for a longer time than ever before.
-    pub(super) fn note_renewed(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
-        let Some(noted) = &mut self.noted else {
+    pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
+        let (Some(noted), Some(fence)) = (&mut self.noted, self.places[id].fence()) else {
             return;
         };
         let longest = noted.longest.get(&fence).copied();
         if lease > longest.unwrap_or(self.places[id].lease) {
+            noted.longest.insert(fence, lease);
+            self.note_held(id, fence, lease);
+        }
+    }
+
+    /// Notes that a holder is kept for this time, or that it is kept no more.
+    pub(super) fn note_kept(&mut self, id: PlaceId, lease: Duration) {
+        if let (Some(noted), Some(fence)) = (&mut self.noted, self.places[id].fence()) {
             noted.longest.insert(fence, lease);
             self.note_held(id, fence, lease);
         }

@@ -1,6 +1,7 @@
 //! What one connection holds and waits for, and which of its phase-one entries have ended.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::place::{ConnPlaces, PlaceId};
@@ -33,6 +34,8 @@ pub(super) struct ConnectionEntry {
 /// What is left to do for a connection that has disconnected.
 pub(super) struct Leaving {
     holdings: Holdings,
+    /// What its client said of itself, for slots that become orphans.
+    tag: Option<Arc<str>>,
     /// The pending places that have not been looked at.
     unseen_count: usize,
 }
@@ -100,18 +103,21 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 }
 
 impl LockTable {
-    /// Begins to forget a connection: its places go, and then its slots do what `holdings` says. A
-    /// grant that it has not collected goes too, since the client does not know the token. From now
-    /// on it is granted nothing.
+    /// Begins to forget a connection, whose client says `tag` of itself: its places go, and then
+    /// its slots do what `holdings` says. A grant that it has not collected goes too, because the
+    /// client does not know the token. A grant that it has adopted provisionally becomes an orphan:
+    /// a late `adopt` on a connection that its client has given up must not cost the client its
+    /// lock. From now on the connection is granted nothing.
     ///
     /// This takes no time; [`LockTable::release_some`] does the rest, which the caller must call
     /// until it is done.
-    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings) {
+    pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, tag: Option<Arc<str>>) {
         self.counters.disconnects += 1;
         if let Some(entry) = self.conns.get_mut(&conn) {
             let unseen_count = entry.pending.len();
             entry.leaving = Some(Leaving {
                 holdings,
+                tag,
                 unseen_count,
             });
             self.leaving_count += 1;
@@ -150,14 +156,17 @@ impl LockTable {
             }
             return true;
         }
-        match (entry.held.first(), leaving.holdings) {
-            (Some(held), Holdings::Release) => {
-                self.vacate(held, now);
-                self.counters.abandonments += 1;
-                true
-            }
-            _ => false,
+        let Some(held) = entry.held.first() else {
+            return false;
+        };
+        if leaving.holdings == Holdings::Keep || self.places[held].is_provisional {
+            let tag = leaving.tag.clone();
+            self.make_orphan(held, tag, now);
+        } else {
+            self.vacate(held, now);
+            self.counters.abandonments += 1;
         }
+        true
     }
 
     /// Passes on a slot whose client has gone before it was told of the grant. A grant that has

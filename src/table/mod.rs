@@ -15,6 +15,7 @@ mod changes;
 mod connection;
 mod counters;
 mod expiry;
+mod orphans;
 mod phase_one;
 mod place;
 mod queue;
@@ -26,6 +27,7 @@ pub(crate) mod tests;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
@@ -33,7 +35,7 @@ use crate::token::{Fence, FenceSource, Token};
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot, Reason};
-use place::{Place, PlaceId, PlaceState, Places};
+use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, PlaceSnapshot};
@@ -59,7 +61,11 @@ pub struct LockTable {
     idle: KeyList,
     /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
     owed: BTreeMap<u64, PlaceId>,
+    /// What the clients of orphans said of themselves.
+    orphan_tags: BTreeMap<Fence, Arc<str>>,
     waiter_count: usize,
+    /// How many orphans are kept.
+    kept_count: usize,
     /// The keys in use as semaphores.
     semaphore_count: usize,
     /// The connections that have disconnected and have places or slots left.
@@ -90,7 +96,9 @@ impl LockTable {
             leases: BTreeMap::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
+            orphan_tags: BTreeMap::new(),
             waiter_count: 0,
+            kept_count: 0,
             semaphore_count: 0,
             leaving_count: 0,
             counters: Counters::default(),
@@ -280,10 +288,12 @@ impl LockTable {
         Some(conn)
     }
 
-    /// Starts a lease anew, with the length `lease`. [`Refusal::NotHeld`] unless `token` is that of
-    /// a live holder of `key`, used as `kind`.
+    /// Starts a lease anew, with the length `lease`. If it is `conn` that has adopted the grant,
+    /// that is no longer provisional. [`Refusal::NotHeld`] unless `token` is that of a live holder
+    /// of `key`, used as `kind`.
     pub fn renew(
         &mut self,
+        conn: ConnId,
         key: &str,
         kind: Kind,
         token: Token,
@@ -291,10 +301,19 @@ impl LockTable {
         now: Instant,
     ) -> Result<(), Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
-        self.begin_lease(holder, now + lease);
-        self.counters.renewals += 1;
-        self.note_renewed(holder, token.fence, lease);
+        self.renew_holder(holder, conn, lease, now);
         Ok(())
+    }
+
+    /// Starts a holder's lease anew, at the request of `conn`.
+    fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
+        self.begin_lease(id, now + lease);
+        let place = &self.places[id];
+        if place.is_provisional && place.conn == conn {
+            self.confirm_adoption(id, lease);
+        }
+        self.counters.renewals += 1;
+        self.note_renewed(id, lease);
     }
 
     /// How many slots and places a connection has.
@@ -345,7 +364,7 @@ impl LockTable {
 
     /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
-        self.leases.len() > 0
+        !self.leases.is_empty()
     }
 
     /// The next connection whose wait has ended since the last calls. It should look again; one
@@ -398,12 +417,15 @@ impl LockTable {
         now: Instant,
     ) -> Result<PlaceId, Refusal> {
         self.settle(Scope::Key(key), now);
+        let holder = self.find_token(key, token);
+        let is_of_kind = |id: &PlaceId| self.keys[self.places[*id].key].kind == kind;
+        holder.filter(is_of_kind).ok_or(Refusal::NotHeld)
+    }
+
+    fn find_token(&self, key: &str, token: Token) -> Option<PlaceId> {
         // The fence is no secret, so it may be looked up; the salt is compared in constant time.
-        let holder = self.find_grant(key, token.fence).filter(|holder| {
-            let place = &self.places[*holder];
-            self.keys[place.key].kind == kind && place.salt.matches(token.salt)
-        });
-        holder.ok_or(Refusal::NotHeld)
+        let holder = self.find_grant(key, token.fence);
+        holder.filter(|id| self.places[*id].salt.matches(token.salt))
     }
 
     /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
@@ -429,162 +451,5 @@ impl LockTable {
             self.semaphore_count -= usize::from(queue.kind == Kind::Semaphore);
             self.idle.push(&mut self.keys, key);
         }
-    }
-
-    /// Makes a place, and adds it to its connection. The caller adds it to its key. A client that
-    /// is granted a slot now is told so by the answer.
-    fn add_place(
-        &mut self,
-        claimant: Claimant,
-        key: KeyId,
-        ask: &Ask<'_>,
-        state: PlaceState,
-        now: Instant,
-    ) -> PlaceId {
-        let is_told = matches!(state, PlaceState::Held { .. });
-        let id = self.places.insert(Place {
-            conn: claimant.conn,
-            key,
-            lease: ask.lease,
-            salt: claimant.salt,
-            state,
-            since: now,
-            is_told,
-            is_enqueued: false,
-        });
-        self.give(id, now);
-        id
-    }
-
-    /// Adds a place to those of its connection.
-    fn give(&mut self, id: PlaceId, now: Instant) {
-        let place = &self.places[id];
-        let (conn, is_told) = (place.conn, place.is_told);
-        let entry = self
-            .conns
-            .entry(conn)
-            .or_insert_with(|| ConnectionEntry::new(now));
-        entry.list_of(is_told).push(&mut self.places, id);
-        entry.count += 1;
-    }
-
-    /// Takes note that the client knows its token.
-    fn tell(&mut self, id: PlaceId) {
-        let place = &mut self.places[id];
-        if std::mem::replace(&mut place.is_told, true) {
-            return;
-        }
-        if let Some(entry) = self.conns.get_mut(&place.conn) {
-            entry.pending.remove(&mut self.places, id);
-            entry.held.push(&mut self.places, id);
-        }
-    }
-
-    /// Makes a place that is in no list of its key a holder.
-    fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
-        let place = &mut self.places[id];
-        place.since = now;
-        let (key, lease) = (place.key, place.lease);
-        let expires_at = now + lease;
-        place.state = PlaceState::Held { fence, expires_at };
-        self.leases.insert((expires_at, fence), id);
-        self.holders.insert(fence, id);
-        self.counters.grants += 1;
-        debug_assert!(self.keys[key].has_free_slot());
-        self.keys[key].holders.push(&mut self.places, id);
-        self.note_held(id, fence, lease);
-    }
-
-    /// Takes a holder's slot away and passes it on.
-    fn vacate(&mut self, id: PlaceId, now: Instant) {
-        let key = self.places[id].key;
-        self.take_slot(id, now);
-        self.end_place(id, Refusal::LeaseExpired, now);
-        self.promote(key, now);
-    }
-
-    /// Takes a holder out of its key. Its place stays.
-    fn take_slot(&mut self, id: PlaceId, now: Instant) {
-        let place = &self.places[id];
-        let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
-        self.leases.remove(&(expires_at, fence));
-        self.holders.remove(&fence);
-        self.keys[place.key].holders.remove(&mut self.places, id);
-        self.last_held = Some(now);
-        self.note_ended(fence);
-    }
-
-    /// Has a holder's lease end at `expires_at`.
-    fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
-        if let PlaceState::Held {
-            fence,
-            expires_at: ends,
-        } = &mut self.places[id].state
-        {
-            self.leases.remove(&(*ends, *fence));
-            self.leases.insert((expires_at, *fence), id);
-            *ends = expires_at;
-        }
-    }
-
-    /// Takes a waiter out of its queue. Its place stays.
-    fn withdraw(&mut self, id: PlaceId) {
-        let place = &self.places[id];
-        if let PlaceState::Waiting { arrival } = place.state {
-            self.owed.remove(&arrival);
-        }
-        self.keys[place.key].waiters.remove(&mut self.places, id);
-        self.waiter_count -= 1;
-    }
-
-    /// Gives up a place, whatever has become of it. Returns its key if a slot may now be free.
-    fn give_up(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
-        let place = &self.places[id];
-        let (key, state) = (place.key, place.state);
-        match state {
-            PlaceState::Waiting { .. } => self.withdraw(id),
-            PlaceState::Held { .. } => {
-                self.take_slot(id, now);
-                self.counters.abandonments += 1;
-            }
-            PlaceState::Ended(_) => {}
-        }
-        self.remove_place(id, now);
-        (!matches!(state, PlaceState::Ended(_))).then_some(key)
-    }
-
-    /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is
-    /// kept for it.
-    fn end_place(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
-        let place = &mut self.places[id];
-        if place.is_enqueued {
-            let queue = &self.keys[place.key];
-            if let Some(entry) = self.conns.get_mut(&place.conn) {
-                entry.ended.add(queue.kind, queue.key.clone(), refusal);
-            }
-        } else if !place.is_told {
-            place.state = PlaceState::Ended(refusal);
-            if let Some(entry) = self.conns.get_mut(&place.conn) {
-                entry.count -= 1;
-                entry.last_busy = now;
-            }
-            return;
-        }
-        self.remove_place(id, now);
-    }
-
-    /// Removes a place that is in no list of its key.
-    fn remove_place(&mut self, id: PlaceId, now: Instant) {
-        self.end_phase(id);
-        let place = &self.places[id];
-        let (conn, is_told) = (place.conn, place.is_told);
-        let has_ended = matches!(place.state, PlaceState::Ended(_));
-        // A connection that is gone may have left slots behind.
-        if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.list_of(is_told).remove(&mut self.places, id);
-            entry.count -= usize::from(!has_ended);
-            entry.last_busy = now;
-        }
-        self.places.remove(id);
     }
 }

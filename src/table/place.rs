@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::KeyQueue;
+use super::connection::ConnectionEntry;
+use super::queue::{KeyId, KeyQueue};
 use super::slab::{Id, List, Slab};
-use super::types::{ConnId, Refusal};
+use super::types::{Ask, Claimant, ConnId, Refusal};
+use super::LockTable;
 use crate::token::{Fence, Salt};
 
 pub(super) type Places = Slab<Place, 2>;
@@ -29,6 +31,10 @@ pub(super) struct Place {
     pub(super) is_told: bool,
     /// Whether this is the phase-one entry of its connection for its key.
     pub(super) is_enqueued: bool,
+    /// Whether its connection has adopted it and not yet renewed it.
+    pub(super) is_provisional: bool,
+    /// Whether it is an orphan because its client asked for that.
+    pub(super) is_kept: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,5 +65,167 @@ impl Place {
             PlaceState::Held { fence, expires_at } => Some((expires_at, fence)),
             PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
         }
+    }
+}
+
+impl LockTable {
+    /// Makes a place, and adds it to its connection. The caller adds it to its key. A client that
+    /// is granted a slot now is told so by the answer.
+    pub(super) fn add_place(
+        &mut self,
+        claimant: Claimant,
+        key: KeyId,
+        ask: &Ask<'_>,
+        state: PlaceState,
+        now: Instant,
+    ) -> PlaceId {
+        let is_told = matches!(state, PlaceState::Held { .. });
+        let id = self.places.insert(Place {
+            conn: claimant.conn,
+            key,
+            lease: ask.lease,
+            salt: claimant.salt,
+            state,
+            since: now,
+            is_told,
+            is_enqueued: false,
+            is_provisional: false,
+            is_kept: false,
+        });
+        self.give(id, now);
+        id
+    }
+
+    /// Adds a place to those of its connection.
+    pub(super) fn give(&mut self, id: PlaceId, now: Instant) {
+        let place = &self.places[id];
+        let (conn, is_told) = (place.conn, place.is_told);
+        let entry = self
+            .conns
+            .entry(conn)
+            .or_insert_with(|| ConnectionEntry::new(now));
+        entry.list_of(is_told).push(&mut self.places, id);
+        entry.count += 1;
+    }
+
+    /// Takes note that the client knows its token.
+    pub(super) fn tell(&mut self, id: PlaceId) {
+        let place = &mut self.places[id];
+        if std::mem::replace(&mut place.is_told, true) {
+            return;
+        }
+        if let Some(entry) = self.conns.get_mut(&place.conn) {
+            entry.pending.remove(&mut self.places, id);
+            entry.held.push(&mut self.places, id);
+        }
+    }
+
+    /// Makes a place that is in no list of its key a holder.
+    pub(super) fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
+        let place = &mut self.places[id];
+        place.since = now;
+        let (key, lease) = (place.key, place.lease);
+        let expires_at = now + lease;
+        place.state = PlaceState::Held { fence, expires_at };
+        self.leases.insert((expires_at, fence), id);
+        self.holders.insert(fence, id);
+        self.counters.grants += 1;
+        debug_assert!(self.keys[key].has_free_slot());
+        self.keys[key].holders.push(&mut self.places, id);
+        self.note_held(id, fence, lease);
+    }
+
+    /// Takes a holder's slot away and passes it on.
+    pub(super) fn vacate(&mut self, id: PlaceId, now: Instant) {
+        let key = self.places[id].key;
+        self.take_slot(id, now);
+        self.end_place(id, Refusal::LeaseExpired, now);
+        self.promote(key, now);
+    }
+
+    /// Takes a holder out of its key. Its place stays.
+    pub(super) fn take_slot(&mut self, id: PlaceId, now: Instant) {
+        self.forget_orphan(id);
+        let place = &self.places[id];
+        let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
+        self.leases.remove(&(expires_at, fence));
+        self.holders.remove(&fence);
+        self.keys[place.key].holders.remove(&mut self.places, id);
+        self.last_held = Some(now);
+        self.note_ended(fence);
+    }
+
+    /// Has a holder's lease end at `expires_at`.
+    pub(super) fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
+        if let PlaceState::Held {
+            fence,
+            expires_at: ends,
+        } = &mut self.places[id].state
+        {
+            self.leases.remove(&(*ends, *fence));
+            self.leases.insert((expires_at, *fence), id);
+            *ends = expires_at;
+        }
+    }
+
+    /// Takes a waiter out of its queue. Its place stays.
+    pub(super) fn withdraw(&mut self, id: PlaceId) {
+        let place = &self.places[id];
+        if let PlaceState::Waiting { arrival } = place.state {
+            self.owed.remove(&arrival);
+        }
+        self.keys[place.key].waiters.remove(&mut self.places, id);
+        self.waiter_count -= 1;
+    }
+
+    /// Gives up a place, whatever has become of it. Returns its key if a slot may now be free.
+    pub(super) fn give_up(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
+        let place = &self.places[id];
+        let (key, state) = (place.key, place.state);
+        match state {
+            PlaceState::Waiting { .. } => self.withdraw(id),
+            PlaceState::Held { .. } => {
+                self.take_slot(id, now);
+                self.counters.abandonments += 1;
+            }
+            PlaceState::Ended(_) => {}
+        }
+        self.remove_place(id, now);
+        (!matches!(state, PlaceState::Ended(_))).then_some(key)
+    }
+
+    /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is
+    /// kept for it.
+    pub(super) fn end_place(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
+        let place = &mut self.places[id];
+        if place.is_enqueued {
+            let queue = &self.keys[place.key];
+            if let Some(entry) = self.conns.get_mut(&place.conn) {
+                entry.ended.add(queue.kind, queue.key.clone(), refusal);
+            }
+        } else if !place.is_told {
+            place.state = PlaceState::Ended(refusal);
+            if let Some(entry) = self.conns.get_mut(&place.conn) {
+                entry.count -= 1;
+                entry.last_busy = now;
+            }
+            return;
+        }
+        self.remove_place(id, now);
+    }
+
+    /// Removes a place that is in no list of its key.
+    pub(super) fn remove_place(&mut self, id: PlaceId, now: Instant) {
+        self.end_phase(id);
+        let place = &self.places[id];
+        let (conn, is_told) = (place.conn, place.is_told);
+        let has_ended = matches!(place.state, PlaceState::Ended(_));
+        // A connection that is gone may have left slots behind.
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            entry.list_of(is_told).remove(&mut self.places, id);
+            entry.count -= usize::from(!has_ended);
+            entry.last_busy = now;
+        }
+        self.places.remove(id);
     }
 }

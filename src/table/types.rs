@@ -178,7 +178,7 @@ pub enum Refusal {
 pub enum Holdings {
     /// They pass on at once.
     Release,
-    /// They live until their leases end.
+    /// They become orphans, which live until their leases end.
     Keep,
 }
 
@@ -195,4 +195,8 @@ pub struct Caps {
     pub max_waiters: Option<usize>,
     /// Waiters in all.
     pub max_waiters_total: usize,
+    /// Grants that are kept for clients without a connection.
+    pub max_kept: usize,
+    /// The longest lease of a grant that is kept.
+    pub max_keep_time: Duration,
 }

@@ -32,6 +32,8 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--max-per-connection", "MAX_PER_CONNECTION", 1),
     ("--max-waiters", "MAX_WAITERS", 0),
     ("--max-waiters-total", "MAX_WAITERS_TOTAL", 1),
+    ("--max-kept", "MAX_KEPT", 0),
+    ("--max-keep-time", "MAX_KEEP_TIME_S", 1),
     ("--read-timeout", "READ_TIMEOUT_S", 1),
     ("--write-timeout", "WRITE_TIMEOUT_S", 0),
     ("--shutdown-timeout", "SHUTDOWN_TIMEOUT_S", 0),

@@ -75,6 +75,7 @@ macro_rules! transcripts {
 }
 
 transcripts! {
+    adopt
     auth
     clients
     closing

@@ -72,6 +72,8 @@ fn table() -> LockTable {
         max_per_connection: usize::MAX,
         max_waiters: None,
         max_waiters_total: usize::MAX,
+        max_kept: usize::MAX,
+        max_keep_time: Duration::MAX,
     };
     LockTable::new(caps, Box::new(ClockFences::starting_at(1)))
 }
@@ -92,7 +94,7 @@ fn enqueue_for(table: &mut LockTable, conn: ConnId, number: usize, now: Instant)
 }
 
 fn disconnect(what: &str, table: &mut LockTable, conn: ConnId, now: Instant) {
-    table.disconnect(conn, Holdings::Release);
+    table.disconnect(conn, Holdings::Release, None);
     longest_visit(what, || {
         until_done(table.release_some(conn, RELEASED_AT_ONCE, now))
     });

@@ -188,7 +188,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
         .collect();
     let mut state = arbiter.state.lock();
     let now = arbiter.clock.now();
-    state.table.disconnect(ConnId(1), Holdings::Release);
+    state.table.disconnect(ConnId(1), Holdings::Release, None);
     assert!(state.table.release_some(ConnId(1), usize::MAX, now));
     arbiter.leave(state);
     assert_eq!(sent.len(), SENT_AT_ONCE);
@@ -220,7 +220,7 @@ fn a_roll_names_holders_and_waiters_in_order() {
     assert_eq!(conns, [2, 3]);
     let clients: Vec<_> = roll.clients().collect();
     let waiting = (Some("elsewhere"), None);
-    assert_eq!(clients, [(None, None), waiting, waiting]);
+    assert_eq!(clients, [(None, Some("backup")), waiting, waiting]);
     let few = &arbiter.queues(None, 1).0[0].queue;
     assert_eq!((few.waiters.len(), few.waiter_count), (1, 2));
     assert!(arbiter.queue("other", 10).is_none());

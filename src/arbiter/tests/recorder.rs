@@ -90,13 +90,15 @@ fn with_a_journal_each_thread_sends_its_own_grant() {
 }
 
 #[test]
-fn a_renewal_of_a_restored_holder_adopts_it() {
+fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     let (arbiter, one, other) = arbiter_and_two(Holdings::Release);
     let token = Token {
         fence: Fence(0),
         salt: Salt(7),
     };
     let record = HolderRecord {
+        is_kept: false,
+        tag: None,
         key: Key::from("k"),
         kind: Kind::Lock,
         limit: Limit::ONE,
@@ -107,11 +109,13 @@ fn a_renewal_of_a_restored_holder_adopts_it() {
     let twice = [record.clone(), record.clone()];
     assert_eq!(arbiter.restore(&twice), [&record]);
     assert_eq!(arbiter.orphan_count(), 1);
-    for seat in [&one, &other] {
-        seat.renew("k", Kind::Lock, token, FOREVER)
-            .expect("it is held");
-        assert_eq!(arbiter.orphan_count(), 0);
-    }
+    let renew = |seat: &Seat| seat.renew("k", Kind::Lock, token, FOREVER);
+    renew(&one).expect("it is held");
+    assert_eq!(arbiter.orphan_count(), 1);
+    one.adopt("k", token, FOREVER).expect("it is held");
+    renew(&one).expect("it is held");
+    renew(&other).expect("it is held");
+    assert_eq!(arbiter.orphan_count(), 0);
     drop(other);
     assert_eq!(notes.all(), [""; 0]);
     drop(one);

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use crate::arbiter::Certainty;
 use crate::cluster::Office;
+use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::sys::secret;
 
 pub struct SessionRules {
-    /// The lease of a claim or a renewal that names none.
-    pub default_lease: Duration,
+    /// What clients are offered.
+    pub offer: Offer,
     /// How long a line may take, and how long a connection may idle that holds, waits for and has
     /// enqueued nothing.
     pub read_timeout: Duration,

@@ -28,6 +28,8 @@ impl World {
             limit: Limit::new(limit).expect("a limit above zero"),
             token: token(fence),
             lease: secs(10),
+            is_kept: false,
+            tag: None,
         };
         let is_restored = self.table.restore(&record, self.now);
         self.check();
@@ -126,6 +128,8 @@ fn caps_do_not_keep_a_holder_from_being_restored() {
             limit: Limit::new(5).expect("above zero"),
             token: token(fence),
             lease: secs(10),
+            is_kept: false,
+            tag: None,
         };
         world.table.restore(&record, world.now)
     });
@@ -147,43 +151,6 @@ fn a_holder_that_contradicts_others_is_not_restored() {
     assert!(!world.restore("slots", Kind::Semaphore, 3, 5));
     assert!(world.restore("slots", Kind::Semaphore, 3, 7));
     assert_eq!(world.table.orphan_count(), 3);
-}
-
-#[test]
-fn an_orphan_is_adopted_once() {
-    let mut world = World::new();
-    assert!(world.restore("k", Kind::Lock, 1, 7));
-    world.table.adopt(Fence(7), ConnId(1), world.now);
-    world.check();
-    assert_eq!(world.table.orphan_count(), 0);
-    world.table.adopt(Fence(7), ConnId(2), world.now);
-    world.disconnect(2, Holdings::Release);
-    assert!(world.is_held("k", token(7)));
-    world.disconnect(1, Holdings::Release);
-    assert!(!world.is_held("k", token(7)));
-}
-
-#[test]
-fn an_unknown_holder_is_not_adopted() {
-    let mut world = World::new();
-    let token = world.held(1, "k");
-    world.table.adopt(Fence(99), ConnId(2), world.now);
-    world.table.adopt(token.fence, ConnId(2), world.now);
-    world.check();
-    world.disconnect(2, Holdings::Release);
-    assert!(world.is_held("k", token));
-}
-
-#[test]
-fn an_adopted_orphan_may_be_released_by_its_token() {
-    let mut world = World::journalled();
-    assert!(world.restore("k", Kind::Lock, 1, 7));
-    assert!(world.restore("l", Kind::Lock, 1, 8));
-    world.table.adopt(Fence(7), ConnId(1), world.now);
-    world.release("k", token(7)).expect("it is held");
-    world.release("l", token(8)).expect("it is held");
-    world.check();
-    assert!(!world.table.has_holders());
 }
 
 #[test]

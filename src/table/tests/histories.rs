@@ -135,6 +135,8 @@ impl History {
             max_per_connection: cap(3).unwrap_or(usize::MAX),
             max_waiters: cap(3),
             max_waiters_total: cap(5).unwrap_or(usize::MAX),
+            max_kept: cap(3).map_or(0, |cap| cap - 1),
+            max_keep_time: secs(cap(8).unwrap_or(60) as u64),
             max_locks: 1 + random.below(4) as usize,
         };
         let world = World::with_caps(caps);
@@ -150,7 +152,7 @@ impl History {
     }
 
     fn step(&mut self) {
-        match self.random.below(20) {
+        match self.random.below(25) {
             0..=3 => self.acquire(),
             4 | 5 => self.collect(),
             6 => self.cancel(),
@@ -161,13 +163,15 @@ impl History {
             16 => self.ask_about(),
             17 => self.disconnect(),
             18 => self.sweep(),
+            19..=21 => self.adopt(),
+            22 | 23 => self.keep_grant(),
             _ => self.change_the_world(),
         }
         self.pass_time();
     }
 
     fn conn(&mut self) -> u64 {
-        let base = self.random.below(5);
+        let base = 1 + self.random.below(5);
         // A connection that has gone is followed by a new one.
         (base..)
             .step_by(5)
@@ -326,12 +330,30 @@ impl History {
         let Some((key, kind, token)) = self.any_token() else {
             return;
         };
-        let lease = secs(1 + self.random.below(6));
-        let real = self
-            .world
-            .table
-            .renew(&key, kind, token, lease, self.world.now);
-        assert_eq!(real, self.model.renew(&key, kind, token, lease));
+        let (conn, lease, now) = (self.conn(), secs(1 + self.random.below(6)), self.world.now);
+        let table = &mut self.world.table;
+        let real = table.renew(ConnId(conn), &key, kind, token, lease, now);
+        assert_eq!(real, self.model.renew(conn, &key, kind, token, lease));
+    }
+
+    fn adopt(&mut self) {
+        let Some((key, _, token)) = self.any_token() else {
+            return;
+        };
+        let (conn, lease, now) = (self.conn(), secs(1 + self.random.below(6)), self.world.now);
+        let table = &mut self.world.table;
+        let real = table.adopt(ConnId(conn), &key, token, lease, now);
+        assert_eq!(real, self.model.adopt(conn, &key, token, lease));
+    }
+
+    fn keep_grant(&mut self) {
+        let Some((key, _, token)) = self.any_token() else {
+            return;
+        };
+        let (lease, now) = (secs(1 + self.random.below(12)), self.world.now);
+        let shared = |conn: ConnId| tag_of(conn.0).map(Arc::from);
+        let real = self.world.table.keep(&key, token, lease, shared, now);
+        assert_eq!(real, self.model.keep(&key, token, lease, tag_of));
     }
 
     fn ask_about(&mut self) {
@@ -355,7 +377,7 @@ impl History {
             Holdings::Keep
         };
         self.world.disconnect(conn, holdings);
-        self.model.disconnect(conn, holdings);
+        self.model.disconnect(conn, holdings, tag_of(conn));
         self.tickets.retain(|kept| kept.conn != conn);
         self.gone.insert(conn);
     }
@@ -462,12 +484,23 @@ impl History {
     }
 }
 
+/// What the client of a connection says of itself, if it does.
+pub(super) fn tag_of(conn: u64) -> Option<String> {
+    (conn % 2 == 0).then(|| format!("client {conn}"))
+}
+
 fn describe(table: &LockTable, id: KeyId) -> ModelKey {
     let queue = &table.keys[id];
     let holders = queue.holders.iter(&table.places).map(|id| ModelHolder {
         conn: table.places[id].conn.0,
         fence: table.places[id].fence().expect("a holder").0,
         expires_at: table.places[id].lease_end().expect("a holder").0,
+        is_kept: table.places[id].is_kept,
+        is_provisional: table.places[id].is_provisional,
+        tag: table.places[id]
+            .fence()
+            .and_then(|fence| table.orphan_tag(fence))
+            .map(|tag| tag.to_string()),
     });
     let waiters = queue.waiters.iter(&table.places);
     ModelKey {

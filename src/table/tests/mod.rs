@@ -6,6 +6,7 @@ mod changes;
 mod counters;
 pub(crate) mod histories;
 mod model;
+mod orphans;
 mod scenarios;
 
 use std::collections::BTreeSet;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::MAX_ENDED;
+use super::orphans::ORPHANS;
+use super::place::Place;
 use super::*;
 use crate::token::Salt;
 
@@ -53,6 +56,8 @@ const NO_CAPS: Caps = Caps {
     max_per_connection: usize::MAX,
     max_waiters: None,
     max_waiters_total: usize::MAX,
+    max_kept: usize::MAX,
+    max_keep_time: Duration::MAX,
 };
 
 /// A connection that has enqueued for nothing.
@@ -197,13 +202,14 @@ impl World {
     fn renew(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
         let renewed = self
             .table
-            .renew(key, Kind::Lock, token, secs(lease), self.now);
+            .renew(ELSEWHERE, key, Kind::Lock, token, secs(lease), self.now);
         self.check();
         renewed
     }
 
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {
-        self.table.disconnect(ConnId(conn), holdings);
+        let tag = histories::tag_of(conn).map(Arc::from);
+        self.table.disconnect(ConnId(conn), holdings, tag);
         self.check();
         while !self.table.release_some(ConnId(conn), 1, self.now) {
             self.check();
@@ -293,6 +299,7 @@ struct Seen {
     owed_count: usize,
     owed: BTreeSet<u64>,
     enqueued_count: usize,
+    kept_count: usize,
 }
 
 impl Seen {
@@ -348,7 +355,15 @@ impl Seen {
                 "a place its connection forgot"
             );
         } else {
-            assert!(place.is_told, "a place that nothing will collect");
+            panic!("a place without a connection");
+        }
+        self.kept_count += usize::from(place.is_kept);
+        if place.is_provisional {
+            assert!(place.is_told && place.conn != ORPHANS);
+        } else {
+            let is_orphan = place.conn == ORPHANS;
+            let has_tag = place.fence().and_then(|fence| table.orphan_tag(fence));
+            assert!(is_orphan || !place.is_kept && has_tag.is_none());
         }
     }
 
@@ -371,6 +386,10 @@ impl Seen {
         } = table.counters;
         let ended_count = releases + expiries + breaks + abandonments;
         assert_eq!(grants, ended_count + self.holder_count as u64);
+        assert_eq!(self.kept_count, table.kept_count);
+        assert!(self.kept_count <= table.caps.max_kept);
+        let mut tagged = table.orphan_tags.keys();
+        assert!(tagged.all(|fence| table.holders.contains_key(fence)));
         assert_eq!(self.semaphore_count, table.semaphore_count);
         let leaving = table.conns.values().filter(|entry| entry.leaving.is_some());
         assert_eq!(leaving.count(), table.leaving_count);
@@ -415,7 +434,7 @@ fn check_connection(table: &LockTable, conn: ConnId, entry: &ConnectionEntry) {
     }
     assert_eq!(count, entry.count, "{conn}: miscounted");
     assert!(
-        count <= table.caps.max_per_connection,
+        conn == ORPHANS || count <= table.caps.max_per_connection,
         "{conn}: more slots and places than the cap"
     );
     let expired = entry.ended.iter();

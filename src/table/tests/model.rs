@@ -20,6 +20,10 @@ pub(super) struct ModelHolder {
     pub(super) conn: u64,
     pub(super) fence: u64,
     pub(super) expires_at: Instant,
+    pub(super) is_kept: bool,
+    pub(super) is_provisional: bool,
+    /// Of an orphan, and while its adoption is provisional.
+    pub(super) tag: Option<String>,
 }
 
 /// A claim that was queued; its number is the order of arrival over all keys.
@@ -64,7 +68,8 @@ pub(super) struct Model {
     tickets: Vec<ModelTicket>,
     /// The keys in the order in which they last became idle.
     idle: Vec<String>,
-    /// The connections that were told of a grant, with its key and fence.
+    /// The slots whose clients know their tokens, in the order in which each came to its
+    /// connection: the connection, the key and the fence.
     told: Vec<(u64, String, u64)>,
     caps: Caps,
     pub(super) last_fence: u64,
@@ -153,6 +158,9 @@ impl Model {
                 conn,
                 fence: self.last_fence,
                 expires_at: now + lease,
+                is_kept: false,
+                is_provisional: false,
+                tag: None,
             });
             self.told.push((conn, name.to_owned(), self.last_fence));
             return Ok(Some(Began::Acquired(grant(self.last_fence, lease))));
@@ -337,20 +345,108 @@ impl Model {
 
     pub(super) fn renew(
         &mut self,
+        conn: u64,
         name: &str,
         kind: Kind,
         token: Token,
         lease: Duration,
     ) -> Result<(), Refusal> {
         self.find_held(name, kind, token)?;
-        let now = self.now;
-        self.holder(name, token.fence.0)
-            .expect("just found")
-            .expires_at = now + lease;
+        self.renew_holder(conn, name, token, lease);
         Ok(())
     }
 
-    pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings) {
+    fn renew_holder(&mut self, conn: u64, name: &str, token: Token, lease: Duration) {
+        let now = self.now;
+        let holder = self.holder(name, token.fence.0).expect("it was found");
+        holder.expires_at = now + lease;
+        if holder.is_provisional && holder.conn == conn {
+            holder.is_provisional = false;
+            holder.is_kept = false;
+            holder.tag = None;
+        }
+    }
+
+    pub(super) fn adopt(
+        &mut self,
+        conn: u64,
+        name: &str,
+        token: Token,
+        lease: Duration,
+    ) -> Result<(), Refusal> {
+        self.expire();
+        let held = self.find_told(name, token);
+        let is_own = held.as_ref().is_ok_and(|held| held.conn == conn);
+        if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
+        }
+        let held = held?;
+        self.renew_holder(conn, name, token, lease);
+        if !is_own {
+            self.move_slot(name, token, conn);
+            let holder = self.holder(name, token.fence.0).expect("it was found");
+            holder.is_provisional = true;
+            if held.is_kept {
+                holder.expires_at = holder.expires_at.max(held.expires_at);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn keep(
+        &mut self,
+        name: &str,
+        token: Token,
+        lease: Duration,
+        tag_of: impl FnOnce(u64) -> Option<String>,
+    ) -> Result<(), Refusal> {
+        self.expire();
+        let held = self.find_told(name, token)?;
+        if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
+            return Err(Refusal::NotHeld);
+        }
+        let holders = self.keys.iter().flat_map(|key| &key.holders);
+        let kept_count = holders.filter(|holder| holder.is_kept).count();
+        if !held.is_kept && kept_count >= self.caps.max_kept {
+            return Err(Refusal::MaxLocks);
+        }
+        self.renew_holder(held.conn, name, token, lease);
+        if held.conn != 0 {
+            self.make_orphan(name, token, tag_of(held.conn));
+        }
+        let holder = self.holder(name, token.fence.0).expect("it was found");
+        holder.is_kept = true;
+        Ok(())
+    }
+
+    fn make_orphan(&mut self, name: &str, token: Token, tag: Option<String>) {
+        self.move_slot(name, token, 0);
+        let holder = self.holder(name, token.fence.0).expect("it was found");
+        holder.is_provisional = false;
+        holder.tag = holder.tag.take().or(tag);
+    }
+
+    fn move_slot(&mut self, name: &str, token: Token, conn: u64) {
+        let fence = token.fence.0;
+        self.entries.retain(
+            |entry| !matches!(entry.began, Began::Acquired(grant) if grant.token.fence.0 == fence),
+        );
+        self.told.retain(|told| told.2 != fence);
+        self.told.push((conn, name.to_owned(), fence));
+        let holder = self.holder(name, fence).expect("it was found");
+        holder.conn = conn;
+    }
+
+    /// The holder with this token, of either kind, if its client knows the token.
+    fn find_told(&mut self, name: &str, given: Token) -> Result<ModelHolder, Refusal> {
+        let fence = given.fence.0;
+        let is_told = self.told.iter().any(|told| told.2 == fence);
+        let holder = self.holder(name, fence).cloned();
+        let holder = holder.filter(|_| is_told && token(fence) == given);
+        holder.ok_or(Refusal::NotHeld)
+    }
+
+    pub(super) fn disconnect(&mut self, conn: u64, holdings: Holdings, tag: Option<String>) {
         let mine: Vec<ModelTicket> = self
             .tickets
             .iter()
@@ -376,9 +472,14 @@ impl Model {
         for ticket in mine.iter().filter(|ticket| ticket.fence.is_some()) {
             self.drop_ticket(ticket);
         }
-        if holdings == Holdings::Release {
-            let told = self.told.clone();
-            for (_, name, fence) in told.iter().filter(|told| told.0 == conn) {
+        let told = self.told.clone();
+        for (_, name, fence) in told.iter().filter(|told| told.0 == conn) {
+            let Some(holder) = self.holder(name, *fence) else {
+                continue;
+            };
+            if holdings == Holdings::Keep || holder.is_provisional {
+                self.make_orphan(name, token(*fence), tag.clone());
+            } else {
                 self.vacate(name, *fence);
             }
         }
@@ -533,6 +634,9 @@ impl Model {
                 conn: ticket.conn,
                 fence: self.last_fence,
                 expires_at: self.now + ticket.lease,
+                is_kept: false,
+                is_provisional: false,
+                tag: None,
             });
         }
         if key.is_idle() {

@@ -188,7 +188,9 @@ fn a_token_is_good_for_its_own_kind_and_key_only() {
         Err(Refusal::NotHeld)
     );
     assert_eq!(
-        world.table.renew("k", Kind::Semaphore, token, secs(1), now),
+        world
+            .table
+            .renew(ELSEWHERE, "k", Kind::Semaphore, token, secs(1), now),
         Err(Refusal::NotHeld)
     );
     assert_eq!(world.release("k", other), Err(Refusal::NotHeld));
@@ -776,7 +778,7 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
     let processor_time = || clock_gettime(ClockId::ThreadCPUTime).tv_sec;
     let started = processor_time();
     for conn in 1..=50_000 {
-        table.disconnect(ConnId(conn), Holdings::Release);
+        table.disconnect(ConnId(conn), Holdings::Release, None);
         assert!(table.release_some(ConnId(conn), 2, now));
     }
     // Were it the table's size, this would be 2,500,000,000 steps.
@@ -790,7 +792,7 @@ fn a_connection_that_is_leaving_is_granted_nothing() {
     let token = world.held(1, "k");
     world.queued(2, "k");
     let next = world.queued(3, "k");
-    world.table.disconnect(ConnId(2), Holdings::Release);
+    world.table.disconnect(ConnId(2), Holdings::Release, None);
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.resolved(), [3]);
     world.collected(next);

@@ -68,6 +68,8 @@ impl World {
                 max_per_connection: 1 << 20,
                 max_waiters: None,
                 max_waiters_total: 65_536,
+                max_kept: 65_536,
+                max_keep_time: Duration::MAX,
             },
             holdings: Holdings::Release,
             gc_interval: Duration::from_secs(1),

@@ -1,0 +1,149 @@
+//! Orphans: holders that no connection has. A client had its grant kept, its connection ended
+//! without releasing it, or a journal or a hand-over has brought it back. An orphan lives until its
+//! lease ends, its token releases it, or a connection adopts it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::place::PlaceId;
+use super::types::{ConnId, Refusal, Scope};
+use super::LockTable;
+use crate::token::{Fence, Token};
+
+/// In the place of an orphan's connection.
+pub(super) const ORPHANS: ConnId = ConnId(0);
+
+impl LockTable {
+    /// Renews a grant of either kind, and makes it one of `conn`, whichever connection had it. The
+    /// move is provisional until `conn` renews or adopts it once more: if the connection ends
+    /// before, the grant becomes an orphan, and a kept one is kept as before.
+    ///
+    /// [`Refusal::MaxLocks`] if `conn` has as much as it may, unless it has the grant already;
+    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`.
+    pub fn adopt(
+        &mut self,
+        conn: ConnId,
+        key: &str,
+        token: Token,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        // What has run out must not count against the connection's cap.
+        self.settle(Scope::Everything, now);
+        let holder = self.find_told(key, token);
+        let is_own = holder.is_ok_and(|holder| self.places[holder].conn == conn);
+        if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
+            return Err(Refusal::MaxLocks);
+        }
+        let holder = holder?;
+        let kept_until = self.kept_until(holder);
+        self.renew_holder(holder, conn, lease, now);
+        if !is_own {
+            self.move_slot(holder, conn, now);
+            self.places[holder].is_provisional = true;
+            // The client may have had the grant kept after it sent this `adopt` on a connection
+            // that it gave up: a lease of seconds must not replace one of days.
+            if let Some(until) = kept_until.filter(|until| *until > now + lease) {
+                self.begin_lease(holder, until);
+            }
+        }
+        Ok(())
+    }
+
+    /// Renews a grant of either kind, and makes it a kept one: an orphan. It is told apart from
+    /// other orphans because the number of kept grants has a cap. `tag_of` gives what the client of
+    /// a connection says of itself.
+    ///
+    /// [`Refusal::NotHeld`] if the lease is longer than grants may be kept, or unless `token` is
+    /// that of a live holder of `key`; [`Refusal::MaxLocks`] if as many grants are kept as may be.
+    pub fn keep(
+        &mut self,
+        key: &str,
+        token: Token,
+        lease: Duration,
+        tag_of: impl FnOnce(ConnId) -> Option<Arc<str>>,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.settle(Scope::Everything, now);
+        let holder = self.find_told(key, token)?;
+        if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
+            return Err(Refusal::NotHeld);
+        }
+        let (conn, is_kept) = (self.places[holder].conn, self.places[holder].is_kept);
+        if !is_kept && self.kept_count >= self.caps.max_kept {
+            return Err(Refusal::MaxLocks);
+        }
+        self.renew_holder(holder, conn, lease, now);
+        if conn != ORPHANS {
+            self.make_orphan(holder, tag_of(conn), now);
+        }
+        let was_kept = std::mem::replace(&mut self.places[holder].is_kept, true);
+        self.kept_count += usize::from(!was_kept);
+        self.note_kept(holder, lease);
+        Ok(())
+    }
+
+    /// How many holders no connection has.
+    pub fn orphan_count(&self) -> usize {
+        self.connection_count(ORPHANS)
+    }
+
+    /// What the client of an orphan said of itself.
+    pub fn orphan_tag(&self, fence: Fence) -> Option<&Arc<str>> {
+        self.orphan_tags.get(&fence)
+    }
+
+    /// Takes a holder from its connection, whose client says `tag` of itself.
+    pub(super) fn make_orphan(&mut self, id: PlaceId, tag: Option<Arc<str>>, now: Instant) {
+        self.move_slot(id, ORPHANS, now);
+        if let (Some(fence), Some(tag)) = (self.places[id].fence(), tag) {
+            // That of an orphan whose adoption stayed provisional is still there.
+            self.orphan_tags.entry(fence).or_insert(tag);
+        }
+    }
+
+    /// Makes the adoption of a grant by its connection a lasting one, at the second renewal.
+    pub(super) fn confirm_adoption(&mut self, id: PlaceId, lease: Duration) {
+        self.places[id].is_provisional = false;
+        if self.forget_orphan(id) {
+            self.note_kept(id, lease);
+        }
+    }
+
+    /// Forgets what is known of a holder as an orphan. Returns whether it was kept.
+    pub(super) fn forget_orphan(&mut self, id: PlaceId) -> bool {
+        let place = &mut self.places[id];
+        let was_kept = std::mem::take(&mut place.is_kept);
+        self.kept_count -= usize::from(was_kept);
+        place.fence().map(|fence| self.orphan_tags.remove(&fence));
+        was_kept
+    }
+
+    /// When the lease of a grant that is kept is over.
+    fn kept_until(&self, id: PlaceId) -> Option<Instant> {
+        let place = &self.places[id];
+        let lease_end = place.lease_end().filter(|_| place.is_kept);
+        lease_end.map(|(until, _)| until)
+    }
+
+    /// Makes a holder, whose client knows its token, that of another connection.
+    fn move_slot(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
+        self.end_phase(id);
+        let place = &mut self.places[id];
+        place.is_provisional = false;
+        let old = std::mem::replace(&mut place.conn, conn);
+        if let Some(entry) = self.conns.get_mut(&old) {
+            entry.held.remove(&mut self.places, id);
+            entry.count -= 1;
+            entry.last_busy = now;
+        }
+        self.give(id, now);
+    }
+
+    /// The holder with this token, which its client knows.
+    fn find_told(&self, key: &str, token: Token) -> Result<PlaceId, Refusal> {
+        let holder = self.find_token(key, token);
+        let is_told = |id: &PlaceId| self.places[*id].is_told;
+        holder.filter(is_told).ok_or(Refusal::NotHeld)
+    }
+}
