@@ -59,9 +59,11 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Whether a character has no width, ends a line, or changes the direction of writing.
-fn is_unseen(c: char) -> bool {
-    const UNSEEN: [RangeInclusive<char>; 4] = [
+/// Whether a character has no width, ends a line, or changes the direction of writing. All of them
+/// are in the first plane of Unicode.
+pub fn is_unseen(c: char) -> bool {
+    const UNSEEN: [RangeInclusive<char>; 5] = [
+        '\u{61c}'..='\u{61c}',
         '\u{200b}'..='\u{200f}',
         '\u{2028}'..='\u{202e}',
         '\u{2060}'..='\u{206f}',

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::table::{Key, KeySnapshot, Kind};
+use crate::text::is_unseen;
 
 /// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
@@ -115,11 +116,12 @@ impl fmt::Display for Seconds {
 
 pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
-    for byte in text.bytes() {
-        match byte {
-            b'"' | b'\\' => out.extend([b'\\', byte]),
-            0..=0x1f | 0x7f => put!(out, "\\u{byte:04x}"),
-            _ => out.push(byte),
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend([b'\\', c as u8]),
+            // A terminal would act on these, and readers of JSON take them the same.
+            _ if c.is_control() || is_unseen(c) => put!(out, "\\u{:04x}", u32::from(c)),
+            _ => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
         }
     }
     out.push(b'"');
@@ -184,6 +186,23 @@ mod tests {
             }],
             waiters: Vec::new(),
         }
+    }
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_escaped() {
+        let written = |text: &str| {
+            let mut out = Vec::new();
+            write_string(text, &mut out);
+            String::from_utf8(out).expect("JSON is text")
+        };
+        for c in ('\0'..='\u{ffff}').filter(|c| c.is_control() || is_unseen(*c)) {
+            let text = format!("a{c}b");
+            let json = written(&text);
+            assert!(json.is_ascii() && !json.contains(c), "{json}");
+            assert_eq!(serde_json::from_str(&json).ok(), Some(text));
+        }
+        assert!(written("\u{9b}\u{202e}").contains("\\u009b\\u202e"));
+        assert_eq!(written("ключ \u{a0}🔑"), "\"ключ \u{a0}🔑\"");
     }
 
     #[test]

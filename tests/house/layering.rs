@@ -52,7 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("lockfile", &["lockfile", "sys", "text"]),
     // codecs
-    ("protocol", &["protocol", "table", "token"]),
+    ("protocol", &["protocol", "table", "text", "token"]),
     // core
     ("table", &["table", "token"]),
     ("token", &[]),
