@@ -7,14 +7,15 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Program, Rows, Variables};
 use crate::cli::values;
 use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
+use crate::net::names;
 use crate::net::tls;
 use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
@@ -57,6 +58,9 @@ pub(super) const CLUSTER: [&str; 9] = [
     "--etcd-key",
 ];
 
+/// How long the resolver may take for the name of this host.
+const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Host {
@@ -72,7 +76,11 @@ impl Host {
             Host::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
             Host::Name(name) => name,
         };
-        let resolved = (name.as_str(), port).to_socket_addrs();
+        let place = match name.contains(':') {
+            true => format!("[{name}]:{port}"),
+            false => format!("{name}:{port}"),
+        };
+        let resolved = names::look_up(&place, Instant::now() + RESOLVER_PATIENCE);
         let resolved =
             resolved.map_err(|error| format!("cannot resolve {name}: {}", reason(&error)))?;
         let mut addresses = Vec::new();
