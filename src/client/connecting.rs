@@ -1,8 +1,10 @@
 //! Connecting to a server whose addresses are known.
 
+use std::fs;
 use std::io;
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,6 +12,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::geteuid;
+
+use crate::sys::directory::parent_of;
+use crate::sys::trusted;
 
 /// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
 /// no limit.
@@ -63,8 +69,24 @@ fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
     }
 }
 
-/// Waits for room in the backlog, which the kernel limits by the time for sending.
+/// Connects to the socket of a server that is not an impostor's: that of root, of this user, or of
+/// the owner of the directory, who decides who listens there.
 pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let path = trusted::follow(path)?;
+    let stream = connect_within(&path, deadline)?;
+    let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
+    let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| it.uid() == server);
+    if server == 0 || server == geteuid().as_raw() || owner() {
+        return Ok(stream);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("its server runs as user {server}, who does not own the directory of the socket"),
+    ))
+}
+
+/// Waits for room in the backlog, which the kernel limits by the time for sending.
+fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let addr = SocketAddrUnix::new(path)?;
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;

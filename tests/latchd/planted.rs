@@ -107,6 +107,41 @@ fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
     start("--auth-token-file", &trap.path("own-token")).expect("it is our own");
 }
 
+/// A user of the host can take the place of a server that is not there.
+#[test]
+fn latch_refuses_the_socket_of_an_impostor() {
+    needs!("root", "setpriv");
+    let directory = tempfile::tempdir().expect("there is room");
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).expect("it is ours");
+    let socket = directory.path().join("socket");
+    let mut command = Daemon::command_of("setpriv");
+    command.args([&format!("--reuid={OTHER}"), "--clear-groups"]);
+    // The other user need not be able to read the directory of the build.
+    let program = directory.path().join("latchd");
+    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    command.arg(program);
+    command
+        .args(["--port", "off", "--unix-mode", "0666", "--unix"])
+        .arg(&socket);
+    let impostor = Daemon::from_command(command);
+    impostor.wait_for_log("listening", PATIENCE);
+    let ping = || {
+        let mut latch = Command::new(LATCH);
+        latch.arg("ping").arg("--server").arg(&socket);
+        latch.output().expect("it runs")
+    };
+    let refused = ping();
+    assert_eq!(refused.status.code(), Some(69));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        said.contains(&format!("its server runs as user {OTHER}, who does not")),
+        "{said}"
+    );
+    // In the other user's own directory, that user decides.
+    chown(directory.path(), Some(OTHER), None).expect("we are root");
+    assert_eq!(ping().status.code(), Some(0));
+}
+
 #[test]
 fn a_fifo_in_place_of_a_token_file_is_refused_at_once() {
     let directory = tempfile::tempdir().expect("there is room");
