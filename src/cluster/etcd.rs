@@ -33,8 +33,6 @@ pub const INVALID_ARGUMENT: u64 = 3;
 pub const NOT_FOUND: u64 = 5;
 /// Refusal: the user may not do that.
 pub const PERMISSION_DENIED: u64 = 7;
-/// Refusal of a request for a token: authentication is not enabled.
-const FAILED_PRECONDITION: u64 = 9;
 /// Refusal: etcd has reached its quota of space, or is overloaded.
 pub const RESOURCE_EXHAUSTED: u64 = 8;
 /// Refusal: the token has expired, or its member has died.
@@ -67,15 +65,6 @@ pub struct TxnAnswer {
     pub found: Vec<KeyValue>,
 }
 
-/// What a member wants to see of a user.
-#[derive(Debug, PartialEq, Eq)]
-enum Credential {
-    Unknown,
-    /// Nothing: its authentication is off.
-    NotWanted,
-    Token(String),
-}
-
 /// A way to etcd: to one of its members, and if that is silent, to the next one. Reads the password
 /// each time that etcd asks for it, and the certificates after each failure: who replaces them need
 /// not start anything again.
@@ -84,7 +73,7 @@ pub struct Gateway {
     /// The number of the member.
     at: usize,
     connection: Option<Connection>,
-    token: Credential,
+    token: Option<String>,
     timeout: Duration,
 }
 
@@ -95,7 +84,7 @@ impl Gateway {
             settings: settings.clone(),
             at: 0,
             connection: None,
-            token: Credential::Unknown,
+            token: None,
             timeout,
         }
     }
@@ -190,15 +179,15 @@ impl Gateway {
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         let sent = self.send(path, body, self.timeout);
-        let Err(EtcdFailure::Refused { code, .. }) = &sent else {
+        let Err(EtcdFailure::Refused { code, message }) = &sent else {
             return sent;
         };
-        // The token is too old, or authentication was turned on.
-        let wants_token = [UNAUTHENTICATED, INVALID_ARGUMENT].contains(code);
-        if !wants_token || self.settings.user.is_none() {
+        let is_of_an_old_token = *code == UNAUTHENTICATED
+            || *code == INVALID_ARGUMENT && message.contains("revision of auth store is old");
+        if !is_of_an_old_token || self.settings.user.is_none() {
             return sent;
         }
-        self.token = Credential::Unknown;
+        self.token = None;
         self.authenticate()?;
         self.send(path, body, self.timeout)
     }
@@ -214,22 +203,14 @@ impl Gateway {
     }
 
     fn authenticate(&mut self) -> Result<(), EtcdFailure> {
-        let (Credential::Unknown, Some((name, file))) = (&self.token, &self.settings.user) else {
+        let (None, Some((name, file))) = (&self.token, &self.settings.user) else {
             return Ok(());
         };
         let password = read_password(file).map_err(|reason| self.no_answer(reason))?;
         let body = serde_json::json!({ "name": name, "password": password }).to_string();
         let timeout = self.timeout * PASSWORD_TIME;
-        self.token = match self.send("/v3/auth/authenticate", &body, timeout) {
-            Ok(answer) => match answer["token"].as_str() {
-                Some(token) => Credential::Token(token.to_owned()),
-                None => return Err(self.pass_over("an answer without a token".to_owned())),
-            },
-            Err(EtcdFailure::Refused { code, .. }) if code == FAILED_PRECONDITION => {
-                Credential::NotWanted
-            }
-            Err(failure) => return Err(failure),
-        };
+        let answer = self.send("/v3/auth/authenticate", &body, timeout)?;
+        self.token = answer["token"].as_str().map(str::to_owned);
         Ok(())
     }
 
@@ -271,11 +252,7 @@ impl Gateway {
             self.connection = Some(connection);
         }
         let connection = self.connection.as_mut().expect("it was opened");
-        let token = match &self.token {
-            Credential::Token(token) => Some(token.as_str()),
-            Credential::Unknown | Credential::NotWanted => None,
-        };
-        Ok((connection, token))
+        Ok((connection, self.token.as_deref()))
     }
 
     /// Shakes hands with a member that speaks TLS, until `deadline`.

@@ -4,7 +4,8 @@ use std::io::Read;
 
 use crate::lfpd::command::{self, Command};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
-use crate::protocol::reply;
+use crate::protocol::abilities::Abilities;
+use crate::protocol::reply::{self, Reply};
 use crate::protocol::request::{self, FirstWord, Frame};
 
 /// Three lines are a request or an error, and a request that is written is read back.
@@ -35,7 +36,9 @@ pub fn reply(input: &[u8]) {
     let Ok(line) = std::str::from_utf8(input) else {
         return;
     };
-    if let Some(read) = reply::parse(line) {
+    // Words that this version does not know are read, and not written.
+    let is_lossy = |read: &Reply| *read == Reply::Hello(Abilities::default());
+    if let Some(read) = reply::parse(line).filter(|read| !is_lossy(read)) {
         let mut written = Vec::new();
         read.write(&mut written);
         let written = String::from_utf8(written).expect("text");

@@ -179,7 +179,8 @@ fn start_member(
 
 #[test]
 fn a_link_that_goes_down_costs_the_office_and_no_lock() {
-    needs!("root", "etcd", "unshare", "nsenter", "ip");
+    needs!(root);
+    needs!("etcd", "ip");
     let Some(house) = House::new() else {
         return;
     };
@@ -220,7 +221,8 @@ fn word_from_beside_a_lonely_member(house: &House, fault: Option<&str>) -> Event
 
 #[test]
 fn a_member_without_a_majority_confirms_nothing() {
-    needs!("root", "etcd", "unshare", "nsenter", "ip");
+    needs!(root);
+    needs!("etcd", "ip");
     let Some(house) = House::new() else {
         return;
     };
@@ -230,7 +232,8 @@ fn a_member_without_a_majority_confirms_nothing() {
 
 #[test]
 fn a_question_without_an_operation_is_found() {
-    needs!("root", "etcd", "unshare", "nsenter", "ip");
+    needs!(root);
+    needs!("etcd", "ip");
     let Some(house) = House::new() else {
         return;
     };

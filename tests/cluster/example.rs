@@ -83,8 +83,8 @@ fn the_benchmark_compares_the_cluster_with_etcd() {
 
 #[test]
 fn the_supervisor_hears_of_the_role() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let active = Server::active(&etcd.endpoints(), &[]);
     let directory = tempfile::tempdir().expect("there is room");
     let socket = directory.path().join("notify");

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
+use crate::house::{renew, Etcd, Server, TAKE_OVER};
 use crate::proxy::{Fate, Proxy};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, Client, Event, Signal};
+use crate::support::{eventually, Event, Signal};
 
 /// Longer than an answer takes, and shorter than the TTL.
 const A_WHILE: Duration = Duration::from_millis(1500);
@@ -23,8 +23,8 @@ fn is_batch(request: &str) -> bool {
 }
 
 /// Has a batch arrive after its second copy, and returns what is left in the journal.
-fn ghosts(fault: Option<&str>) -> Vec<String> {
-    let etcd = Etcd::start(1);
+fn ghosts(programs: &[Program; 2], fault: Option<&str>) -> Vec<String> {
+    let etcd = Etcd::start(programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let endpoints = format!("{},{}", proxy.endpoint(), etcd.endpoints());
     let server = Server::start_at(free_port(), &endpoints, &[], fault);
@@ -43,22 +43,22 @@ fn ghosts(fault: Option<&str>) -> Vec<String> {
 
 #[test]
 fn a_batch_that_arrives_late_leaves_no_ghost() {
-    needs!("etcd", "etcdctl");
-    assert_eq!(ghosts(None), Vec::<String>::new());
+    let programs = needs!("etcd", "etcdctl");
+    assert_eq!(ghosts(&programs, None), Vec::<String>::new());
 }
 
 #[test]
 fn the_missing_check_of_the_batch_number_is_found() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     if can_plant() {
-        assert_eq!(ghosts(Some("no-batch-number")).len(), 1);
+        assert_eq!(ghosts(&programs, Some("no-batch-number")).len(), 1);
     }
 }
 
 /// Kills a server whose batches do not arrive. Returns whether it has answered a claim, and whether
 /// the successor grants the same key.
-fn answered_and_granted_again(fault: Option<&str>) -> (bool, bool) {
-    let etcd = Etcd::start(1);
+fn answered_and_granted_again(programs: &[Program; 2], fault: Option<&str>) -> (bool, bool) {
+    let etcd = Etcd::start(programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::start_at(free_port(), &proxy.endpoint(), &[], fault);
     server.wait_until_active(1);
@@ -78,8 +78,8 @@ fn answered_and_granted_again(fault: Option<&str>) -> (bool, bool) {
 
 #[test]
 fn a_claim_is_not_answered_before_it_is_in_the_journal() {
-    needs!("etcd", "etcdctl");
-    assert_eq!(answered_and_granted_again(None), (false, true));
+    let programs = needs!("etcd", "etcdctl");
+    assert_eq!(answered_and_granted_again(&programs, None), (false, true));
 }
 
 #[test]
@@ -88,17 +88,17 @@ fn a_reply_before_the_journal_has_it_is_found() {
 }
 
 fn a_reply_before_the_journal_has_it_is_found_once() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     if can_plant() {
         let fault = Some("reply-before-journal");
-        assert_eq!(answered_and_granted_again(fault), (true, true));
+        assert_eq!(answered_and_granted_again(&programs, fault), (true, true));
     }
 }
 
 /// Stops an active server until another one is, and has as many batches written by that. Returns
 /// what the first one says to a holder afterwards.
-fn word_of_the_deposed(fault: Option<&str>) -> Event {
-    let etcd = Etcd::start(1);
+fn word_of_the_deposed(programs: &[Program; 2], fault: Option<&str>) -> Event {
+    let etcd = Etcd::start(programs, 1);
     let first = Server::start_at(free_port(), &etcd.endpoints(), &[], fault);
     first.wait_until_active(1);
     let mut holder = first.connect();
@@ -114,23 +114,23 @@ fn word_of_the_deposed(fault: Option<&str>) -> Event {
 
 #[test]
 fn a_deposed_server_confirms_no_lock() {
-    needs!("etcd", "etcdctl");
-    let word = word_of_the_deposed(None);
+    let programs = needs!("etcd", "etcdctl");
+    let word = word_of_the_deposed(&programs, None);
     assert!(matches!(word, Event::Eof | Event::Reset), "{word:?}");
 }
 
 #[test]
 fn the_missing_check_of_the_epoch_is_found() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     if can_plant() {
-        let word = word_of_the_deposed(Some("no-epoch"));
+        let word = word_of_the_deposed(&programs, Some("no-epoch"));
         assert_eq!(word, Event::Line(b"ok 120".to_vec()));
     }
 }
 
 /// Kills a server, and returns what its successor answers to a claim of a key that is held.
-fn answer_to_a_claim_after_a_takeover(fault: Option<&str>) -> String {
-    let etcd = Etcd::start(1);
+fn answer_to_a_claim_after_a_takeover(programs: &[Program; 2], fault: Option<&str>) -> String {
+    let etcd = Etcd::start(programs, 1);
     let first = Server::active(&etcd.endpoints(), &[]);
     let mut holder = first.connect();
     holder.acquire_for("k", 0, 120);
@@ -142,23 +142,26 @@ fn answer_to_a_claim_after_a_takeover(fault: Option<&str>) -> String {
 
 #[test]
 fn an_orphan_keeps_its_lock() {
-    needs!("etcd", "etcdctl");
-    assert_eq!(answer_to_a_claim_after_a_takeover(None), "timeout");
+    let programs = needs!("etcd", "etcdctl");
+    assert_eq!(
+        answer_to_a_claim_after_a_takeover(&programs, None),
+        "timeout"
+    );
 }
 
 #[test]
 fn orphans_that_are_dropped_are_found() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     if can_plant() {
-        let answer = answer_to_a_claim_after_a_takeover(Some("orphans-dropped"));
+        let answer = answer_to_a_claim_after_a_takeover(&programs, Some("orphans-dropped"));
         assert!(answer.starts_with("ok "), "{answer}");
     }
 }
 
 #[test]
 fn lost_and_doubled_answers_cost_no_office() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     // From the first request on: leases and the election, too.
     let mut count = 0;
@@ -193,8 +196,8 @@ fn lost_and_doubled_answers_cost_no_office() {
 
 #[test]
 fn a_cut_longer_than_the_ttl_ends_the_connections() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let first = Server::active(&proxy.endpoint(), &[]);
     let mut holder = first.connect();
@@ -212,8 +215,8 @@ fn a_cut_longer_than_the_ttl_ends_the_connections() {
 
 #[test]
 fn a_cut_shorter_than_the_ttl_only_delays() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
@@ -231,8 +234,8 @@ fn a_cut_shorter_than_the_ttl_only_delays() {
 
 #[test]
 fn the_loss_of_members_is_survived() {
-    needs!("etcd", "etcdctl");
-    let mut etcd = Etcd::start(3);
+    let programs = needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(&programs, 3);
     let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
     let held = client.acquire_for("held", 0, 120);
@@ -271,10 +274,20 @@ fn a_user_who_may_write_the_prefix_is_enough() {
 }
 
 fn a_user_who_may_write_the_prefix_is_enough_once() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
-    add_user(&etcd);
-    assert!(etcd.ctl(&["auth", "enable"]).is_some());
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission locks readwrite latchd/ latchd0",
+        "user add latchd:password",
+        "user grant-role latchd locks",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert!(etcd.ctl(&words).is_some(), "{command}");
+    }
     let directory = tempfile::tempdir().expect("there is room");
     let file = |content: &str| {
         let path = directory.path().join(content);
@@ -309,173 +322,25 @@ fn a_user_who_may_write_the_prefix_is_enough_once() {
     again.wait_for("resigned", 1);
 }
 
-/// A user `latchd` in etcd who may write the prefix, with the authentication still off.
-fn add_user(etcd: &Etcd) {
-    for command in [
-        "user add root:secret",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission locks readwrite latchd/ latchd0",
-        "user add latchd:password",
-        "user grant-role latchd locks",
-    ] {
-        let words: Vec<&str> = command.split(' ').collect();
-        assert!(etcd.ctl(&words).is_some(), "{command}");
-    }
-}
-
-#[test]
-fn authentication_can_be_turned_on_and_off_under_load() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
-    add_user(&etcd);
-    let directory = tempfile::tempdir().expect("there is room");
-    let password = directory.path().join("password");
-    std::fs::write(&password, "password").expect("there is room");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    std::fs::set_permissions(&password, mode).expect("it is ours");
-    let password = password.to_string_lossy();
-    let user = ["--etcd-user", "latchd", "--etcd-password-file", &password];
-    let server = Server::active(&etcd.endpoints(), &user);
-    let mut client = server.connect();
-    let held = client.acquire_for("held", 0, 60);
-    let work = |client: &mut Client| {
-        let grant = client.acquire_for("k", 0, 60);
-        assert_eq!(client.request("r", "k", &grant.token), "ok");
-        assert_eq!(renew(client, "held", &held), "ok 60");
-    };
-    for _ in 0..2 {
-        for command in [
-            &["auth", "enable"][..],
-            &["--user", "root:secret", "auth", "disable"],
-        ] {
-            work(&mut client);
-            assert!(etcd.ctl(command).is_some(), "{command:?}");
-            work(&mut client);
-        }
-    }
-    // Longer than the TTL: the office's lease goes on, too.
-    let began = Instant::now();
-    while began.elapsed() < TTL + Duration::from_secs(1) {
-        work(&mut client);
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let log = server.daemon.log();
-    assert!(!log.contains("deposed"), "{log}");
-}
-
-#[test]
-fn a_leader_without_an_address_is_not_shown_to_clients() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
-    assert!(etcd
-        .ctl(&["put", "latchd/leader", "evil\nok forged"])
-        .is_some());
-    let server = Server::start(&etcd.endpoints(), &[]);
-    server.wait_for("bad-address active=", 1);
-    let role = server.connect().request("cluster", "_", "_");
-    assert!(
-        role.starts_with("ok standby ") && role.ends_with(" -"),
-        "{role}"
-    );
-    assert!(etcd.ctl(&["del", "latchd/leader"]).is_some());
-    server.wait_until_active(1);
-}
-
-#[test]
-fn a_server_steps_down_before_a_record_it_cannot_read() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
-    let name = "latchd/h/0000000000000001";
-    assert!(etcd.ctl(&["put", name, "x weight=2 key=k"]).is_some());
-    // The keys of a service whose prefix begins with ours.
-    assert!(etcd
-        .ctl(&["put", "latchd/h/leader", "127.0.0.1:1"])
-        .is_some());
-    let server = Server::start(&etcd.endpoints(), &[]);
-    server.wait_for(&format!("bad-record key={name}"), 1);
-    server.wait_for("resigned", 1);
-    assert_eq!(etcd.ctl(&["get", "latchd/leader"]).as_deref(), Some(""));
-    assert!(!server
-        .daemon
-        .log()
-        .contains("bad-record key=latchd/h/leader"));
-    let role = server.connect().request("cluster", "_", "_");
-    assert_eq!(role, "ok standby 0 -");
-    // It runs again later, in case that the record is gone.
-    assert!(etcd.ctl(&["del", name]).is_some());
-    server.wait_until_active(1);
-}
-
 #[test]
 fn a_full_etcd_is_named_and_recovers() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1000000"]);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start_with(&programs, 1, &["--quota-backend-bytes", "1000000"]);
     let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
     let grant = client.acquire_for("k", 0, 300);
-    fill(&etcd);
-    client.send("l\nother\n0 300\n");
-    server.wait_for("etcd-refuses code=8", 1);
-    client.nothing_within(Duration::from_millis(200));
-    make_room(&etcd);
-    let reply = client.next_event(TAKE_OVER);
-    assert!(
-        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
-        "{reply:?}"
-    );
-    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
-    server.wait_for("etcd-takes-writes", 1);
-}
-
-/// Fills etcd until it refuses to write.
-fn fill(etcd: &Etcd) {
     let filler = "x".repeat(100_000);
     let is_full = || etcd.ctl(&["put", "filler", &filler]).is_none();
     eventually(TAKE_OVER, "etcd is full", is_full);
-}
-
-#[test]
-fn a_full_etcd_costs_nobody_a_held_lock() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1000000"]);
-    let server = Server::active(&etcd.endpoints(), &[]);
-    let mut holder = server.connect();
-    let held = holder.acquire_for("held", 0, 10);
-    let mut releasing = server.connect();
-    let released = releasing.acquire_for("released", 0, 300);
-    fill(&etcd);
-    releasing.send(&format!("r\nreleased\n{}\n", released.token));
-    server.wait_for("etcd-refuses code=8", 1);
-    let mut claiming = server.connect();
-    claiming.send("l\nfree\n0 300\n");
-    // For longer than the TTL, and than the lease.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(12) {
-        assert_eq!(renew(&mut holder, "held", &held), "ok 10");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    claiming.nothing_within(Duration::from_millis(1));
-    releasing.nothing_within(Duration::from_millis(1));
-    let log = server.daemon.log();
-    assert!(!log.contains("deposed"), "{log}");
-    // A server that starts now finds the active one, and passes clients on.
-    let standby = Server::start(&etcd.endpoints(), &[]);
-    standby.wait_for("INFO standby active=", 1);
-    assert_eq!(renew(&mut standby.connect(), "held", &held), "ok 10");
-    drop(claiming);
-    make_room(&etcd);
-    assert_eq!(releasing.line(), "ok");
-    server.wait_for("etcd-takes-writes", 1);
-    assert_eq!(etcd.holders("latchd").len(), 1);
-}
-
-/// Compacts, defragments and disarms the alarm.
-fn make_room(etcd: &Etcd) {
-    let listed = etcd.ctl(&["get", "filler", "-w", "fields"]);
-    let listed = listed.expect("etcd answers");
-    let mut lines = listed.lines();
-    let revision = lines.find_map(|line| line.strip_prefix("\"Revision\" : "));
+    client.send("l\nother\n0 300\n");
+    server.wait_for("etcd-full", 1);
+    client.nothing_within(Duration::from_millis(200));
+    let listed = etcd
+        .ctl(&["get", "filler", "-w", "fields"])
+        .expect("etcd answers");
+    let revision = listed
+        .lines()
+        .find_map(|line| line.strip_prefix("\"Revision\" : "));
     for command in [
         &["compact", revision.expect("it has one")][..],
         &["defrag"],
@@ -483,12 +348,18 @@ fn make_room(etcd: &Etcd) {
     ] {
         assert!(etcd.ctl(command).is_some(), "{command:?}");
     }
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
 }
 
 #[test]
 fn long_replies_take_no_uncertain_grant_along() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
     for long in [
@@ -516,8 +387,8 @@ fn a_grant_that_is_told_late_has_its_whole_lease() {
 }
 
 fn a_grant_that_is_told_late_has_its_whole_lease_once() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
@@ -542,8 +413,8 @@ fn no_lease_ends_before_its_holder_is_told() {
 }
 
 fn no_lease_ends_before_its_holder_is_told_once() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::active(&proxy.endpoint(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
@@ -561,8 +432,8 @@ fn no_lease_ends_before_its_holder_is_told_once() {
 
 #[test]
 fn a_server_waits_for_etcd_and_passes_over_the_dead() {
-    needs!("etcd", "etcdctl");
-    let mut etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(&programs, 1);
     etcd.members[0].kill();
     let endpoints = format!("127.0.0.1:{},{}", free_port(), etcd.endpoints());
     let server = Server::start(&endpoints, &[]);

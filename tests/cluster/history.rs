@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::{eventually, fence, Client, Event, Signal, PATIENCE};
 
@@ -275,8 +275,8 @@ struct House {
 }
 
 impl House {
-    fn new() -> House {
-        let etcd = Etcd::start(3);
+    fn new(programs: &[Program; 2]) -> House {
+        let etcd = Etcd::start(programs, 3);
         let members = || etcd.members.iter();
         let way = || {
             members()
@@ -378,11 +378,11 @@ impl House {
 
 #[test]
 fn no_two_clients_believe_in_one_slot() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     let seconds = setting("LATCHD_HISTORY_S", 40);
     let seed = setting("LATCHD_HISTORY_SEED", u64::from(std::process::id()) + 1);
     println!("LATCHD_HISTORY_SEED={seed}");
-    let mut house = House::new();
+    let mut house = House::new(&programs);
     let ports: Vec<u16> = house.servers.iter().map(|server| server.port).collect();
     let history = History::default();
     let mut random = Random(seed);
@@ -475,10 +475,10 @@ fn take(history: &History, port: u16, key: usize, lease: Duration) {
 /// In any other history, the batch number tells the two apart before the epoch does. Here no batch
 /// is written while there are two: renewals of the same length only ask questions, and each server
 /// has written the one batch of its take-over.
-fn violations_of_two_believers(fault: Option<&str>) -> Vec<String> {
+fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> Vec<String> {
     const COUNT: usize = 4;
     let lease = 3 * TTL;
-    let etcd = Etcd::start(1);
+    let etcd = Etcd::start(programs, 1);
     let arguments = ["--no-auto-release-on-disconnect"];
     let start = |port| Server::start_at(port, &etcd.endpoints(), &arguments, fault);
     let before = start(free_port());
@@ -515,17 +515,20 @@ fn violations_of_two_believers(fault: Option<&str>) -> Vec<String> {
 
 #[test]
 fn of_two_servers_that_believe_only_one_confirms() {
-    needs!("etcd", "etcdctl");
-    assert_eq!(violations_of_two_believers(None), Vec::<String>::new());
+    let programs = needs!("etcd", "etcdctl");
+    assert_eq!(
+        violations_of_two_believers(&programs, None),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
 fn the_history_finds_the_missing_check_of_the_epoch() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     // Faults are planted only in builds for tests.
     if cfg!(debug_assertions) {
         // A server that was stopped amid a question to etcd starts over, as one without the fault.
-        let is_found = || !violations_of_two_believers(Some("no-epoch")).is_empty();
+        let is_found = || !violations_of_two_believers(&programs, Some("no-epoch")).is_empty();
         assert!(
             (0..3).any(|_| is_found()),
             "two believed in one lock, unseen"

@@ -10,13 +10,13 @@ use latchd::client::{Address, Client as Guards, Loss};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::support::latch::{output, wait, Latch, PROGRAM};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
 /// One member of etcd, an active server and a standby.
-fn pair(arguments: &[&str]) -> (Etcd, Server, Server) {
-    let etcd = Etcd::start(1);
+fn pair(programs: &[Program; 2], arguments: &[&str]) -> (Etcd, Server, Server) {
+    let etcd = Etcd::start(programs, 1);
     let active = Server::active(&etcd.endpoints(), arguments);
     let standby = Server::start(&etcd.endpoints(), arguments);
     standby.wait_for("standby active=", 1);
@@ -51,8 +51,8 @@ fn ends(client: &mut Client, within: Duration) -> bool {
 
 #[test]
 fn each_server_tells_its_role() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let epoch = epoch(&active);
     let expected = [
         (&active, format!("ok active {epoch} {}", address(&active))),
@@ -85,8 +85,8 @@ fn each_server_tells_its_role() {
 
 #[test]
 fn the_role_is_told_before_auth_and_is_no_word_of_others() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&["--auth-token", "secret"]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &["--auth-token", "secret"]);
     for (server, role) in [(&active, "ok active "), (&standby, "ok standby ")] {
         let told = server.connect().request("cluster", "_", "_");
         assert!(told.starts_with(role), "{told}");
@@ -110,8 +110,8 @@ fn the_role_is_told_before_auth_and_is_no_word_of_others() {
 
 #[test]
 fn a_relay_must_know_the_epoch_and_come_first() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let epoch = epoch(&active);
     let relayed = |server: &Server, epoch: &str| {
         let mut client = server.connect();
@@ -134,8 +134,8 @@ fn a_relay_must_know_the_epoch_and_come_first() {
 
 #[test]
 fn a_unix_socket_of_a_standby_leads_to_the_active_server() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let active = Server::active(&etcd.endpoints(), &[]);
     let directory = tempfile::tempdir().expect("there is room");
     let socket = directory.path().join("socket");
@@ -151,8 +151,8 @@ fn a_unix_socket_of_a_standby_leads_to_the_active_server() {
 
 #[test]
 fn statistics_say_how_the_journal_fares() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let mut holder = standby.connect();
     holder.acquire_for("k", 0, 600);
     let stats = holder.stats();
@@ -170,8 +170,8 @@ fn statistics_say_how_the_journal_fares() {
 
 #[test]
 fn everything_passes_through_in_both_directions() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, _active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, _active, standby) = pair(&programs, &[]);
     let mut client = standby.connect();
     let mut writer = client.writer();
     const COUNT: usize = 100_000;
@@ -193,8 +193,8 @@ fn everything_passes_through_in_both_directions() {
 
 #[test]
 fn a_client_that_leaves_frees_what_it_held_and_its_place() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let mut holder = standby.connect();
     holder.acquire_for("k", 0, 600);
     let mut waiter = standby.connect();
@@ -213,8 +213,8 @@ fn a_client_that_leaves_frees_what_it_held_and_its_place() {
 
 #[test]
 fn a_client_that_sends_nothing_is_turned_away_in_time() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, _active, standby) = pair(&["--read-timeout", "1"]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, _active, standby) = pair(&programs, &["--read-timeout", "1"]);
     for sent in ["", "clu", "cluster\n_\n"] {
         let began = Instant::now();
         let mut client = standby.connect();
@@ -233,8 +233,8 @@ fn a_client_that_sends_nothing_is_turned_away_in_time() {
 
 #[test]
 fn a_client_that_never_reads_goes_after_the_write_timeout() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let short = ["--write-timeout", "1"];
     let active = Server::active(&etcd.endpoints(), &short);
     let directory = tempfile::tempdir().expect("there is room");
@@ -262,8 +262,8 @@ fn a_client_that_never_reads_goes_after_the_write_timeout() {
 
 #[test]
 fn connections_end_when_another_server_is_active() {
-    needs!("etcd", "etcdctl");
-    let (etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (etcd, active, standby) = pair(&programs, &[]);
     let other = Server::start(&etcd.endpoints(), &[]);
     other.wait_for("standby active=", 1);
     let mut clients = [standby.connect(), other.connect()];
@@ -285,8 +285,8 @@ fn connections_end_when_another_server_is_active() {
 
 #[test]
 fn connections_last_while_etcd_is_silent() {
-    needs!("etcd", "etcdctl");
-    let (etcd, _active, standby) = pair(&["--etcd-ttl", "15"]);
+    let programs = needs!("etcd", "etcdctl");
+    let (etcd, _active, standby) = pair(&programs, &["--etcd-ttl", "15"]);
     let mut client = standby.connect();
     assert_eq!(client.request("ping", "_", "_"), "ok");
     etcd.members[0].signal(Signal::STOP);
@@ -299,7 +299,7 @@ fn connections_last_while_etcd_is_silent() {
 
 #[test]
 fn a_client_waits_for_an_active_server_but_not_for_ever() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     let dead = format!("127.0.0.1:{}", free_port());
     let alone = Server::start(&dead, &[]);
     let began = Instant::now();
@@ -313,7 +313,7 @@ fn a_client_waits_for_an_active_server_but_not_for_ever() {
     client.half_close();
     assert!(ends(&mut client, TTL * 2));
 
-    let etcd = Etcd::start(1);
+    let etcd = Etcd::start(&programs, 1);
     etcd.members[0].signal(Signal::STOP);
     let server = Server::start(&etcd.endpoints(), &[]);
     let mut client = server.connect();
@@ -326,8 +326,8 @@ fn a_client_waits_for_an_active_server_but_not_for_ever() {
 
 #[test]
 fn a_client_waits_while_a_successor_takes_over() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let first = Server::active(&etcd.endpoints(), &[]);
     let slow = Some("slow-takeover");
     let successor = Server::start_at(free_port(), &etcd.endpoints(), &[], slow);
@@ -355,8 +355,8 @@ fn a_client_waits_while_a_successor_takes_over() {
 
 #[test]
 fn two_standbys_make_no_loop() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     // The key of the office names a standby.
     let port = free_port();
     let lease = etcd.ctl(&["lease", "grant", "600"]).expect("etcd answers");
@@ -390,8 +390,8 @@ fn two_standbys_make_no_loop() {
 
 #[test]
 fn a_guard_lives_on_when_its_server_dies() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     for door in [
         format!("{}|{}", address(&active), address(&standby)),
         address(&standby),
@@ -418,8 +418,8 @@ fn a_guard_lives_on_when_its_server_dies() {
 
 #[test]
 fn latch_run_keeps_its_lock_over_a_failover() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let directory = tempfile::tempdir().expect("there is room");
     let (began, end) = (directory.path().join("began"), directory.path().join("end"));
     let script = "echo $LATCH_TOKEN >\"$1\"; until test -e \"$2\"; do sleep 0.1; done";
@@ -446,8 +446,8 @@ fn latch_run_keeps_its_lock_over_a_failover() {
 
 #[test]
 fn a_command_that_ends_in_a_failover_keeps_its_status() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let directory = tempfile::tempdir().expect("there is room");
     let (began, end) = (directory.path().join("began"), directory.path().join("end"));
     let script = "echo >\"$1\"; until test -e \"$2\"; do sleep 0.1; done; exit 3";
@@ -466,8 +466,8 @@ fn a_command_that_ends_in_a_failover_keeps_its_status() {
 
 #[test]
 fn a_lock_whose_relay_dies_is_lost_and_free() {
-    needs!("etcd", "etcdctl");
-    let (_etcd, active, standby) = pair(&[]);
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
     let server: Address = format!("{}|{}", address(&standby), address(&active))
         .parse()
         .expect("two addresses");

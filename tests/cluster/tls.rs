@@ -64,9 +64,10 @@ fn start(etcd: &Etcd, options: &[String]) -> Server {
 
 #[test]
 fn servers_share_an_etcd_that_asks_for_certificates() {
-    needs!("etcd", "etcdctl", "openssl");
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let programs = [etcd, etcdctl];
     let files = certificates();
-    let etcd = Etcd::start_secured(files.path());
+    let etcd = Etcd::start_secured(&programs, files.path());
     for command in [
         "user add root:secret",
         "user grant-role root root",
@@ -94,9 +95,10 @@ fn servers_share_an_etcd_that_asks_for_certificates() {
 
 #[test]
 fn an_etcd_of_another_ca_is_not_believed() {
-    needs!("etcd", "etcdctl", "openssl");
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let programs = [etcd, etcdctl];
     let (files, others) = (certificates(), certificates());
-    let etcd = Etcd::start_secured(files.path());
+    let etcd = Etcd::start_secured(&programs, files.path());
     let distrustful = start(&etcd, &options(others.path(), &[]));
     distrustful.wait_for("error=\"invalid peer certificate: ", 1);
     // The etcd of a client without a certificate is the right one, and refuses it.
@@ -118,9 +120,10 @@ fn an_etcd_of_another_ca_is_not_believed() {
 
 #[test]
 fn certificates_for_etcd_that_are_replaced_count_at_once() {
-    needs!("etcd", "etcdctl", "openssl");
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let programs = [etcd, etcdctl];
     let (files, replaced) = (certificates(), certificates());
-    let etcd = Etcd::start_secured(files.path());
+    let etcd = Etcd::start_secured(&programs, files.path());
     let server = start(&etcd, &options(replaced.path(), &[]));
     server.wait_for("error=\"invalid peer certificate: ", 1);
     for name in ["ca.pem", "client.pem", "client.key"] {
@@ -231,8 +234,8 @@ fn epoch(active: &Server) -> String {
 
 #[test]
 fn tls_clients_go_through_a_standby_and_a_failover() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let (first, options) = active(&etcd);
     let second = start(&etcd, &options);
     second.wait_for("standby active=", 1);
@@ -264,8 +267,8 @@ fn tls_clients_go_through_a_standby_and_a_failover() {
 
 #[test]
 fn a_plain_client_of_a_tls_cluster_gets_no_byte() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let (active, options) = active(&etcd);
     let standby = start(&etcd, &options);
     standby.wait_for("standby active=", 1);
@@ -300,8 +303,8 @@ fn a_plain_client_of_a_tls_cluster_gets_no_byte() {
 
 #[test]
 fn tls_begins_after_the_frame_of_a_standby() {
-    needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(1);
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
     let (active, _) = active(&etcd);
     let greeting = format!("relay\n{}\n_\n", epoch(&active));
     for cut in [1, 5, 6, greeting.len() - 1, greeting.len()] {

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::manual::help;
-use crate::support::installed;
-use crate::support::needs::needs;
+use crate::support::needs::{self, needs};
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -115,7 +114,6 @@ fn the_help_is_understood_to_the_last_option() {
 
 #[test]
 fn bash_completes_commands_options_and_values() {
-    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("tok en"), "").expect("write");
     for (words, offers) in [
@@ -179,7 +177,6 @@ fn split_at(offers: &str) -> char {
 
 #[test]
 fn bash_completes_the_command_behind_the_dashes() {
-    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     let commands = in_bash("latch run key -- ca", dir.path());
@@ -197,7 +194,6 @@ fn bash_completes_the_command_behind_the_dashes() {
 
 #[test]
 fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
-    needs!("bash");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let script = r#"_command_offset() { COMPREPLY=("offset $1"); }"#;
     let offers = in_bash_with(script, "latch run key -- make al", dir.path());
@@ -206,13 +202,11 @@ fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
 
 #[test]
 fn zsh_and_fish_can_read_their_completions() {
-    needs!("zsh", "fish");
+    let [zsh, fish] = needs!("zsh", "fish");
     for (name, _) in PROGRAMS {
-        for (shell, file) in [
-            ("zsh", format!("_{name}")),
-            ("fish", format!("{name}.fish")),
-        ] {
-            let output = Command::new(installed(shell, shell))
+        for (shell, file) in [(&zsh, format!("_{name}")), (&fish, format!("{name}.fish"))] {
+            let output = shell
+                .command()
                 .arg("-n")
                 .arg(completions().join(&file))
                 .output()
@@ -228,7 +222,7 @@ fn zsh_and_fish_can_read_their_completions() {
 
 #[test]
 fn fish_completes_options_and_the_command_after_the_dashes() {
-    needs!("fish");
+    let fish = needs!("fish");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
     for (line, offers) in [
@@ -245,7 +239,7 @@ fn fish_completes_options_and_the_command_after_the_dashes() {
         ("sema status to-do --set", &[]),
         ("sema run to-do -- cat to-", &["to-do"]),
     ] {
-        assert_eq!(in_fish(line, dir.path()), offers, "{line}");
+        assert_eq!(in_fish(&fish, line, dir.path()), offers, "{line}");
     }
 }
 
@@ -271,12 +265,12 @@ fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
 }
 
 /// What fish offers at the end of `line`, without the descriptions.
-fn in_fish(line: &str, dir: &Path) -> Vec<String> {
+fn in_fish(fish: &needs::Program, line: &str, dir: &Path) -> Vec<String> {
     let program = line.split(' ').next().expect("a program");
     let file = completions().join(format!("{program}.fish"));
     let script = format!("source {}; complete -C '{line}'", file.display());
     let lines = lines_of(
-        Command::new(installed("fish", "fish"))
+        fish.command()
             .args(["--no-config", "-c", &script])
             .env("HOME", dir)
             .current_dir(dir),

@@ -351,7 +351,6 @@ fn the_benchmark_draws_its_table() {
 
 #[test]
 fn the_benchmark_of_lock_files_gives_its_ratios() {
-    needs!("flock");
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().to_str().expect("UTF-8");
     let printed = benchmark("lockfile", &["--count", "2", "--directory", path]);
@@ -366,7 +365,6 @@ fn the_benchmark_of_lock_files_gives_its_ratios() {
 
 #[test]
 fn the_benchmark_of_the_start_gives_a_ratio() {
-    needs!("flock");
     let printed = benchmark("startup", &["--count", "3"]);
     let (_, ratio) = printed
         .split_once("ratio of latch run to flock")

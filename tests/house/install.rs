@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 
 const FILES: [&str; 27] = [
     "bin/latch",
@@ -41,10 +41,10 @@ const FILES: [&str; 27] = [
 
 #[test]
 fn make_install_honours_prefix_and_destdir() {
-    needs!("make");
+    let make = needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     let destdir = format!("DESTDIR={}", root.path().display());
-    let output = make("install", &["PREFIX=/opt/a b", &destdir]);
+    let output = run(&make, "install", &["PREFIX=/opt/a b", &destdir]);
     assert!(output.status.success(), "{output:?}");
     let expected: BTreeSet<PathBuf> = FILES.iter().map(PathBuf::from).collect();
     let mut installed = BTreeSet::new();
@@ -66,27 +66,27 @@ fn make_install_honours_prefix_and_destdir() {
 
 #[test]
 fn make_install_fails_if_nothing_was_built() {
-    needs!("make");
+    let make = needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     let prefix = format!("PREFIX={}", root.path().display());
-    let output = make("install", &[&prefix, "BUILT=no-such-directory"]);
+    let output = run(&make, "install", &[&prefix, "BUILT=no-such-directory"]);
     assert!(!output.status.success(), "{output:?}");
 }
 
 #[test]
 fn make_uninstall_removes_what_was_installed() {
-    needs!("make");
+    let make = needs!("make");
     let root = tempfile::tempdir().expect("there is room");
     // What a shell would make of a path with a blank in it.
     let beside = root.path().join("a");
     fs::write(&beside, "another user's").expect("it can be written");
     let to = root.path().join("a b");
     let prefix = format!("PREFIX={}", to.display());
-    assert!(make("install", &[&prefix]).status.success());
+    assert!(run(&make, "install", &[&prefix]).status.success());
     let other = to.join("share/man/man1/other.1");
     fs::write(&other, "another program's").expect("it can be written");
     for _ in 0..2 {
-        let output = make("uninstall", &[&prefix]);
+        let output = run(&make, "uninstall", &[&prefix]);
         assert!(output.status.success(), "{output:?}");
         let mut left = BTreeSet::new();
         collect(&to, &to, &mut left);
@@ -96,15 +96,15 @@ fn make_uninstall_removes_what_was_installed() {
     assert!(beside.exists());
     let nothing = root.path().join("nothing");
     let prefix = format!("PREFIX={}", nothing.display());
-    assert!(make("uninstall", &[&prefix]).status.success());
+    assert!(run(&make, "uninstall", &[&prefix]).status.success());
     assert!(!nothing.exists());
 }
 
 /// Makes a target with the programs of this build, unless `variables` name others.
-fn make(target: &str, variables: &[&str]) -> Output {
+fn run(make: &Program, target: &str, variables: &[&str]) -> Output {
     let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
     let built = built.expect("a program is in a directory").display();
-    Command::new("make")
+    make.command()
         .args([target, &format!("BUILT={built}")])
         .args(variables)
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::tidy::expect_none;
 
 const LATCH: &str = env!("CARGO_BIN_EXE_latch");
@@ -421,16 +421,9 @@ fn the_protocol_page_names_every_status_word() {
 
 #[test]
 fn mandoc_finds_nothing_wrong_with_the_manual() {
-    needs!("mandoc");
+    let mandoc = needs!("mandoc");
     for path in pages() {
-        let output = match Command::new("mandoc")
-            .args(["-T", "lint", "-W", "warning"])
-            .arg(&path)
-            .output()
-        {
-            Ok(output) => output,
-            Err(error) => panic!("cannot run mandoc ({error}): install the package mandoc"),
-        };
+        let output = rendered_by(&mandoc, &["-T", "lint", "-W", "warning"], &path);
         let findings = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success() && findings.is_empty(),
@@ -441,9 +434,9 @@ fn mandoc_finds_nothing_wrong_with_the_manual() {
 
 #[test]
 fn groff_renders_every_page_without_a_warning() {
-    needs!("groff");
+    let groff = needs!("groff");
     for path in pages() {
-        let output = rendered_by("groff", &["-mandoc", "-T", "utf8", "-ww", "-z"], &path);
+        let output = rendered_by(&groff, &["-mandoc", "-T", "utf8", "-ww", "-z"], &path);
         let warnings = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && warnings.is_empty(), "{warnings}");
     }
@@ -468,11 +461,11 @@ fn mdoc_takes_no_english_word_for_a_macro() {
 
 #[test]
 fn groff_and_mandoc_show_the_same_table_of_commands() {
-    needs!("groff", "mandoc");
+    let [groff, mandoc] = needs!("groff", "mandoc");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/latch-protocol.7");
     for (program, arguments) in [
-        ("groff", &["-mandoc", "-T", "ascii", "-P-cbou"][..]),
-        ("mandoc", &["-T", "ascii"]),
+        (&groff, &["-mandoc", "-T", "ascii", "-P-cbou"][..]),
+        (&mandoc, &["-T", "ascii"]),
     ] {
         let output = rendered_by(program, arguments, &page);
         let text = without_overstrike(&String::from_utf8_lossy(&output.stdout));
@@ -488,13 +481,13 @@ fn groff_and_mandoc_show_the_same_table_of_commands() {
             "n token [lease] ok lease",
             "auth secret ok",
         ] {
-            assert!(rows.contains(row), "{program}: no {row:?} in {text}");
+            assert!(rows.contains(row), "{program:?}: no {row:?} in {text}");
         }
     }
 }
 
-fn rendered_by(program: &str, arguments: &[&str], page: &Path) -> Output {
-    let mut command = Command::new(program);
+fn rendered_by(program: &Program, arguments: &[&str], page: &Path) -> Output {
+    let mut command = program.command();
     command
         .args(arguments)
         .arg(page)

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use crate::support::latch::{is_held, wait};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::stalls::fair_test;
 use crate::support::{eventually, fence, Daemon, Signal, PATIENCE};
 
@@ -21,11 +21,11 @@ fn the_python_client_holds_renews_and_releases() {
 }
 
 fn the_python_client_holds_renews_and_releases_once() {
-    needs!("python3");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("there is room");
     let script = "echo $TOKEN >token; until test -e stop; do sleep 0.05; done; exit 3";
-    let mut client = start(&daemon, directory.path(), &["sh", "-c", script]);
+    let mut client = start(&python, &daemon, directory.path(), &["sh", "-c", script]);
     let token = directory.path().join("token");
     eventually(PATIENCE, "the command runs", || {
         fs::read_to_string(&token).is_ok_and(|text| text.ends_with('\n'))
@@ -43,10 +43,10 @@ fn the_python_client_holds_renews_and_releases_once() {
 
 #[test]
 fn the_python_client_kills_its_command_when_the_lock_is_lost() {
-    needs!("python3");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("there is room");
-    let mut client = start(&daemon, directory.path(), &["sleep", "600"]);
+    let mut client = start(&python, &daemon, directory.path(), &["sleep", "600"]);
     eventually(PATIENCE, "the lock is held", || is_held(&daemon, "my-job"));
     daemon.signal(Signal::KILL);
     assert_eq!(wait(&mut client.0), Some(1));
@@ -64,14 +64,15 @@ impl Drop for Client {
 }
 
 /// Starts the program for the key `my-job`, with a lease of two seconds.
-fn start(daemon: &Daemon, directory: &Path, command: &[&str]) -> Client {
+fn start(python: &Program, daemon: &Daemon, directory: &Path, command: &[&str]) -> Client {
     let port = daemon.port().to_string();
     let source = source()
         .replace("6388", &port)
         .replace("lease=30", "lease=2");
     let program = directory.join("client.py");
     fs::write(&program, source).expect("there is room");
-    let client = Command::new("python3")
+    let client = python
+        .command()
         .arg(program)
         .arg("my-job")
         .args(command)

@@ -24,10 +24,10 @@ fn output(mut command: Command) -> Output {
 fn a_test_that_lacks_a_program_is_skipped_and_noted() {
     let output = output(run_without_programs());
     assert!(output.status.success(), "{output:?}");
-    let notes = format!("skipped-{}", process::id());
+    let notes = format!("notes-{}", process::id());
     let notes = Path::new(env!("CARGO_TARGET_TMPDIR")).join(notes);
     let noted = fs::read_to_string(&notes).expect("there are notes");
-    assert_eq!(noted, "house\tmandoc\n");
+    assert_eq!(noted, "skipped\thouse\tmandoc\n");
     fs::remove_file(notes).expect("it was just there");
 }
 

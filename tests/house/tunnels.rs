@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::support::needs::needs;
 use crate::support::tunnel::Tunnel;
@@ -30,10 +30,11 @@ fn with(recipe: &str, places: &[(&str, &str)]) -> String {
 
 #[test]
 fn the_tunnel_of_the_manual_encrypts_and_checks_the_server() {
-    needs!("stunnel", "openssl");
+    let [stunnel, openssl] = needs!("stunnel", "openssl");
     let directory = tempfile::tempdir().expect("there is room for a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
-    let made = Command::new("openssl")
+    let made = openssl
+        .command()
         .args(["req", "-x509", "-newkey", "ec", "-nodes", "-days", "9"])
         .args(["-pkeyopt", "ec_paramgen_curve:prime256v1"])
         .args([
@@ -55,20 +56,23 @@ fn the_tunnel_of_the_manual_encrypts_and_checks_the_server() {
     let [on_server, on_client] = &recipes[..] else {
         panic!("{recipes:?}");
     };
-    let server = Tunnel::start(&with(
-        on_server,
-        &[
-            ("accept = 6389", "accept = 127.0.0.1:0"),
-            ("127.0.0.1:6388", &daemon.addr().to_string()),
-            ("/etc/stunnel/latchd.pem", &path("latchd.pem")),
-        ],
-    ));
+    let server = Tunnel::start(
+        &stunnel,
+        &with(
+            on_server,
+            &[
+                ("accept = 6389", "accept = 127.0.0.1:0"),
+                ("127.0.0.1:6388", &daemon.addr().to_string()),
+                ("/etc/stunnel/latchd.pem", &path("latchd.pem")),
+            ],
+        ),
+    );
     let places = [
         ("accept = 127.0.0.1:6388", "accept = 127.0.0.1:0"),
         ("server:6389", &server.addr().to_string()),
         ("/etc/stunnel/ca.pem", &path("ca.pem")),
     ];
-    let client = Tunnel::start(&with(on_client, &places));
+    let client = Tunnel::start(&stunnel, &with(on_client, &places));
     let mut held = Client::tcp(client.addr());
     let grant = held.acquire("k", 0);
     assert_eq!(held.request("r", "k", &grant.token), "ok");
@@ -83,7 +87,7 @@ fn the_tunnel_of_the_manual_encrypts_and_checks_the_server() {
     assert!(!matches!(&answered, Event::Line(line) if line.starts_with(b"ok")));
     let other = places.map(|(old, new)| (old, new));
     let wrong = with(on_client, &other).replace("checkHost = server", "checkHost = other");
-    let wrong = Tunnel::start(&wrong);
+    let wrong = Tunnel::start(&stunnel, &wrong);
     let refused = Client::tcp(wrong.addr()).next_event(PATIENCE);
     assert!(matches!(refused, Event::Eof | Event::Reset), "{refused:?}");
 }

@@ -19,7 +19,7 @@ use crate::support::latch::{
 };
 use crate::support::needs::needs;
 use crate::support::silent::{refusing_addr, FullBacklog};
-use crate::support::{eventually, installed, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use rustix::process::Pid;
@@ -1317,7 +1317,7 @@ fn fence_check_gives_up_on_a_file_that_stays_locked() {
 
 #[test]
 fn the_directory_of_a_links_target_is_synced() {
-    needs!("strace");
+    let strace = needs!("strace");
     let directory = tempfile::tempdir().expect("a directory");
     let [links, files] = ["links", "files"].map(|name| directory.path().join(name));
     fs::create_dir(&links).expect("there is room");
@@ -1325,7 +1325,7 @@ fn the_directory_of_a_links_target_is_synced() {
     let link = links.join("fence");
     std::os::unix::fs::symlink("../files/fence", &link).expect("there is room");
     let trace = directory.path().join("trace");
-    let mut command = Command::new(installed("strace", "strace"));
+    let mut command = strace.command();
     command
         .args(["-f", "-y", "-e", "trace=fsync", "-o"])
         .arg(&trace);

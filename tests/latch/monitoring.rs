@@ -2,11 +2,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::thread;
 
 use crate::support::latch::{latch, run, text};
-use crate::support::needs::{find, needs};
+use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
 use crate::support::Daemon;
 
@@ -130,7 +130,7 @@ fn several_servers_are_told_apart_by_their_label() {
 
 #[test]
 fn promtool_accepts_the_counters_without_complaint() {
-    needs!("promtool");
+    let promtool = needs!("promtool");
     let (busy, idle) = (busy_daemon(), Daemon::start(&[]));
     let (_reserved, gone) = refusing_addr();
     let addrs = [busy.addr(), idle.addr(), gone].map(|addr| addr.to_string());
@@ -143,7 +143,8 @@ fn promtool_accepts_the_counters_without_complaint() {
             .spawn()
             .expect("it starts");
         let printed = asking.stdout.take().expect("it is piped");
-        let checked = Command::new(find("promtool").expect("it is needed"))
+        let checked = promtool
+            .command()
             .args(["check", "metrics"])
             .stdin(printed)
             .output()

@@ -21,7 +21,7 @@ use crate::support::latch::{
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
 use crate::support::stalls::fair_test;
-use crate::support::{children_of, eventually, installed, Daemon, Signal, PATIENCE};
+use crate::support::{children_of, eventually, Daemon, Signal, PATIENCE};
 use rustix::process::{kill_process, Pid};
 use rustix_libc_wrappers::process::SignalExt;
 
@@ -170,7 +170,6 @@ fn a_command_that_cannot_run_gives_one_line_and_a_status() {
 /// The situation of a user whose PATH is that of root.
 #[test]
 fn an_unreadable_directory_in_path_hides_no_error() {
-    needs!("setpriv");
     let daemon = Daemon::start(&[]);
     let (directory, program) = program_for_all(PROGRAM);
     let closed = directory.path().join("closed");
@@ -185,7 +184,7 @@ fn an_unreadable_directory_in_path_hides_no_error() {
     for (command, expected) in [("no-such-command-at-all", 127), ("plain", 126), ("true", 0)] {
         let mut latch = Command::new(&program);
         if rustix::process::geteuid().is_root() {
-            latch = Command::new(installed("setpriv", "util-linux"));
+            latch = Command::new("setpriv");
             latch.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
             latch.arg(&program);
         }
@@ -344,16 +343,14 @@ fn every_signal_reaches_each_process_of_the_group_once() {
 
 #[test]
 fn a_command_that_has_left_its_group_gets_the_signals() {
-    needs!("python3");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let leave = "import os, time
 os.setpgid(0, os.getpgid(os.getppid()))
 print('left', flush=True)
 time.sleep(60)";
     let mut command = latch(&daemon, &["run", "k", "--"]);
-    command
-        .arg(installed("python3", "python3"))
-        .args(["-c", leave]);
+    command.arg(&python).args(["-c", leave]);
     let mut child = Latch::start(command.stdout(Stdio::piped()));
     assert_eq!(first_line(&mut child), "left\n");
     signal(&child, Signal::TERM);
@@ -969,9 +966,8 @@ fn stop_and_continue(stop: &str, pause: Duration, expected: i32, said: &str) {
 
 #[test]
 fn without_job_control_the_command_is_not_stopped() {
-    needs!("setsid");
     let daemon = Daemon::start(&[]);
-    let mut command = Command::new(installed("setsid", "util-linux"));
+    let mut command = Command::new("setsid");
     command
         .args(["-w", PROGRAM, "run", "k", "--"])
         .args(["sh", "-c", "kill -TSTP $$; exit 3"])
@@ -1097,11 +1093,10 @@ fn leave_nothing(number: u32) {
 
 #[test]
 fn a_process_that_leaves_the_group_goes_on() {
-    needs!("setsid");
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let file = directory.path().join("stray");
-    let setsid = installed("setsid", "util-linux");
+    let setsid = "setsid";
     let script = format!(
         "{setsid} sh -c 'echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60' & \
          while ! test -e {0}; do sleep 0.02; done; exit 4",
@@ -1121,10 +1116,10 @@ fn a_process_that_leaves_the_group_goes_on() {
 
 #[test]
 fn a_process_of_another_user_in_the_group_keeps_the_lock() {
-    needs!("root", "setpriv");
+    needs!(root);
     let daemon = Daemon::start(&[]);
     let (_directory, program) = program_for_all(PROGRAM);
-    let mut command = Command::new(installed("setpriv", "util-linux"));
+    let mut command = Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
         .arg(program)
@@ -1145,7 +1140,7 @@ fn a_process_of_another_user_in_the_group_keeps_the_lock() {
 
 #[test]
 fn an_unreaped_zombie_does_not_hold_the_lock() {
-    needs!("python3");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let file = directory.path().join("stray");
@@ -1161,11 +1156,7 @@ time.sleep(60)";
     let path = file.to_str().expect("text");
     let script = "\"$0\" -c \"$1\" \"$2\" & while ! test -e \"$2\"; do sleep 0.02; done; exit 4";
     let arguments = ["run", "k", "--kill-after", "1", "--", "sh", "-c", script];
-    let mut child = Latch::start(
-        latch(&daemon, &arguments)
-            .arg(installed("python3", "python3"))
-            .args([stray, path]),
-    );
+    let mut child = Latch::start(latch(&daemon, &arguments).arg(&python).args([stray, path]));
     let ended = wait_as_shell(&mut child);
     let _stray = Stray(number_in(&file).expect("written"));
     assert_eq!(ended, Some(4));
@@ -1208,10 +1199,9 @@ fn streams_pass_through_unchanged_however_big() {
 
 #[test]
 fn a_closed_pipe_ends_the_command_as_without_latch() {
-    needs!("bash");
     let daemon = Daemon::start(&[]);
     let pipe = "\"$1\" run k -- yes | head -n 1; echo \"${PIPESTATUS[@]}\"";
-    let mut command = Command::new(installed("bash", "bash"));
+    let mut command = Command::new("bash");
     command
         .args(["-c", pipe, "bash", PROGRAM])
         .env("LATCH_SERVER", daemon.addr().to_string());
@@ -1255,10 +1245,9 @@ fn the_command_has_the_same_descriptors_as_without_latch() {
 
 #[test]
 fn it_works_as_cron_would_start_it() {
-    needs!("setsid");
     let daemon = Daemon::start(&[]);
     for home in [&["HOME="][..], &[]] {
-        let mut command = Command::new(installed("setsid", "util-linux"));
+        let mut command = Command::new("setsid");
         let script = "cat; (: < /dev/tty) 2> /dev/null || echo no terminal; exit 6";
         command
             .args(["-w", "env", "-i", "PATH=/usr/bin:/bin"])
@@ -1293,7 +1282,7 @@ fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Comma
 /// The beginning of a command line that runs in new namespaces, with `more` flags. `None` if the
 /// system allows no namespace.
 fn process_1(daemon: &Daemon, more: &[&str]) -> Option<Command> {
-    let unshare = installed("unshare", "util-linux");
+    let unshare = "unshare";
     let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
     flags.extend(more);
     if !rustix::process::geteuid().is_root() {
@@ -1321,7 +1310,6 @@ fn init_of(unshare: &Latch) -> Pid {
 
 #[test]
 fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
-    needs!("unshare");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let grant = holder.acquire("k", 0);
@@ -1373,7 +1361,6 @@ fn through_the_dynamic_loader_it_fails_before_the_wait() {
 
 #[test]
 fn without_proc_it_fails_before_the_wait() {
-    needs!("unshare");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
@@ -1391,7 +1378,6 @@ fn without_proc_it_fails_before_the_wait() {
 
 #[test]
 fn as_process_1_it_passes_the_status_on_and_reaps_orphans() {
-    needs!("unshare");
     let daemon = Daemon::start(&[]);
     // Each orphan prints its new parent. Then all of them must be reaped.
     let directory = directory();
@@ -1423,7 +1409,6 @@ grep . /proc/[0-9]*/status; exit 8";
 
 #[test]
 fn as_process_1_it_handles_signals_and_does_not_stop() {
-    needs!("unshare");
     let daemon = Daemon::start(&[]);
     for (sent, name) in SIGNALS {
         let directory = directory();

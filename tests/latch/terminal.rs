@@ -5,29 +5,24 @@ use std::cell::Cell;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{is_gone, is_held, number_in, PROGRAM};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::silent::free_addr;
 use crate::support::stalls::fair_test;
-use crate::support::{
-    children_of, eventually, installed, stat_of, Daemon, Scheme, Signal, PATIENCE,
-};
+use crate::support::{children_of, eventually, stat_of, Daemon, Scheme, Signal, PATIENCE};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::kill_process;
 use rustix::termios::{tcflow, Action};
 
-/// Shells with job control, and the Debian package of each.
-const SHELLS: [(&[&str], &str); 2] = [
-    (
-        &["bash", "--norc", "--noprofile", "--noediting", "-i"],
-        "bash",
-    ),
-    (&["dash", "-i"], "dash"),
+/// Shells with job control.
+const SHELLS: [&[&str]; 2] = [
+    &["bash", "--norc", "--noprofile", "--noediting", "-i"],
+    &["dash", "-i"],
 ];
 
 const PROMPT: &str = "ready> ";
@@ -48,14 +43,10 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(daemon: &Daemon, (shell, package): (&[&str], &str)) -> Terminal {
-        installed(shell[0], package);
-        Terminal::start_any(daemon, shell)
-    }
-
-    /// Starts a program that prints [`PROMPT`] when it is ready.
-    fn start_any(daemon: &Daemon, command: &[&str]) -> Terminal {
-        let mut python = Command::new(installed("python3", "python3"))
+    /// Starts a shell, or another program that prints [`PROMPT`] when it is ready.
+    fn start(python: &Program, daemon: &Daemon, command: &[&str]) -> Terminal {
+        let mut python = python
+            .command()
             .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
             // Not by the environment of Python, which may be started by a shell that does not keep
             // this.
@@ -180,14 +171,18 @@ impl Drop for Terminal {
     }
 }
 
-fn at_each_shell(test: impl Fn(&Daemon, Terminal)) {
-    at_each_shell_beside(|| Daemon::start(&[]), test);
+fn at_each_shell(python: &Program, test: impl Fn(&Daemon, Terminal)) {
+    at_each_shell_beside(python, || Daemon::start(&[]), test);
 }
 
-fn at_each_shell_beside(start: impl Fn() -> Daemon, test: impl Fn(&Daemon, Terminal)) {
+fn at_each_shell_beside(
+    python: &Program,
+    start: impl Fn() -> Daemon,
+    test: impl Fn(&Daemon, Terminal),
+) {
     for shell in SHELLS {
         let daemon = start();
-        let terminal = Terminal::start(&daemon, shell);
+        let terminal = Terminal::start(python, &daemon, shell);
         test(&daemon, terminal);
     }
 }
@@ -223,8 +218,8 @@ fn let_go_on(file: &Path) {
 
 #[test]
 fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("hello");
         terminal.expect("got:hello");
@@ -245,8 +240,8 @@ fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
 
 #[test]
 fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let rounds =
             format!("for i in 1 2 3; do $LATCH run k -- {SAY}; echo after:$((i * 7)); done");
         for job in [
@@ -275,8 +270,8 @@ fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
 
 #[test]
 fn a_signal_that_was_not_typed_ends_no_script() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|_, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |_, mut terminal| {
         let script = "$LATCH run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
                       echo after:$((6 * 7))";
         terminal.enter(&format!("bash -c '{script}'"));
@@ -292,8 +287,8 @@ fn ctrl_c_after_fg_works_with_a_silent_server() {
 }
 
 fn ctrl_c_after_fg_works_with_a_silent_server_once() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
         terminal.expect("got:one");
@@ -317,8 +312,8 @@ fn ctrl_c_after_fg_works_with_a_silent_server_once() {
 
 #[test]
 fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         // Bash waits for its child to die of Ctrl-C, and so is there for a later signal, too.
         let script = format!("{SAY}; true");
         terminal.enter(&format!("$LATCH run k --lease 30 -- bash -c '{script}'"));
@@ -340,9 +335,9 @@ fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
 
 #[test]
 fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
-    needs!("bash", "dash", "python3", "sed");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
-    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     terminal.enter(&format!(
         "$LATCH run k --lease 600 -- sh -c 'trap \"\" INT; {SAY}'"
     ));
@@ -371,8 +366,8 @@ fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
 
 #[test]
 fn the_rest_of_a_pipeline_can_read_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         // Reads the terminal after the command has started, as a pager does.
         let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
         for pipeline in [
@@ -397,8 +392,8 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
 
 #[test]
 fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let flag = directory.path().join("flag");
         let pager = "read x; echo first:$x; read y < /dev/tty; echo second:$y";
@@ -433,8 +428,8 @@ fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         for round in ["one", "two"] {
             terminal.enter(round);
@@ -459,8 +454,8 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
 
 #[test]
 fn bg_continues_the_command_without_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         let done = directory.path().join("done");
@@ -491,8 +486,8 @@ fn bg_continues_the_command_without_the_terminal() {
 
 #[test]
 fn fg_gives_the_terminal_to_a_command_in_any_case() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         let number = directory.path().join("number");
@@ -518,8 +513,8 @@ fn fg_gives_the_terminal_to_a_command_in_any_case() {
 
 #[test]
 fn fg_brings_a_background_job_to_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         // One command stops because it needs the terminal; the other does not need it.
@@ -565,8 +560,8 @@ fn fg_brings_a_background_job_to_the_terminal() {
 
 #[test]
 fn fg_continues_all_of_a_job_that_needs_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         for job in [
             format!("sh -c '$LATCH run k -- {SAY}; true' &"),
             format!("sh -c '$LATCH run a -- $LATCH run k -- {SAY}; true' &"),
@@ -599,8 +594,8 @@ fn fg_continues_all_of_a_job_that_needs_the_terminal() {
 
 #[test]
 fn a_command_stops_with_a_job_that_needs_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|_, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |_, mut terminal| {
         let directory = tempfile::tempdir().expect("there is room");
         let [script, pid] = ["script", "pid"].map(|name| directory.path().join(name));
         let text = format!(
@@ -624,7 +619,7 @@ fn a_command_stops_with_a_job_that_needs_the_terminal() {
 
 #[test]
 fn a_killed_command_leaves_the_terminal_modes_as_they_were() {
-    needs!("bash", "python3");
+    let python = needs!("python3");
     for (options, end) in [
         ("", r"kill -KILL \$\$"),
         (
@@ -633,7 +628,7 @@ fn a_killed_command_leaves_the_terminal_modes_as_they_were() {
         ),
     ] {
         let mut daemon = Some(Daemon::start(&[]));
-        let mut terminal = Terminal::start(daemon.as_ref().expect("started"), SHELLS[0]);
+        let mut terminal = Terminal::start(&python, daemon.as_ref().expect("started"), SHELLS[0]);
         // A shell that is not interactive leaves the modes alone.
         terminal.enter(&format!(
             "sh -c 'a=$(stty -g); $LATCH run k {options} -- sh -c \"stty -echo -icanon; {end}\"; \
@@ -651,8 +646,8 @@ fn a_killed_command_leaves_the_terminal_modes_as_they_were() {
 
 #[test]
 fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         for job in [
             format!("$LATCH run k -- {SAY} | cat"),
             format!("sh -c '$LATCH run k -- {SAY}; echo over'"),
@@ -677,8 +672,8 @@ fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
 
 #[test]
 fn a_script_reads_on_from_the_terminal_after_its_command() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|_, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |_, mut terminal| {
         terminal.enter("sh -c '$LATCH run k -- true; read x; echo got:$x'");
         terminal.enter("the rest");
         terminal.expect("got:the rest");
@@ -689,8 +684,8 @@ fn a_script_reads_on_from_the_terminal_after_its_command() {
 
 #[test]
 fn a_shell_under_the_lock_has_job_control_of_its_own() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         terminal.enter("PS1='inner> ' $LATCH run k -- bash --norc --noprofile --noediting -i");
         terminal.expect("inner> ");
         terminal.enter(SAY);
@@ -712,8 +707,8 @@ fn a_shell_under_the_lock_has_job_control_of_its_own() {
 
 #[test]
 fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
-    needs!("bash", "dash", "python3", "sed");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
@@ -735,8 +730,8 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
 
 #[test]
 fn a_new_size_of_the_window_is_told_once() {
-    needs!("bash", "dash", "python3");
-    at_each_shell(|_, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |_, mut terminal| {
         let counts = "n=0; trap 'n=$((n + 1))' WINCH; stty rows 31; sleep 0.2; stty rows 32";
         terminal.enter(
             &format!(
@@ -751,9 +746,9 @@ fn a_new_size_of_the_window_is_told_once() {
 
 #[test]
 fn a_line_on_the_terminal_says_what_it_waits_for() {
-    needs!("bash", "dash", "python3");
+    let python = needs!("python3");
     let start = || Daemon::start_directly(Scheme::Plain, &[]);
-    at_each_shell_beside(start, |daemon, mut terminal| {
+    at_each_shell_beside(&python, start, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         assert_eq!(holder.request("tag", "_", "the holder"), "ok");
         holder.acquire("k", 0);
@@ -770,13 +765,13 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
 
 #[test]
 fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
-    needs!("bash", "python3");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let pid = directory.path().join("pid");
     let ran = directory.path().join("ran");
     let latch = format!("sh -c 'echo $$ > {}; exec $LATCH run k -- ", pid.display());
-    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     for is_granted in [true, false] {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
@@ -799,8 +794,8 @@ fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
 
 #[test]
 fn a_quiet_wait_and_one_in_the_background_show_no_line() {
-    needs!("bash", "dash", "python3");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
         terminal.enter("$LATCH run k -- true & $LATCH run k -q --timeout 4 -- true");
@@ -814,8 +809,8 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
 
 #[test]
 fn hold_in_the_background_holds_until_it_is_ended() {
-    needs!("bash", "dash", "python3");
-    at_each_shell(|daemon, mut terminal| {
+    let python = needs!("python3");
+    at_each_shell(&python, |daemon, mut terminal| {
         terminal.enter("$LATCH hold k >/dev/null & true");
         eventually(PATIENCE, "the lock is held", || is_held(daemon, "k"));
         // What is typed meanwhile is the shell's.
@@ -835,10 +830,10 @@ fn hold_in_the_background_holds_until_it_is_ended() {
 
 #[test]
 fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
-    needs!("bash", "dash", "python3", "sed");
+    let python = needs!("python3");
     for shell in SHELLS {
         let daemon = Daemon::start(&[]);
-        let mut terminal = Terminal::start(&daemon, shell);
+        let mut terminal = Terminal::start(&python, &daemon, shell);
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
         terminal.expect("got:one");
@@ -854,14 +849,14 @@ fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
 
 #[test]
 fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
-    needs!("bash", "dash", "python3", "sed");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
     let command = [PROGRAM, "run", "k", "--", "sh", "-c", &script];
     let nested = [&[PROGRAM, "run", "a", "--"], &command[..]].concat();
     for command in [&command[..], &nested] {
-        let mut terminal = Terminal::start_any(&daemon, command);
+        let mut terminal = Terminal::start(&python, &daemon, command);
         terminal.enter("one");
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
@@ -878,12 +873,12 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
 
 #[test]
 fn replies_of_a_server_cannot_move_the_cursor() {
-    needs!("bash", "dash", "python3", "sed");
+    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     daemon.connect().acquire("free", 0);
     let mut holder = daemon.connect();
     holder.acquire("a\u{9b}2Jb", 0);
-    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     terminal.enter("$LATCH stats --json");
     terminal.expect("a\\u009b2Jb");
     terminal.expect(PROMPT);
@@ -893,7 +888,7 @@ fn replies_of_a_server_cannot_move_the_cursor() {
 
 #[test]
 fn a_watch_fits_its_window_and_outlives_its_server() {
-    needs!("bash", "python3");
+    let python = needs!("python3");
     let addr = free_addr();
     let start = || {
         let mut command = Daemon::command();
@@ -901,7 +896,7 @@ fn a_watch_fits_its_window_and_outlives_its_server() {
         Daemon::from_command(command)
     };
     let daemon = start();
-    let mut terminal = Terminal::start(&daemon, SHELLS[0]);
+    let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     let mut holder = daemon.connect();
     assert_eq!(holder.request("tag", "_", &"x".repeat(100)), "ok");
     for key in 0..10 {

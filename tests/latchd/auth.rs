@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
 use crate::support::limited::{limit_to, limited};
-use crate::support::needs::{needs, skipped};
+use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, installed, Client, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
 use rustix::process::Resource;
 
@@ -50,7 +50,6 @@ fn a_secret_from_a_file_is_not_in_arguments_or_environment() {
 
 #[test]
 fn a_crash_leaves_no_core_file_with_the_secret() {
-    needs!("prlimit");
     let crash = |prepare: &dyn Fn(u32)| {
         let directory = tempfile::tempdir().expect("there is room");
         let mut command = limited(&["prlimit", "--core=unlimited"]);
@@ -132,7 +131,7 @@ fn a_refused_guess_is_logged_with_its_peer_alone() {
 /// many guesses.
 #[test]
 fn a_wrong_token_costs_the_same_wherever_it_differs() {
-    needs!("valgrind");
+    let valgrind = needs!("valgrind");
     let secret = "s".repeat(3000);
     let wrong_at = |at: usize| {
         let mut token = secret.clone();
@@ -140,6 +139,7 @@ fn a_wrong_token_costs_the_same_wherever_it_differs() {
         format!("auth\n_\n{token}\n")
     };
     let costs = costs_of_guesses(
+        &valgrind,
         &secret,
         &[
             ("in its first byte", wrong_at(0)),
@@ -157,10 +157,11 @@ fn a_wrong_token_costs_the_same_wherever_it_differs() {
 
 #[test]
 fn a_guess_costs_the_same_whatever_else_is_wrong() {
-    needs!("valgrind");
+    let valgrind = needs!("valgrind");
     let secret = "s".repeat(250);
     let wrong = "x".repeat(250);
     let costs = costs_of_guesses(
+        &valgrind,
         &secret,
         &[
             ("nothing but the token", format!("auth\n_\n{wrong}\n")),
@@ -272,7 +273,8 @@ fn one_who_guesses_all_the_time_hides_no_other_address() {
 
 #[test]
 fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
-    needs!("root", "nc.openbsd", "setpriv");
+    needs!(root);
+    let nc = needs!("nc.openbsd");
     let directory = tempfile::tempdir().expect("there is room");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     let path = directory.path().join("socket");
@@ -292,7 +294,7 @@ fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
             Client::unix(&path).request("ping", "_", "_") == "ok"
         });
         for (gid, gets_in) in [("65534", stranger_gets_in), ("54321", member_gets_in)] {
-            let output = ping_as(gid, &path);
+            let output = ping_as(&nc, gid, &path);
             let reply = String::from_utf8_lossy(&output.stdout);
             let complaint = String::from_utf8_lossy(&output.stderr);
             if gets_in {
@@ -309,12 +311,12 @@ fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
 /// Another user who may write to the directory can put a link there once the socket is bound.
 #[test]
 fn a_link_in_place_of_the_bound_socket_is_not_followed() {
-    needs!("strace");
+    let strace = needs!("strace");
     let directory = tempfile::tempdir().expect("there is room");
     let [path, secret] = ["socket", "secret"].map(|name| directory.path().join(name));
     fs::write(&secret, "").expect("there is room");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
-    let mut command = Daemon::command_of(installed("strace", "strace"));
+    let mut command = Daemon::command_of(&strace);
     command.args(["-f", "-qq", "-e", "trace=bind"]);
     command.args(["-e", "inject=bind:delay_exit=1500000"]);
     command.arg(env!("CARGO_BIN_EXE_latchd"));
@@ -418,11 +420,17 @@ fn work_for(time: Duration, daemon: &Daemon, held: &mut Client) -> Vec<Duration>
 
 /// How many instructions a session spends on each of these guesses, by its name: a server of its
 /// own for each, all at the same time, since they mostly wait.
-fn costs_of_guesses<'a>(secret: &str, guesses: &[(&'a str, String)]) -> Vec<(&'a str, f64)> {
+fn costs_of_guesses<'a>(
+    valgrind: &Program,
+    secret: &str,
+    guesses: &[(&'a str, String)],
+) -> Vec<(&'a str, f64)> {
     let costs = thread::scope(|scope| {
         let runs: Vec<_> = guesses
             .iter()
-            .map(|(name, frame)| scope.spawn(move || (*name, cost_of_guess(secret, frame))))
+            .map(|(name, frame)| {
+                scope.spawn(move || (*name, cost_of_guess(valgrind, secret, frame)))
+            })
             .collect();
         runs.into_iter()
             .map(|run| run.join().unwrap())
@@ -435,10 +443,10 @@ fn costs_of_guesses<'a>(secret: &str, guesses: &[(&'a str, String)]) -> Vec<(&'a
 /// The instructions that a session takes to judge a guess, once it has read it. All that comes
 /// before and after is left out: it depends on where the buffers of its thread lie, and that on
 /// which thread is free.
-fn cost_of_guess(secret: &str, frame: &str) -> f64 {
+fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     const GUESSES: usize = 10;
     let plain = latchd();
-    let mut command = Command::new(installed("valgrind", "valgrind"));
+    let mut command = valgrind.command();
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .args(["::serve_first_word", "::serve_frame"].map(|name| {
@@ -490,15 +498,15 @@ fn assert_alike(costs: &[(&str, f64)]) {
 }
 
 /// Sends a ping over the Unix socket as a user who is not root, with this group.
-fn ping_as(gid: &str, socket: &Path) -> Output {
-    let mut command = Command::new(installed("setpriv", "util-linux"));
+fn ping_as(nc: &Program, gid: &str, socket: &Path) -> Output {
+    let mut command = Command::new("setpriv");
     command
         .arg("--reuid=65534")
         .arg(format!("--regid={gid}"))
         .arg("--clear-groups")
-        .arg(installed("timeout", "coreutils"))
+        .arg("timeout")
         .arg("10")
-        .arg(installed("nc.openbsd", "netcat-openbsd"))
+        .arg(nc)
         .args(["-N", "-U"])
         .arg(socket)
         .stdin(Stdio::piped())
@@ -516,9 +524,9 @@ fn ping_as(gid: &str, socket: &Path) -> Output {
 
 #[test]
 fn a_server_that_every_host_can_use_warns_of_it() {
-    needs!("unshare", "root");
+    needs!(root);
     // A container may forbid it.
-    let mut probe = Command::new(installed("unshare", "util-linux"));
+    let mut probe = Command::new("unshare");
     if !probe
         .args(["--net", "true"])
         .status()

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::needs::needs;
-use crate::support::{eventually, installed, Client, Daemon, PATIENCE};
+use crate::support::{eventually, Client, Daemon, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
 
@@ -24,10 +24,10 @@ fn calls_of_session(trace: &str) -> Vec<String> {
 
 #[test]
 fn an_uncontended_pair_is_two_receives_and_two_sends() {
-    needs!("strace");
+    let strace = needs!("strace");
     let directory = tempfile::tempdir().expect("there is room");
     let trace = directory.path().join("trace");
-    let (strace, trace_path) = (installed("strace", "strace"), trace.to_string_lossy());
+    let (strace, trace_path) = (strace.path().to_string_lossy(), trace.to_string_lossy());
     let wrapper = [&strace, "-D", "-f", "-qq", "-o", &trace_path];
     let mut plain = Command::new(env!("CARGO_BIN_EXE_latchd"));
     plain.args(["--port", "0", "--print-port"]);

@@ -9,22 +9,20 @@ use std::time::{Duration, Instant};
 use crate::fences::{inject, may_attach};
 use crate::support::limited::{behind, is_served, with_surroundings_of};
 use crate::support::needs::needs;
-use crate::support::{
-    eventually, installed, parse_grant, processor_time, Client, Daemon, PATIENCE,
-};
+use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
 
 /// The system is out of something: clients keep what they have, new ones wait in the backlog.
 #[test]
 fn while_accept_fails_the_clients_that_are_there_are_served() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     for error in ["EMFILE", "ENFILE", "ENOBUFS", "ENOMEM"] {
         let daemon = Daemon::start(&[]);
         let mut early = daemon.connect();
         early.acquire("k", 0);
-        let recover = inject(&daemon, &format!("accept4:error={error}"));
+        let recover = inject(&strace, &daemon, &format!("accept4:error={error}"));
         let mut late = daemon.connect();
         daemon.wait_for_log("WARN cannot-accept", PATIENCE);
         let before = processor_time(daemon.pid());
@@ -46,13 +44,17 @@ fn while_accept_fails_the_clients_that_are_there_are_served() {
 /// What concerns one peer stops no other.
 #[test]
 fn an_aborted_connection_delays_no_other() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     for error in ["ECONNABORTED", "EPROTO", "EHOSTUNREACH"] {
         let daemon = Daemon::start(&["--debug"]);
-        let recover = inject(&daemon, &format!("accept4:error={error}:when=1..5"));
+        let recover = inject(
+            &strace,
+            &daemon,
+            &format!("accept4:error={error}:when=1..5"),
+        );
         assert!(is_served(&mut daemon.connect()), "{error}");
         daemon.wait_for_log("DEBUG accept-failed error=", PATIENCE);
         recover();
@@ -63,8 +65,8 @@ fn an_aborted_connection_delays_no_other() {
 /// Without a watch the server would not notice that a waiter has gone: it lets no such client wait.
 #[test]
 fn a_client_that_cannot_be_watched_does_not_wait() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     let daemon = Daemon::start(&[]);
@@ -74,7 +76,7 @@ fn a_client_that_cannot_be_watched_does_not_wait() {
     waiter.send("l\nk\n60\n");
     daemon.wait_for_waiters("k", 1);
     let began = Instant::now();
-    let recover = inject(&daemon, "epoll_ctl:error=ENOMEM");
+    let recover = inject(&strace, &daemon, "epoll_ctl:error=ENOMEM");
     for _ in 0..50 {
         let mut newcomer = daemon.connect();
         // What is behind the claim must not make the system reset the connection.
@@ -102,8 +104,8 @@ fn a_client_that_cannot_be_watched_does_not_wait() {
 
 #[test]
 fn a_reply_that_cannot_be_sent_frees_what_its_client_held() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     for error in ["EPIPE", "ECONNRESET", "EIO", "ENOBUFS", "ENOMEM"] {
@@ -113,7 +115,7 @@ fn a_reply_that_cannot_be_sent_frees_what_its_client_held() {
         let mut waiter = daemon.connect();
         waiter.send("l\nk\n60\n");
         daemon.wait_for_waiters("k", 1);
-        let recover = inject(&daemon, &format!("sendto:error={error}:when=1"));
+        let recover = inject(&strace, &daemon, &format!("sendto:error={error}:when=1"));
         holder.send("ping\n_\n_\n");
         holder.expect_eof();
         assert!(parse_grant(&waiter.line(), "ok").is_some(), "{error}");
@@ -124,8 +126,8 @@ fn a_reply_that_cannot_be_sent_frees_what_its_client_held() {
 
 #[test]
 fn a_log_file_that_cannot_be_written_holds_up_no_command() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     let directory = tempfile::tempdir().expect("there is room");
@@ -137,7 +139,7 @@ fn a_log_file_that_cannot_be_written_holds_up_no_command() {
         let daemon = Daemon::from_command(command);
         let mut client = daemon.connect();
         let logs = |key: &str| std::fs::read_to_string(&path).is_ok_and(|log| log.contains(key));
-        let recover = inject(&daemon, &format!("write:error={error}"));
+        let recover = inject(&strace, &daemon, &format!("write:error={error}"));
         for number in 0..200 {
             client.acquire(&format!("lost-{number}"), 0);
         }
@@ -161,10 +163,10 @@ fn a_log_file_that_cannot_be_written_holds_up_no_command() {
 /// A kernel before 3.17, or a sandbox that refuses the call: there is a file with randomness, too.
 #[test]
 fn without_getrandom_tokens_are_random_all_the_same() {
-    needs!("strace");
+    let strace = needs!("strace");
     for error in ["ENOSYS", "EPERM"] {
         let inject = format!("inject=getrandom:error={error}");
-        let strace = installed("strace", "strace");
+        let strace = strace.path().to_string_lossy();
         let wrapper = [&strace, "-D", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
         let mut plain = Command::new(env!("CARGO_BIN_EXE_latchd"));
         plain.args(["--port", "0", "--print-port"]);

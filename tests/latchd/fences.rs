@@ -14,11 +14,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
-use crate::support::needs::{needs, skipped};
+use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::lateness_during;
 use crate::support::{
-    come_to_rest, eventually, fence, installed, parse_grant, Client, Daemon, Event, Signal,
-    PATIENCE,
+    come_to_rest, eventually, fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE,
 };
 use rustix::process::{Pid, Resource};
 
@@ -31,23 +30,30 @@ const DAY: u64 = 24 * 60 * 60 * 1_000_000_000;
 
 #[test]
 fn fences_rise_over_twenty_kills_and_a_clock_set_back() {
-    fences_rise_over_kills(20);
+    fences_rise_over_kills(&needs!("libfaketimeMT.so.1"), 20);
 }
 
 /// Half a minute long.
 #[test]
 #[ignore = "long: cargo test --test latchd fences -- --ignored"]
 fn fences_rise_over_three_hundred_kills_at_full_speed() {
-    fences_rise_over_kills(300);
+    fences_rise_over_kills(&needs!("libfaketimeMT.so.1"), 300);
 }
 
 #[test]
 fn only_with_a_file_fences_survive_a_clock_set_back() {
+    let libfaketime = needs!("libfaketimeMT.so.1");
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("fences");
 
-    let without = |clock| first_fence(&OtherClock::start(clock, &latchd(None)));
-    let with = |clock| first_fence(&OtherClock::start(clock, &latchd(Some(&path))));
+    let without = |clock| first_fence(&OtherClock::start(&libfaketime, clock, &latchd(None)));
+    let with = |clock| {
+        first_fence(&OtherClock::start(
+            &libfaketime,
+            clock,
+            &latchd(Some(&path)),
+        ))
+    };
 
     let now = with("+0");
     // This is also how we know that the clock is really another one.
@@ -233,7 +239,6 @@ fn what_is_no_file_is_refused_in_one_line() {
 
 #[test]
 fn what_permissions_forbid_is_refused_in_one_line() {
-    needs!("setpriv");
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
@@ -266,7 +271,6 @@ fn what_permissions_forbid_is_refused_in_one_line() {
 /// Nothing is made there and nothing is renamed, so the file is all that a server needs.
 #[test]
 fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
-    needs!("setpriv");
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
     let program = directory.path().join("latchd");
@@ -337,7 +341,7 @@ fn at_the_end_of_the_numbers_nothing_wraps() {
 
 #[test]
 fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
-    needs!("strace");
+    let strace = needs!("strace");
     for (calls, injected, why) in [
         ("fsync,fdatasync", "error=EIO:when=1", "input/output error"),
         ("fsync,fdatasync", "error=EIO:when=2", "input/output error"), // the directory's
@@ -349,7 +353,13 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
     ] {
         let (directory, path) = file_of(&record(1, 7));
         refuses(
-            under_strace(directory.path(), calls, injected, &latchd(Some(&path))),
+            under_strace(
+                &strace,
+                directory.path(),
+                calls,
+                injected,
+                &latchd(Some(&path)),
+            ),
             &path,
             why,
         );
@@ -362,7 +372,8 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
 /// is lifted.
 #[test]
 fn out_of_fences_waiters_stay_and_are_served_later() {
-    refusing_disk(|daemon| {
+    let libfaketime = needs!("libfaketimeMT.so.1");
+    refusing_disk(&libfaketime, |daemon| {
         let pid = daemon.pid();
         limit_to(pid, Resource::Fsize, Some(0));
         Box::new(move || limit_to(pid, Resource::Fsize, None))
@@ -371,17 +382,21 @@ fn out_of_fences_waiters_stay_and_are_served_later() {
 
 #[test]
 fn out_of_fences_on_a_full_disk_nobody_is_lost() {
-    needs!("strace");
-    if may_attach() {
-        refusing_disk(|daemon| inject(daemon, "pwrite64:error=ENOSPC"));
+    let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
+    if may_attach(&strace) {
+        refusing_disk(&libfaketime, |daemon| {
+            inject(&strace, daemon, "pwrite64:error=ENOSPC")
+        });
     }
 }
 
 #[test]
 fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
-    needs!("strace");
-    if may_attach() {
-        refusing_disk(|daemon| inject(daemon, "fsync,fdatasync:error=EIO"));
+    let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
+    if may_attach(&strace) {
+        refusing_disk(&libfaketime, |daemon| {
+            inject(&strace, daemon, "fsync,fdatasync:error=EIO")
+        });
     }
 }
 
@@ -389,9 +404,9 @@ fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
 
 #[test]
 fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
-    needs!("strace");
+    let strace = needs!("strace");
     const DELAY: Duration = Duration::from_secs(30);
-    if !may_attach() {
+    if !may_attach(&strace) {
         return;
     }
     let daemon = Daemon::from_command(latchd(None));
@@ -402,6 +417,7 @@ fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
         assert_eq!(client.request("ping", "_", "_"), "ok");
     }
     let stop = inject(
+        &strace,
         &daemon,
         &format!("getrandom:delay_enter={}", DELAY.as_micros()),
     );
@@ -434,8 +450,8 @@ fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
 
 #[test]
 fn without_kernel_randomness_waiters_are_served_all_the_same() {
-    needs!("strace");
-    if !may_attach() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
         return;
     }
     let daemon = Daemon::from_command(latchd(None));
@@ -449,7 +465,7 @@ fn without_kernel_randomness_waiters_are_served_all_the_same() {
         assert_eq!(client.request("ping", "_", "_"), "ok");
     }
     let began = Instant::now();
-    let recover = inject(&daemon, "getrandom:error=EIO");
+    let recover = inject(&strace, &daemon, "getrandom:error=EIO");
     let mut replies: Vec<String> = Vec::new();
     for client in &mut greedy {
         client.send(&"sl\nmany\n0 1048576\n".repeat(250));
@@ -468,7 +484,7 @@ fn without_kernel_randomness_waiters_are_served_all_the_same() {
 
 // ---- how ------------------------------------------------------------------------------------
 
-fn fences_rise_over_kills(count: u32) {
+fn fences_rise_over_kills(libfaketime: &Program, count: u32) {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("fences");
     let mut last = 0;
@@ -480,7 +496,7 @@ fn fences_rise_over_kills(count: u32) {
         if restart % 4 == 3 {
             kill_while_starting(&command, Duration::from_millis(u64::from(restart % 13)));
         }
-        let daemon = OtherClock::start(clock, &command);
+        let daemon = OtherClock::start(libfaketime, clock, &command);
         let clients: Vec<Client> = (0..4).map(|_| daemon.connect()).collect();
         let granted = AtomicU64::new(0);
         let fences = thread::scope(|scope| {
@@ -564,7 +580,7 @@ fn kill_while_starting(command: &Command, after: Duration) {
 
 /// Uses up all the fences of a server whose disk `refuse` makes refuse. What that gives back lets
 /// the disk recover.
-fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
+fn refusing_disk(libfaketime: &Program, refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
     const SECONDS: &str = "3600";
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("fences");
@@ -685,7 +701,7 @@ fn refusing_disk(refuse: impl FnOnce(&Daemon) -> Box<dyn FnOnce()>) {
     let highest = *fences.iter().max().expect("there are some");
     daemon.signal(Signal::KILL);
     daemon.wait_exit(PATIENCE);
-    let next = OtherClock::start("-1d", &latchd(Some(&path)));
+    let next = OtherClock::start(libfaketime, "-1d", &latchd(Some(&path)));
     assert!(first_fence(&next) > highest);
 }
 
@@ -731,9 +747,9 @@ fn use_up_the_fences(daemon: &Daemon) -> (u64, u64) {
 }
 
 /// Makes system calls of a running server fail, until what is given back is called.
-pub fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
+pub fn inject(strace: &Program, daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
     let calls = what.split(':').next().expect("the first part");
-    let mut strace = Command::new(installed("strace", "strace"));
+    let mut strace = strace.command();
     strace
         .args(["-f", "-o", "/dev/null", "-e"])
         .arg(format!("trace={calls}"))
@@ -762,9 +778,9 @@ pub fn inject(daemon: &Daemon, what: &str) -> Box<dyn FnOnce()> {
 
 /// Whether strace may attach to a process that it has not started: a matter of the user, of
 /// ptrace_scope, and of the capabilities in a container.
-pub fn may_attach() -> bool {
+pub fn may_attach(strace: &Program) -> bool {
     let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
-    let mut strace = Command::new(installed("strace", "strace"));
+    let mut strace = strace.command();
     strace.args(["-o", "/dev/null", "-p", &sleeper.id().to_string()]);
     let mut strace = strace.stderr(Stdio::piped()).spawn().expect("strace");
     let mut said = BufReader::new(strace.stderr.take().expect("it is a pipe"));
@@ -846,7 +862,7 @@ fn as_nobody(program: &Path, fence_file: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return plain;
     }
-    let mut wrapper = Command::new(installed("setpriv", "util-linux"));
+    let mut wrapper = Command::new("setpriv");
     wrapper.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     wrapped(wrapper, program, &plain)
 }
@@ -857,14 +873,14 @@ struct OtherClock {
 }
 
 impl OtherClock {
-    fn start(clock: &str, plain: &Command) -> OtherClock {
-        let daemon = Daemon::from_command(OtherClock::set(clock, plain));
+    fn start(libfaketime: &Program, clock: &str, plain: &Command) -> OtherClock {
+        let daemon = Daemon::from_command(OtherClock::set(libfaketime, clock, plain));
         OtherClock { daemon }
     }
 
-    fn set(clock: &str, plain: &Command) -> Command {
+    fn set(libfaketime: &Program, clock: &str, plain: &Command) -> Command {
         let mut command = copy_of(plain);
-        with_a_clock_of_its_own(&mut command).env("FAKETIME", clock);
+        with_a_clock_of_its_own(&mut command, libfaketime).env("FAKETIME", clock);
         command
     }
 }
@@ -886,8 +902,14 @@ impl Drop for OtherClock {
 }
 
 /// The same, with system calls of it failing as `injected` says.
-fn under_strace(directory: &Path, calls: &str, injected: &str, plain: &Command) -> Command {
-    let mut wrapper = Command::new(installed("strace", "strace"));
+fn under_strace(
+    strace: &Program,
+    directory: &Path,
+    calls: &str,
+    injected: &str,
+    plain: &Command,
+) -> Command {
+    let mut wrapper = strace.command();
     wrapper
         .args(["-f", "-q", "-o"])
         .arg(directory.join("trace"))

@@ -641,7 +641,6 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody_once() {
 
 #[test]
 fn max_connections_raises_the_limit_of_descriptors() {
-    needs!("prlimit");
     raise_our_own_limit();
     let mut command = limited(&["prlimit", "--nofile=100:4000"]);
     command.args(["--max-connections", "500"]);
@@ -765,7 +764,7 @@ fn a_server_starts_on_a_socket_whose_directory_is_locked() {
 
 #[test]
 fn a_server_starts_on_a_socket_in_an_unreadable_directory() {
-    needs!("root", "setpriv");
+    needs!(root);
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("socket");
     let unreadable = fs::Permissions::from_mode(0o333);

@@ -241,7 +241,6 @@ fn out_of_descriptors_the_server_serves_on_without_spinning() {
 }
 
 fn out_of_descriptors_the_server_serves_on_without_spinning_once() {
-    needs!("prlimit");
     // The cap is far beyond the descriptors: the system says no, not the server.
     let mut command = limited(&["prlimit", "--nofile=64"]);
     command.args(["--max-connections", "1000"]);
@@ -254,7 +253,6 @@ fn the_default_cap_on_connections_fits_the_descriptors() {
 }
 
 fn the_default_cap_on_connections_fits_the_descriptors_once() {
-    needs!("prlimit");
     let command = limited(&["prlimit", "--nofile=64"]);
     let daemon = Daemon::from_command(command);
     survives_a_crowd(&daemon);
@@ -272,7 +270,6 @@ fn the_default_cap_on_connections_fits_the_descriptors_once() {
 
 #[test]
 fn a_cap_beyond_what_the_machine_allows_is_told_or_lowered() {
-    needs!("prlimit");
     let log_of = |limit: &str, cap: &str| {
         let mut command = limited(&["prlimit", limit]);
         command.args(["--max-connections", cap]);
@@ -295,7 +292,7 @@ fn a_cap_beyond_what_the_machine_allows_is_told_or_lowered() {
 
 #[test]
 fn a_refused_thread_costs_one_client_its_connection() {
-    needs!("root", "setpriv", "prlimit");
+    needs!(root);
     let Some((_program, daemon)) = with_processes(12) else {
         return;
     };

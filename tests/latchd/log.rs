@@ -9,7 +9,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::limited::limit_to;
-use crate::support::needs::needs;
 use crate::support::stalls::fairly;
 use crate::support::syslog::Syslog;
 use crate::support::{eventually, parse_grant, Client, Daemon, Signal, PATIENCE};
@@ -588,7 +587,6 @@ fn a_line_that_the_last_server_tore_spoils_no_other() {
 
 #[test]
 fn the_log_can_go_to_the_syslog() {
-    needs!("unshare", "mount");
     let Some(syslog) = Syslog::new() else { return };
     let daemon = Daemon::from_command(to_syslog(&syslog));
     let header = |priority: u8| format!("<{priority}>latchd[{}]: ", daemon.pid());
@@ -608,7 +606,6 @@ fn the_log_can_go_to_the_syslog() {
 
 #[test]
 fn a_syslog_that_reads_nothing_holds_up_no_command() {
-    needs!("unshare", "mount");
     let Some(syslog) = Syslog::new() else { return };
     let mut command = to_syslog(&syslog);
     command.env("RUST_LOG", "trace");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::footprint::{status_kib, worst_case_mb, Footprint};
 use crate::support::limited::{is_served, limit_to, limited, raise_our_own_limit, with_processes};
-use crate::support::needs::{needs, skipped};
+use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::fair_test;
 use crate::support::{
     come_to_rest, eventually, parse_grant, Client, Daemon, Event, Signal, PATIENCE,
@@ -39,7 +39,6 @@ fn after_a_storm_a_server_with_few_descriptors_is_as_it_was() {
 }
 
 fn after_a_storm_a_server_with_few_descriptors_is_as_it_was_once() {
-    needs!("prlimit");
     let daemon = Daemon::from_command(limited(&["prlimit", "--nofile=64"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
@@ -51,7 +50,6 @@ fn after_a_storm_a_server_with_few_threads_is_as_it_was() {
 }
 
 fn after_a_storm_a_server_with_few_threads_is_as_it_was_once() {
-    needs!("prlimit", "setpriv");
     let Some((_program, daemon)) = with_processes(20) else {
         return;
     };
@@ -66,7 +64,6 @@ fn after_a_storm_a_server_with_little_memory_is_as_it_was() {
 }
 
 fn after_a_storm_a_server_with_little_memory_is_as_it_was_once() {
-    needs!("prlimit");
     let daemon = Daemon::from_command(limited(&["prlimit", "--as=67108864"]));
     let storm = weather(&daemon, 2000);
     assert!(storm.served > 0 && storm.refused > 0, "{storm:?}");
@@ -74,7 +71,6 @@ fn after_a_storm_a_server_with_little_memory_is_as_it_was_once() {
 
 #[test]
 fn without_proc_a_limited_server_serves() {
-    needs!("prlimit", "unshare", "mount");
     let hide = "mount -t tmpfs none /proc && exec \"$@\"";
     let wrapper = [
         "unshare",
@@ -103,7 +99,6 @@ fn without_proc_a_limited_server_serves() {
 /// library takes address space in pieces of 64 MB where it can, so more is not simply better.
 #[test]
 fn out_of_memory_the_server_serves_the_clients_it_has() {
-    needs!("prlimit");
     raise_our_own_limit();
     for megabytes in [40, 64, 100, 200, 300, 400] {
         let limit = format!("--as={}", megabytes << 20);
@@ -269,7 +264,7 @@ fn a_clock_set_forward_by_an_hour_changes_no_lease() {
 }
 
 fn a_clock_set_forward_by_an_hour_changes_no_lease_once() {
-    leases_last_while_the_clock_goes(&["+1h"]);
+    leases_last_while_the_clock_goes(&needs!("libfaketimeMT.so.1"), &["+1h"]);
 }
 
 #[test]
@@ -278,7 +273,7 @@ fn a_clock_set_back_by_an_hour_changes_no_lease() {
 }
 
 fn a_clock_set_back_by_an_hour_changes_no_lease_once() {
-    leases_last_while_the_clock_goes(&["-1h"]);
+    leases_last_while_the_clock_goes(&needs!("libfaketimeMT.so.1"), &["-1h"]);
 }
 
 #[test]
@@ -287,7 +282,7 @@ fn a_clock_that_is_set_to_and_fro_changes_no_lease() {
 }
 
 fn a_clock_that_is_set_to_and_fro_changes_no_lease_once() {
-    leases_last_while_the_clock_goes(&["+1h", "-1h", "+1h", "+0"]);
+    leases_last_while_the_clock_goes(&needs!("libfaketimeMT.so.1"), &["+1h", "-1h", "+1h", "+0"]);
 }
 
 // ---- how: storms -----------------------------------------------------------------------------
@@ -403,8 +398,8 @@ impl Drop for MemoryGroup {
 /// Half a second for a machine that is shared; the steps are two thousand times as long.
 const SLACK: Duration = Duration::from_millis(500);
 
-fn leases_last_while_the_clock_goes(steps: &[&str]) {
-    let clock = WallClock::new();
+fn leases_last_while_the_clock_goes(libfaketime: &Program, steps: &[&str]) {
+    let clock = WallClock::new(libfaketime);
     let daemon = &clock.daemon;
     let lease = Duration::from_secs(2);
     let began = Instant::now();
@@ -478,7 +473,7 @@ struct WallClock {
 }
 
 impl WallClock {
-    fn new() -> WallClock {
+    fn new(libfaketime: &Program) -> WallClock {
         let directory = tempfile::tempdir().expect("there is room");
         fs::write(directory.path().join("clock"), "+0\n").expect("there is room");
         let mut command = Daemon::command();
@@ -487,7 +482,7 @@ impl WallClock {
             .args(["--log-timestamps", "always"])
             .env("FAKETIME_TIMESTAMP_FILE", directory.path().join("clock"))
             .env("FAKETIME_NO_CACHE", "1");
-        with_a_clock_of_its_own(&mut command);
+        with_a_clock_of_its_own(&mut command, libfaketime);
         WallClock {
             daemon: Daemon::from_command(command),
             directory,

@@ -145,7 +145,8 @@ fn the_admin_token_breaks_grants_over_the_network() {
 
 #[test]
 fn another_user_of_the_unix_socket_is_no_operator() {
-    needs!("root", "nc");
+    needs!(root);
+    needs!("nc");
     let dir = tempfile::tempdir().expect("a directory");
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("it is ours");
     let socket = dir.path().join("socket");
@@ -170,7 +171,6 @@ fn another_user_of_the_unix_socket_is_no_operator() {
 /// both the same one.
 #[test]
 fn a_user_unknown_to_the_namespace_is_no_operator() {
-    needs!("unshare");
     let Some(wrapper) = without_users() else {
         return;
     };

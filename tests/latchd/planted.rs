@@ -74,7 +74,7 @@ fn fence_check(file: &Path) -> std::process::Output {
 
 #[test]
 fn a_link_of_another_user_is_not_followed() {
-    needs!("root");
+    needs!(root);
     let trap = Trap::new();
     for option in ["--log-file", "--fence-state-file", "--auth-token-file"] {
         let said = refusal(option, &trap.link());
@@ -94,7 +94,7 @@ fn a_link_of_another_user_is_not_followed() {
 
 #[test]
 fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
-    needs!("root");
+    needs!(root);
     let trap = Trap::new();
     chown(trap.directory.path(), Some(OTHER), Some(OTHER)).expect("we are root");
     let checked = fence_check(&trap.link());
@@ -110,7 +110,7 @@ fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
 /// A user of the host can take the place of a server that is not there.
 #[test]
 fn latch_refuses_the_socket_of_an_impostor() {
-    needs!("root", "setpriv");
+    needs!(root);
     let directory = tempfile::tempdir().expect("there is room");
     fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).expect("it is ours");
     let socket = directory.path().join("socket");
@@ -153,7 +153,6 @@ fn a_fifo_in_place_of_a_token_file_is_refused_at_once() {
 
 #[test]
 fn the_pipe_of_a_shell_is_read_as_a_token_file() {
-    needs!("bash");
     let mut command = Daemon::command_of("bash");
     let script = "exec \"$0\" --port 0 --auth-token-file <(sleep 0.2; echo secret) \"$@\"";
     command.args(["-c", script, env!("CARGO_BIN_EXE_latchd"), "--print-port"]);
@@ -202,7 +201,7 @@ fn a_file_that_other_users_have_access_to_gets_a_warning() {
 
 #[test]
 fn a_file_of_another_user_gets_a_warning() {
-    needs!("root");
+    needs!(root);
     let directory = tempfile::tempdir().expect("there is room");
     let file = directory.path().join("file");
     fs::write(&file, "secret").expect("there is room");

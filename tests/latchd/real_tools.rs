@@ -9,26 +9,26 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, fence, installed, parse_grant, Daemon, Deadline, PATIENCE};
+use crate::support::{eventually, fence, parse_grant, Daemon, Deadline, PATIENCE};
 
-/// Programs that end their half of the connection when their stdin ends, as a pipe into them
-/// does: how they are called, and the Debian package of each.
-const PIPED: [(&[&str], &str); 5] = [
-    (&["nc.openbsd", "-N"], "netcat-openbsd"),
-    (&["nc.openbsd", "-q", "1"], "netcat-openbsd"),
-    (&["busybox", "nc"], "busybox-static"),
-    (&["ncat"], "ncat"),
-    (&["socat", "-"], "socat"),
+/// The options with which programs end their half of the connection when their stdin ends, as a
+/// pipe into them does.
+const PIPED: [(usize, &[&str]); 5] = [
+    (0, &["-N"]),
+    (0, &["-q", "1"]),
+    (1, &["nc"]),
+    (2, &[]),
+    (3, &["-"]),
 ];
 
 #[test]
 fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
-    needs!("nc.openbsd", "busybox", "ncat", "socat");
+    let programs = needs!("nc.openbsd", "busybox", "ncat", "socat");
     let daemon = Daemon::start(&[]);
-    for (program, package) in PIPED {
-        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n10\n");
+    for (program, options) in PIPED.map(|(index, options)| (&programs[index], options)) {
+        let outcome = pipe(netcat(program, options, &daemon), b"l\nk\n10\n");
 
         let grant = parse_grant(outcome.output.trim_end_matches('\n'), "ok");
         assert!(grant.is_some(), "{program:?} printed {:?}", outcome.output);
@@ -42,12 +42,12 @@ fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
 
 #[test]
 fn a_pipe_that_would_wait_gets_error_and_no_grant() {
-    needs!("nc.openbsd", "busybox", "ncat", "socat");
+    let programs = needs!("nc.openbsd", "busybox", "ncat", "socat");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
-    for (program, package) in PIPED {
+    for (program, options) in PIPED.map(|(index, options)| (&programs[index], options)) {
         let held = holder.acquire("k", 0);
-        let outcome = pipe(netcat(program, package, &daemon), b"l\nk\n60\n");
+        let outcome = pipe(netcat(program, options, &daemon), b"l\nk\n60\n");
 
         println!("{program:?} was told after {:?}", outcome.took);
         assert_eq!(outcome.output, "error\n", "{program:?}");
@@ -67,9 +67,9 @@ fn a_pipe_that_would_wait_gets_error_and_no_grant() {
 
 #[test]
 fn a_netcat_that_does_not_half_close_keeps_its_lock() {
-    needs!("nc.openbsd");
+    let nc = needs!("nc.openbsd");
     let daemon = Daemon::start(&[]);
-    let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
+    let mut session = Session::start(netcat(&nc, &[], &daemon));
     session.send("l\nk\n10\n");
     session.hang_up_stdin(); // the end of the pipe, which this program keeps to itself
     session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
@@ -81,9 +81,9 @@ fn a_netcat_that_does_not_half_close_keeps_its_lock() {
 
 #[test]
 fn a_person_at_a_netcat_can_acquire_renew_and_release() {
-    needs!("nc.openbsd");
+    let nc = needs!("nc.openbsd");
     let daemon = Daemon::start(&[]);
-    let mut session = Session::start(netcat(&["nc.openbsd"], "netcat-openbsd", &daemon));
+    let mut session = Session::start(netcat(&nc, &[], &daemon));
 
     session.type_slowly("l\njobs/nightly\n10\n");
     let line = session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
@@ -100,9 +100,9 @@ fn a_person_at_a_netcat_can_acquire_renew_and_release() {
 
 #[test]
 fn a_telnet_session_gets_a_lock_and_loses_it_at_its_end() {
-    needs!("python3", "telnet");
+    let tools = needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
-    let mut session = telnet(&daemon);
+    let mut session = telnet(&tools, &daemon);
     session.type_slowly("l\nk\n10\n");
     session.expect_line("a grant", |line| parse_grant(line, "ok").is_some());
     assert_eq!(daemon.connect().request("l", "k", "0"), "timeout");
@@ -115,9 +115,9 @@ fn a_telnet_session_gets_a_lock_and_loses_it_at_its_end() {
 /// server that does not is silent for the rest of the session.
 #[test]
 fn telnet_shows_replies_after_ctrl_c_within_a_frame() {
-    needs!("python3", "telnet");
+    let tools = needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
-    let mut session = telnet(&daemon);
+    let mut session = telnet(&tools, &daemon);
     for round in 1..=3 {
         session.type_slowly("l\nhalf\n");
         session.type_slowly(CTRL_C);
@@ -135,11 +135,11 @@ fn the_reply_of_a_wait_still_appears_in_a_telnet_after_ctrl_c() {
 }
 
 fn the_reply_of_a_wait_still_appears_in_a_telnet_after_ctrl_c_once() {
-    needs!("python3", "telnet");
+    let tools = needs!("python3", "telnet");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     let held = holder.acquire("k", 0);
-    let mut session = telnet(&daemon);
+    let mut session = telnet(&tools, &daemon);
     session.type_slowly("l\nk\n10\n");
     daemon.wait_for_waiters("k", 1);
 
@@ -155,24 +155,24 @@ fn the_reply_of_a_wait_still_appears_in_a_telnet_after_ctrl_c_once() {
 
 const CTRL_C: &str = "\x03";
 
-/// A program that is to talk to `daemon`; panics with the name of its package if it is missing.
-fn netcat(program: &[&str], package: &str, daemon: &Daemon) -> Command {
-    let mut command = Command::new(installed(program[0], package));
-    command.args(&program[1..]);
-    match program[0] {
-        "socat" => command.arg(format!("TCP:{}", daemon.addr())),
-        _ => command.arg("127.0.0.1").arg(daemon.port().to_string()),
+/// A program that is to talk to `daemon`.
+fn netcat(program: &Program, options: &[&str], daemon: &Daemon) -> Command {
+    let mut command = program.command();
+    command.args(options);
+    match program.path().ends_with("socat") {
+        true => command.arg(format!("TCP:{}", daemon.addr())),
+        false => command.arg("127.0.0.1").arg(daemon.port().to_string()),
     };
     command
 }
 
 /// A telnet at a terminal, past its greeting. Without a terminal it knows no line mode and no
 /// Ctrl-C, so Python lends it one.
-fn telnet(daemon: &Daemon) -> Session {
-    let mut command = Command::new(installed("python3", "python3"));
+fn telnet([python, telnet]: &[Program; 2], daemon: &Daemon) -> Session {
+    let mut command = python.command();
     command
         .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
-        .arg(installed("telnet", "inetutils-telnet"))
+        .arg(telnet)
         .args(["127.0.0.1", &daemon.port().to_string()])
         .env("TERM", "dumb");
     let session = Session::start(command);

@@ -4,6 +4,7 @@
 //! A tool which is missing fails its test and names the Debian package that brings it: a check
 //! that skips itself where it matters checks nothing.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,12 +19,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::limited::copy_program;
-use crate::support::needs::{needs, skipped};
+use crate::support::needs::{needs, skipped, Program};
 use crate::support::silent::free_addr;
 use crate::support::syslog::Syslog;
 use crate::support::{
-    children_of, come_to_rest, described, eventually, fence, installed, parse_grant, stat_of,
-    Client, Daemon, Deadline, Event, Signal, PATIENCE,
+    children_of, come_to_rest, described, eventually, fence, parse_grant, stat_of, Client, Daemon,
+    Deadline, Event, Signal, PATIENCE,
 };
 use rustix::net::{bind, ipproto, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
@@ -41,8 +42,8 @@ const IDLE: Duration = Duration::from_secs(1);
 
 #[test]
 fn inetd_starts_one_server_for_all_clients() {
-    needs!("inetd", "setpriv");
-    let inetd = Inetd::start(1, |line| line);
+    let inetd = needs!("inetd");
+    let inetd = Inetd::start(&inetd, 1, |line| line);
     assert_eq!(inetd.servers(), [], "nobody has connected");
 
     let mut holder = Client::tcp(inetd.addrs[0]);
@@ -61,10 +62,10 @@ fn inetd_starts_one_server_for_all_clients() {
 /// it: half the distance each time that the other of the two is met.
 #[test]
 fn clients_at_an_idle_exit_are_served_by_the_next_server() {
-    needs!("inetd", "setpriv");
+    let inetd = needs!("inetd");
     const SERVICES: usize = 20;
     const MOMENTS: u32 = 6;
-    let inetd = Inetd::start(SERVICES, |line| line);
+    let inetd = Inetd::start(&inetd, SERVICES, |line| line);
 
     let restart_counts: Vec<u32> = thread::scope(|scope| {
         let hammers: Vec<_> = inetd
@@ -86,8 +87,8 @@ fn clients_at_an_idle_exit_are_served_by_the_next_server() {
 
 #[test]
 fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
-    needs!("inetd", "setpriv");
-    let inetd = Inetd::start(1, |line| line.replace("wait.10000", "nowait"));
+    let inetd = needs!("inetd");
+    let inetd = Inetd::start(&inetd, 1, |line| line.replace("wait.10000", "nowait"));
     for _ in 0..3 {
         Client::tcp(inetd.addrs[0]).expect_eof();
     }
@@ -102,7 +103,6 @@ fn inetd_nowait_is_refused_without_a_byte_to_the_client() {
 
 #[test]
 fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
-    needs!("unshare", "mount");
     let Some(syslog) = Syslog::new() else { return };
     for (args, reason) in [
         (
@@ -134,9 +134,10 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
 
 #[test]
 fn a_server_that_fails_is_started_by_inetd_once_a_second() {
-    needs!("inetd", "setpriv", "unshare", "mount", "root");
+    needs!(root);
+    let inetd = needs!("inetd");
     let Some(syslog) = Syslog::new() else { return };
-    let inetd = Inetd::start_with(Some(&syslog), 1, |line| {
+    let inetd = Inetd::start_with(&inetd, Some(&syslog), 1, |line| {
         edited(&line, "--fence-state-file ", "--fence-state-file /nowhere")
     });
     let began = Instant::now();
@@ -156,9 +157,10 @@ fn a_server_that_fails_is_started_by_inetd_once_a_second() {
 
 #[test]
 fn the_log_of_a_server_under_inetd_is_in_the_syslog() {
-    needs!("inetd", "setpriv", "unshare", "mount", "root");
+    needs!(root);
+    let inetd = needs!("inetd");
     let Some(syslog) = Syslog::new() else { return };
-    let inetd = Inetd::start_with(Some(&syslog), 1, |line| line);
+    let inetd = Inetd::start_with(&inetd, Some(&syslog), 1, |line| line);
     Client::tcp(inetd.addrs[0]).acquire("k", 0);
     let messages = std::iter::from_fn(|| Some(syslog.next()));
     // inetd has messages of its own.
@@ -374,7 +376,7 @@ fn a_lease_without_connection_keeps_the_server() {
 /// With the very command of the unit, except for its paths and its patience.
 #[test]
 fn the_units_command_serves_a_tcp_socket_of_systemd() {
-    needs!("inetd", "setpriv", "systemd-socket-activate");
+    let activate = needs!("systemd-socket-activate");
     let directory = world_readable_directory();
     let unit = example("latchd.service");
     let command = unit
@@ -388,7 +390,7 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
     let words: Vec<&str> = command.split(' ').collect();
 
     let addr = free_addr();
-    let daemon = activated(&[&addr.to_string()], &words);
+    let daemon = activated(&activate, &[&addr.to_string()], &words);
     Client::tcp(addr).acquire("k", 0);
     assert!(directory.path().join("fences").exists());
     leaves_when_idle(&daemon);
@@ -396,11 +398,11 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
 
 #[test]
 fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
-    needs!("inetd", "setpriv", "systemd-socket-activate");
+    let activate = needs!("systemd-socket-activate");
     let directory = world_readable_directory();
     let path = directory.path().join("socket");
     let place = path.to_str().expect("UTF-8");
-    let daemon = activated(&[place], &[PROGRAM, "--idle-exit", "1"]);
+    let daemon = activated(&activate, &[place], &[PROGRAM, "--idle-exit", "1"]);
     Client::unix(&path).acquire("k", 0);
     leaves_when_idle(&daemon);
     assert!(path.exists(), "it belongs to systemd");
@@ -408,7 +410,7 @@ fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
 
 #[test]
 fn all_sockets_of_systemd_lead_to_the_same_locks() {
-    needs!("inetd", "setpriv", "systemd-socket-activate");
+    let activate = needs!("systemd-socket-activate");
     let directory = world_readable_directory();
     let path = directory.path().join("socket");
     let (first, second) = (free_addr(), free_addr());
@@ -418,7 +420,7 @@ fn all_sockets_of_systemd_lead_to_the_same_locks() {
         second.to_string(),
     ];
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let daemon = activated(&places, &[PROGRAM, "--idle-exit", "1"]);
+    let daemon = activated(&activate, &places, &[PROGRAM, "--idle-exit", "1"]);
 
     let mut holder = Client::tcp(second);
     holder.acquire("k", 0);
@@ -577,9 +579,9 @@ fn a_supervisor_that_is_gone_or_deaf_or_absurd_harms_nothing() {
 
 #[test]
 fn the_units_pass_systemds_own_check_without_a_word() {
-    needs!("systemd-analyze");
+    let analyze = needs!("systemd-analyze");
     let units = units_of_this_build();
-    let mut verify = Command::new(installed("systemd-analyze", "systemd"));
+    let mut verify = analyze.command();
     // Whether its manual pages are installed is not the unit's business.
     verify.args(["verify", "--man=no"]);
     verify.args(
@@ -597,11 +599,11 @@ fn the_units_pass_systemds_own_check_without_a_word() {
 
 #[test]
 fn the_services_have_few_rights() {
-    needs!("systemd-analyze");
+    let analyze = needs!("systemd-analyze");
     let units = units_of_this_build();
     // lfpd works as root on files of the host, for clients in the network of the host.
     for (unit, most) in [("latchd.service", 0.9), ("lfpd.service", 2.3)] {
-        let mut security = Command::new(installed("systemd-analyze", "systemd"));
+        let mut security = analyze.command();
         security.args(["security", "--offline=true", "--no-pager"]);
         security.arg(units.path().join(unit));
         let (status, said) = finished(&mut security);
@@ -615,7 +617,7 @@ fn the_services_have_few_rights() {
 
 #[test]
 fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
-    needs!("busybox");
+    let busybox = needs!("busybox");
     for script in [
         "latchd.init",
         "latchd.openrc",
@@ -624,9 +626,9 @@ fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
         "s6-latchd-run",
     ] {
         let path = examples().join(script);
-        let mut busybox = Command::new(installed("busybox", "busybox-static"));
-        busybox.arg("sh");
-        for mut shell in [Command::new("sh"), busybox] {
+        let mut ash = busybox.command();
+        ash.arg("sh");
+        for mut shell in [Command::new("sh"), ash] {
             let (status, said) = finished(shell.arg("-n").arg(&path));
             assert!(status.success() && said.is_empty(), "{script}: {said}");
         }
@@ -640,21 +642,18 @@ fn every_script_is_sound_to_a_plain_shell_and_to_busybox() {
 
 #[test]
 fn the_sysv_script_starts_restarts_reports_and_stops_a_server() {
-    needs!("start-stop-daemon", "sed", "grep", "setpriv");
     if is_root() && !sees_programs_of_others() {
         skipped(&["right to see what other users run"]);
         return;
     }
     let host = Host::new();
     let mut script = Command::new(examples().join("latchd.init"));
-    installed("start-stop-daemon", "dpkg");
     host.direct(&mut script);
     host.runs(script);
 }
 
 #[test]
 fn the_sysv_script_tells_any_user_whether_a_server_runs() {
-    needs!("start-stop-daemon", "setpriv");
     if !is_root() || !sees_programs_of_others() {
         skipped(&["right to see what other users run"]);
         return;
@@ -682,7 +681,6 @@ fn the_sysv_script_tells_any_user_whether_a_server_runs() {
 
 #[test]
 fn the_sysv_script_does_nothing_once_its_program_is_gone() {
-    needs!("start-stop-daemon");
     let directory = tempfile::tempdir().expect("there is room");
     let call = |action: &str| {
         let mut script = Command::new(examples().join("latchd.init"));
@@ -725,14 +723,13 @@ fn sees_programs_of_others() -> bool {
 
 #[test]
 fn the_busybox_script_runs_a_server_from_start_to_stop() {
-    needs!("busybox");
+    let busybox = needs!("busybox");
     let host = Host::new();
     // On such a host all of these are busybox.
     let applets = host.directory.path().join("bin");
     fs::create_dir(&applets).expect("there is room");
-    let busybox = installed("busybox", "busybox-static");
     for applet in "chmod chown mkdir rm setsid sh sleep start-stop-daemon".split(' ') {
-        std::os::unix::fs::symlink(&busybox, applets.join(applet)).expect("there is room");
+        std::os::unix::fs::symlink(busybox.path(), applets.join(applet)).expect("there is room");
     }
     let mut script = Command::new(applets.join("sh"));
     script.arg(examples().join("latchd.busybox"));
@@ -775,7 +772,7 @@ fn the_procd_script_names_a_command_that_serves() {
 
 #[test]
 fn the_logrotate_example_has_the_server_open_a_new_file() {
-    needs!("logrotate");
+    let logrotate = needs!("logrotate");
     let directory = world_readable_directory();
     let within = |name: &str| directory.path().join(name);
     let [log, rotated, pid, config] = ["log", "log.1", "pid", "config"].map(within);
@@ -801,7 +798,7 @@ fn the_logrotate_example_has_the_server_open_a_new_file() {
     let example = edited(&example, "    su latchd latchd\n", "");
     fs::write(&config, example).expect("there is room");
 
-    let mut logrotate = Command::new(installed("logrotate", "logrotate"));
+    let mut logrotate = logrotate.command();
     logrotate.arg("--force").arg("--state").arg(within("state"));
     let (status, said) = finished(logrotate.arg(&config));
     assert!(status.success() && said.is_empty(), "{status}: {said}");
@@ -875,12 +872,13 @@ struct Inetd {
 impl Inetd {
     /// Starts inetd with as many services, each by the example's line, except for its paths and its
     /// patience, after `edit`. Returns when it listens.
-    fn start(service_count: usize, edit: impl Fn(String) -> String) -> Inetd {
-        Inetd::start_with(None, service_count, edit)
+    fn start(inetd: &Program, service_count: usize, edit: impl Fn(String) -> String) -> Inetd {
+        Inetd::start_with(inetd, None, service_count, edit)
     }
 
     /// The same, with `syslog` for the services. That takes root.
     fn start_with(
+        inetd: &Program,
         syslog: Option<&Syslog>,
         service_count: usize,
         edit: impl Fn(String) -> String,
@@ -896,8 +894,7 @@ impl Inetd {
         let config = directory.path().join("inetd.conf");
         fs::write(&config, lines.concat()).expect("there is room");
 
-        let inetd = installed("inetd", "openbsd-inetd");
-        let mut command = unprivileged(&inetd, directory.path());
+        let mut command = unprivileged(inetd.path(), directory.path());
         command.arg("-d").arg(&config);
         if let Some(syslog) = syslog {
             command = syslog.reached_by(&command);
@@ -1138,8 +1135,8 @@ fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command 
 }
 
 /// What becomes a server, of the words in `command`, once somebody connects to one of `places`.
-fn activated(places: &[&str], command: &[&str]) -> Daemon {
-    let mut activate = Daemon::command_of(installed("systemd-socket-activate", "systemd"));
+fn activated(activate: &Program, places: &[&str], command: &[&str]) -> Daemon {
+    let mut activate = Daemon::command_of(activate);
     for place in places {
         activate.args(["-l", place]);
     }
@@ -1343,13 +1340,13 @@ fn account() -> String {
 
 /// A command that runs `program` as [`account`], who may write to `directory`. A root's inetd would
 /// put its number where that of the host's own inetd is.
-fn unprivileged(program: &str, directory: &Path) -> Command {
+fn unprivileged(program: impl AsRef<OsStr>, directory: &Path) -> Command {
     const NOBODY: u32 = 65_534;
     if !is_root() {
         return Daemon::command_of(program);
     }
     std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("we are root");
-    let mut command = Daemon::command_of(installed("setpriv", "util-linux"));
+    let mut command = Daemon::command_of("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.arg(program);
     command

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
-use crate::support::needs::{needs, skipped};
-use crate::support::{children_of, eventually, installed, Client, PATIENCE};
+use crate::support::needs::{needs, skipped, Program};
+use crate::support::{children_of, eventually, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -37,19 +37,20 @@ fn support_file(name: &str) -> PathBuf {
 /// has the device; two come when it has ended, and two when it was killed.
 #[test]
 fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
-    needs!("root", "minicom", "cu", "kermit", "mgetty", "python3", "unshare");
+    needs!(root);
+    let [python, ..] = needs!("python3", "minicom", "cu", "kermit", "mgetty");
     let namespace = ["--mount", "--propagation", "private"];
     if !can_unshare(&namespace) {
         return skipped(&["mount namespace"]);
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let output = Command::new(installed("timeout", "coreutils"))
+    let output = Command::new("timeout")
         .args(["-k", "5", "55", "unshare"])
         .args(namespace)
         .arg("sh")
         .arg(support_file("serial_host.sh"))
         .arg(directory.path())
-        .arg("python3")
+        .arg(&python)
         .arg(support_file("serial_programs.py"))
         .arg(env!("CARGO_BIN_EXE_lfpd"))
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -68,7 +69,7 @@ fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
 }
 
 fn can_unshare(namespace: &[&str]) -> bool {
-    let mut unshare = Command::new(installed("unshare", "util-linux"));
+    let mut unshare = Command::new("unshare");
     let status = unshare
         .args(namespace)
         .args(["mount", "-t", "tmpfs", "none", "/mnt"])
@@ -123,7 +124,7 @@ struct Inetd {
 }
 
 impl Inetd {
-    fn start(patience: &str) -> Inetd {
+    fn start(inetd: &Program, patience: &str) -> Inetd {
         let port = Reserved::new();
         let addr = port.addr;
         let dirs = lock_dirs();
@@ -139,7 +140,8 @@ impl Inetd {
         );
         let config = dirs.path().join("inetd.conf");
         fs::write(&config, line).expect("written");
-        let inetd = Command::new(installed("inetd", "openbsd-inetd"))
+        let inetd = inetd
+            .command()
             .arg("-d")
             .arg(&config)
             .stdin(Stdio::null())
@@ -210,9 +212,9 @@ fn is_listened_on(addr: SocketAddr) -> bool {
 
 #[test]
 fn under_inetd_rxtx_locks_and_unlocks_with_wait_and_nowait() {
-    needs!("inetd");
+    let inetd = needs!("inetd");
     for patience in ["nowait.10000", "wait.10000"] {
-        let inetd = Inetd::start(patience);
+        let inetd = Inetd::start(&inetd, patience);
         let rxtx = Rxtx { server: inetd.addr };
         let own = std::process::id();
         for round in 0..25 {
@@ -234,8 +236,8 @@ fn under_inetd_rxtx_locks_and_unlocks_with_wait_and_nowait() {
 
 #[test]
 fn under_inetd_clients_are_served_side_by_side() {
-    needs!("inetd");
-    let inetd = Inetd::start("nowait.10000");
+    let inetd = needs!("inetd");
+    let inetd = Inetd::start(&inetd, "nowait.10000");
     let mut idle = Client::tcp(inetd.addr);
     greeted(&mut idle);
     let mut busy = Client::tcp(inetd.addr);
@@ -282,7 +284,7 @@ fn serves(mut program: Command, addr: SocketAddr, dirs: &Path) {
 
 #[test]
 fn behind_socat_and_on_sockets_of_systemd_it_serves() {
-    needs!("socat", "systemd-socket-activate");
+    let [socat, activate] = needs!("socat", "systemd-socket-activate");
     let dirs = lock_dirs();
     let lfpd = [
         env!("CARGO_BIN_EXE_lfpd").to_owned(),
@@ -292,7 +294,7 @@ fn behind_socat_and_on_sockets_of_systemd_it_serves() {
     ];
 
     let port = Reserved::new();
-    let mut socat = Command::new(installed("socat", "socat"));
+    let mut socat = socat.command();
     socat
         .arg(format!(
             "TCP-LISTEN:{},bind=127.0.0.1,fork,reuseaddr",
@@ -303,7 +305,7 @@ fn behind_socat_and_on_sockets_of_systemd_it_serves() {
 
     for mode in [&["--inetd", "-a"][..], &[]] {
         let port = Reserved::new();
-        let mut systemd = Command::new(installed("systemd-socket-activate", "systemd"));
+        let mut systemd = activate.command();
         systemd
             .arg("-l")
             .arg(port.addr.to_string())
@@ -328,12 +330,13 @@ fn replies_in(text: &str) -> Vec<&str> {
 /// The scenario at the end of the memo, with a number that no process has.
 #[test]
 fn a_person_at_a_telnet_locks_unlocks_and_quits() {
-    needs!("socat", "telnet");
+    let [socat, telnet] = needs!("socat", "telnet");
     let server = Lfpd::start(&[]);
     let pid = crate::lfp::dead_pid();
     let port = server.addr().port();
-    let program = installed("telnet", "inetutils-telnet");
-    let mut telnet = Command::new(installed("socat", "socat"))
+    let program = telnet.path().display();
+    let mut telnet = socat
+        .command()
         .arg("STDIO")
         .arg(format!(
             "EXEC:{program} 127.0.0.1 {port},pty,setsid,ctty,stderr"
@@ -396,7 +399,7 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
 /// A person with nothing but `nc`, in one go.
 #[test]
 fn a_line_of_shell_with_nc_locks() {
-    needs!("nc.openbsd");
+    let nc = needs!("nc.openbsd");
     let server = Lfpd::start(&[]);
     let mut socket = TcpStream::connect(server.addr()).expect("a server");
     drop(socket.set_read_timeout(Some(PATIENCE)));
@@ -411,8 +414,8 @@ fn a_line_of_shell_with_nc_locks() {
         .arg("-c")
         .arg(format!(
             "printf 'unlock /dev/lfpd-a {own}\\nquit\\n' | {} 20 {} -N 127.0.0.1 {}",
-            installed("timeout", "coreutils"),
-            installed("nc.openbsd", "netcat-openbsd"),
+            "timeout",
+            nc.path().display(),
             server.addr().port()
         ))
         .output()

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::amount::amount;
 use crate::support::limited::{copy_program, without_users};
-use crate::support::needs::{needs, skipped};
+use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::fair_test;
 use crate::support::syslog::Syslog;
-use crate::support::{eventually, installed, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -377,7 +377,7 @@ const IDLE: Duration = Duration::from_millis(5500);
 
 #[test]
 fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
-    needs!("nc");
+    let nc = needs!("nc");
     let server = Lfpd::start(&["--max-connections", "32"]);
     let mut crowd: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     let mut ninth = server.daemon.connect();
@@ -386,7 +386,7 @@ fn one_user_gets_a_quarter_of_the_places_and_others_the_rest() {
     assert!(matches!(end, Event::Eof | Event::Reset), "{end:?}");
     server.daemon.wait_for_log("turned-away", PATIENCE);
     if is_root() {
-        assert_eq!(as_a_stranger(&server, "noop\n"), ["200 Command okay."]);
+        assert_eq!(as_a_stranger(&nc, &server, "noop\n"), ["200 Command okay."]);
     } else {
         skipped(&["root"]);
     }
@@ -437,7 +437,7 @@ fn a_stop_signal_waits_for_commands_and_leaves_the_locks() {
 
 #[test]
 fn a_lock_directory_that_may_not_be_searched_is_an_error() {
-    needs!("root", "setpriv");
+    needs!(root);
     // Without these, root may do no more than other users.
     let server = Lfpd::start_behind(&["setpriv", "--bounding-set=-dac_override,-dac_read_search"]);
     let mut client = server.connect();
@@ -468,10 +468,10 @@ fn commands_before_the_stop_signal_are_done_even_if_slow() {
 }
 
 fn commands_before_the_stop_signal_are_done_even_if_slow_once() {
-    needs!("strace");
+    let strace = needs!("strace");
     const COUNT: usize = 50;
     // 20 ms for each lock.
-    let server = Traced::start("inject=linkat:delay_enter=20000", None);
+    let server = Traced::start(&strace, "inject=linkat:delay_enter=20000", None);
     let mut client = server.connect();
     let own = own_pid();
     let lines: String = (0..COUNT)
@@ -493,10 +493,11 @@ fn a_user_who_asks_for_much_delays_the_others_by_one_request() {
 }
 
 fn a_user_who_asks_for_much_delays_the_others_by_one_request_once() {
-    needs!("root", "nc", "setpriv", "strace");
+    needs!(root);
+    let [nc, strace] = needs!("nc", "strace");
     // All together, they take twice as long as a request waits, and then they ask again.
     const COUNT: usize = 20;
-    let server = Traced::start("inject=linkat:delay_enter=200000", None);
+    let server = Traced::start(&strace, "inject=linkat:delay_enter=200000", None);
     let mut many: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
     for (at, client) in many.iter_mut().enumerate() {
         let own = own_pid();
@@ -507,11 +508,12 @@ fn a_user_who_asks_for_much_delays_the_others_by_one_request_once() {
         !server.files().is_empty()
     });
     let nc = format!(
-        "printf 'lock /dev/lfpd-other %s\nquit\n' $$ | nc {} {}; :",
+        "printf 'lock /dev/lfpd-other %s\nquit\n' $$ | {} {} {}; :",
+        nc.path().display(),
         server.addr.ip(),
         server.addr.port()
     );
-    let mut command = Command::new(installed("setpriv", "util-linux"));
+    let mut command = Command::new("setpriv");
     command.args(["--reuid=65533", "--clear-groups", "sh", "-c"]);
     let output = command.arg(nc).output().expect("it is installed");
     let replies = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -641,7 +643,6 @@ fn a_listening_socket_on_descriptor_0_is_accepted_from() {
 
 #[test]
 fn a_failure_under_inetd_is_in_the_syslog_and_not_on_the_wire() {
-    needs!("unshare", "mount");
     let Some(syslog) = Syslog::new() else { return };
     let dirs = lock_dirs();
     let (mut theirs, ours) = tcp_pair();
@@ -657,7 +658,6 @@ fn a_failure_under_inetd_is_in_the_syslog_and_not_on_the_wire() {
 
 #[test]
 fn under_inetd_the_log_can_go_to_the_syslog() {
-    needs!("unshare", "mount");
     let Some(syslog) = Syslog::new() else { return };
     let dirs = lock_dirs();
     let (mut theirs, ours) = tcp_pair();
@@ -770,14 +770,14 @@ fn a_unix_socket_knows_its_peers() {
 
 /// Sends `lines` as a user who is neither root nor this one, if this process may change its user;
 /// else as this one. Returns the replies.
-fn as_a_stranger(server: &Lfpd, lines: &str) -> Vec<String> {
+fn as_a_stranger(nc: &Program, server: &Lfpd, lines: &str) -> Vec<String> {
     let port = server.daemon.port().to_string();
-    as_a_stranger_at(&["127.0.0.1", &port], lines)
+    as_a_stranger_at(nc, &["127.0.0.1", &port], lines)
 }
 
 /// The same to a place as nc takes it.
-fn as_a_stranger_at(place: &[&str], lines: &str) -> Vec<String> {
-    let mut nc = Command::new("nc");
+fn as_a_stranger_at(nc: &Program, place: &[&str], lines: &str) -> Vec<String> {
+    let mut nc = nc.command();
     nc.arg("-N")
         .args(place)
         .stdin(Stdio::piped())
@@ -796,18 +796,18 @@ fn as_a_stranger_at(place: &[&str], lines: &str) -> Vec<String> {
 
 #[test]
 fn no_user_may_ask_for_the_process_of_another() {
-    needs!("nc");
+    let nc = needs!("nc");
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
     let own = own_pid();
     assert_eq!(
-        as_a_stranger(&server, "lock /dev/lfpd-a 1\n"),
+        as_a_stranger(&nc, &server, "lock /dev/lfpd-a 1\n"),
         ["550 : Permission denied."]
     );
     assert!(server.files().is_empty());
     if is_root() {
         assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
-        let replies = as_a_stranger(&server, &format!("unlock /dev/lfpd-a {own}\n"));
+        let replies = as_a_stranger(&nc, &server, &format!("unlock /dev/lfpd-a {own}\n"));
         assert_eq!(replies, ["550 : Permission denied."]);
         assert_eq!(server.files(), ["LCK..lfpd-a"]);
         assert_eq!(ask(&mut client, &format!("unlock /dev/lfpd-a {own}")), OKAY);
@@ -817,7 +817,11 @@ fn no_user_may_ask_for_the_process_of_another() {
         format!("{:10}\n", dead_pid()),
     )
     .expect("written");
-    let replies = as_a_stranger(&server, &format!("unlock /dev/lfpd-a {}\n", dead_pid()));
+    let replies = as_a_stranger(
+        &nc,
+        &server,
+        &format!("unlock /dev/lfpd-a {}\n", dead_pid()),
+    );
     assert_eq!(
         replies,
         ["200 Command okay."],
@@ -845,7 +849,6 @@ fn a_server_that_cannot_print_its_port_leaves_no_socket() {
 /// them the same one.
 #[test]
 fn users_unknown_to_the_namespace_lock_for_no_process() {
-    needs!("unshare");
     let Some(wrapper) = without_users() else {
         return;
     };
@@ -857,7 +860,8 @@ fn users_unknown_to_the_namespace_lock_for_no_process() {
 
 #[test]
 fn a_unix_socket_too_refuses_the_process_of_another_user() {
-    needs!("root", "nc");
+    needs!(root);
+    let nc = needs!("nc");
     let dirs = lock_dirs();
     let permissions = fs::Permissions::from_mode(0o755);
     fs::set_permissions(dirs.path(), permissions).expect("it is ours");
@@ -883,7 +887,7 @@ fn a_unix_socket_too_refuses_the_process_of_another_user() {
         "lock /dev/lfpd-b 1\nunlock /dev/lfpd-a {own}\nunlock /dev/lfpd-a {pid}\n\
          lock /dev/lfpd-c {pid}\n"
     );
-    let replies = as_a_stranger_at(&["-U", socket], &lines);
+    let replies = as_a_stranger_at(&nc, &["-U", socket], &lines);
     let files = names_in(&dirs.path().join("own"));
     let _ = theirs.kill();
     let _ = theirs.wait();
@@ -895,10 +899,10 @@ fn a_unix_socket_too_refuses_the_process_of_another_user() {
 
 #[test]
 fn the_rule_about_users_can_be_relaxed() {
-    needs!("nc");
+    let nc = needs!("nc");
     for (rule, is_logged) in [("log", true), ("off", false)] {
         let server = Lfpd::start(&["--peer-uid", rule]);
-        let replies = as_a_stranger(&server, "lock /dev/lfpd-a 1\n");
+        let replies = as_a_stranger(&nc, &server, "lock /dev/lfpd-a 1\n");
         assert_eq!(replies, ["200 Command okay."]);
         let _ = ask(&mut server.connect(), "noop");
         server.daemon.signal(Signal::TERM);
@@ -930,10 +934,11 @@ fn a_lock_for_no_process_is_logged_or_refused() {
 /// In a PID namespace of its own, where the numbers of processes can be chosen.
 #[test]
 fn a_lock_does_not_pass_to_another_users_process() {
-    needs!("root", "python3", "unshare");
+    needs!(root);
+    needs!("python3");
     let dirs = lock_dirs();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lfpd/reused_number.py");
-    let mut unshare = Command::new(installed("timeout", "coreutils"));
+    let mut unshare = Command::new("timeout");
     unshare
         .args(["-k", "5", "50", "unshare", "--mount", "--pid", "--fork"])
         .args(["--kill-child", "--mount-proc", "python3"])
@@ -959,7 +964,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
 #[test]
 fn with_chown_the_file_belongs_to_the_user_of_the_process() {
     use std::os::unix::fs::MetadataExt;
-    needs!("root");
+    needs!(root);
     let server = Lfpd::start(&["--chown"]);
     let mut sleeper = Command::new("sleep")
         .arg("600")
@@ -1077,7 +1082,7 @@ fn listening(mut lfpd: Command) -> (Daemon, Client) {
 
 #[test]
 fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
-    needs!("root");
+    needs!(root);
     let dirs = lock_dirs();
     let own = dirs.path().join("own");
     let stale = format!("{:10}\n", dead_pid());
@@ -1096,10 +1101,10 @@ fn a_stale_lock_that_may_not_be_removed_is_denied_and_stays() {
 
 #[test]
 fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
-    needs!("strace");
+    let strace = needs!("strace");
     for error in ["EMFILE", "ENFILE", "ENOMEM", "EIO"] {
         let injection = format!("inject=openat:error={error}:when=1");
-        let server = Traced::start(&injection, Some("other"));
+        let server = Traced::start(&strace, &injection, Some("other"));
         let path = server.dirs.path().join("other/LCK..lfpd-a");
         fs::write(path, "         1\n").expect("written");
         let mut client = server.connect();
@@ -1112,7 +1117,7 @@ fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
 
 #[test]
 fn if_one_name_cannot_be_made_none_is() {
-    needs!("strace");
+    let strace = needs!("strace");
     let own = own_pid();
     for (error, reply) in [
         ("EEXIST", BUSY),
@@ -1120,7 +1125,11 @@ fn if_one_name_cannot_be_made_none_is() {
         ("EDQUOT", DENIED),
         ("EPERM", DENIED),
     ] {
-        let server = Traced::start(&format!("inject=linkat:error={error}:when=2"), None);
+        let server = Traced::start(
+            &strace,
+            &format!("inject=linkat:error={error}:when=2"),
+            None,
+        );
         let mut client = server.connect();
         let lock = format!("lock /dev/lfpd/tts/0 {own}");
         assert_eq!(ask(&mut client, &lock), reply, "{error}");
@@ -1150,7 +1159,7 @@ fn fresh_server(dirs: &Path) -> (Daemon, Client) {
 
 #[test]
 fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
-    needs!("strace");
+    let strace = needs!("strace");
     let rename = "?renameat,?renameat2";
     for (call, nth) in [
         ("flock", 1),
@@ -1166,15 +1175,19 @@ fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
     ] {
         // LCK..5 comes before LCK..lfpd_5, and LCK..z after LCK..lfpd_z.
         for last_part in ["5", "z"] {
-            check_kill(call, nth, last_part);
+            check_kill(&strace, call, nth, last_part);
         }
     }
 }
 
-fn check_kill(call: &str, nth: u32, last_part: &str) {
+fn check_kill(strace: &Program, call: &str, nth: u32, last_part: &str) {
     let (own, dead) = (own_pid(), dead_pid());
     let target = format!("/dev/lfpd/{last_part} {own}");
-    let server = Traced::start(&format!("inject={call}:signal=KILL:when={nth}"), None);
+    let server = Traced::start(
+        strace,
+        &format!("inject={call}:signal=KILL:when={nth}"),
+        None,
+    );
     let directory = server.dirs.path().join("own");
     let stale = directory.join(format!("LCK..lfpd_{last_part}"));
     fs::write(stale, format!("{dead:10}\n")).expect("written");
@@ -1236,7 +1249,7 @@ fn a_server_killed_amid_traffic_leaves_whole_locks() {
 
 #[test]
 fn a_directory_that_may_not_be_searched_is_ignored() {
-    needs!("root");
+    needs!(root);
     let dirs = lock_dirs();
     let (_daemon, mut client) = server_of_another_user(dirs.path(), 0o700);
     let lock = format!("lock /dev/lfpd-a {}", own_pid());
@@ -1312,7 +1325,6 @@ fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
 
 #[test]
 fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
-    needs!("prlimit");
     let server = Lfpd::start_behind(&["prlimit", "--nofile=40:40"]);
     let mut client = server.connect();
     let holders: Vec<Alive> = (0..60).map(|_| Alive::new()).collect();
@@ -1328,7 +1340,6 @@ fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
 
 #[test]
 fn without_descriptors_nothing_is_locked_until_some_are_free() {
-    needs!("prlimit");
     let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
     let mut client = server.connect();
     let own = own_pid();
@@ -1399,11 +1410,11 @@ fn rxtx_locks_and_unlocks_five_hundred_times_without_an_error() {
 
 #[test]
 fn the_greeting_and_each_reply_are_single_writes() {
-    needs!("strace");
+    let strace = needs!("strace");
     let dirs = lock_dirs();
     let trace = dirs.path().join("trace");
     let lfpd = command(dirs.path());
-    let mut strace = Command::new("strace");
+    let mut strace = strace.command();
     strace
         .args([
             "-f",
@@ -1476,10 +1487,10 @@ struct Traced {
 
 impl Traced {
     /// `injection` is strace's; only calls about `within` are counted, if it is given.
-    fn start(injection: &str, within: Option<&str>) -> Traced {
+    fn start(strace: &Program, injection: &str, within: Option<&str>) -> Traced {
         let dirs = lock_dirs();
         let lfpd = command(dirs.path());
-        let mut strace = Command::new(installed("strace", "strace"));
+        let mut strace = strace.command();
         strace.args(["-f", "-qq", "-o", "/dev/null", "-e", injection]);
         if let Some(name) = within {
             strace.arg("-P").arg(dirs.path().join(name));

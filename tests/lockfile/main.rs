@@ -28,7 +28,7 @@ mod support;
 use rustix::fs::FlockOperation;
 use support::limited::copy_program;
 use support::locks::{flocked, locked_in_every_way};
-use support::needs::{lacks, needs, skipped};
+use support::needs::{needs, skipped, Program};
 use support::stalls::fair_test;
 
 /// The number of no process.
@@ -852,7 +852,7 @@ fn guard_timestamp(scratch: &Scratch) -> String {
 /// The holder is of another user, and cannot even be signalled.
 #[test]
 fn a_living_holder_of_another_user_is_not_robbed() {
-    needs!("root", "setpriv");
+    needs!(root);
     let scratch = Scratch::new();
     fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o777)).expect("a directory");
     scratch.lock_with(format!("pid=1\ntimestamp={}\n", now() - 10));
@@ -973,16 +973,17 @@ fn a_grant_of_another_boot_under_our_name_may_be_of_a_clone() {
 }
 
 /// The answer of another process for an old lock of a living holder, with errors on this file.
-fn answer_without(file: &str, error: &str, lock: &Path) -> Option<String> {
+fn answer_without(strace: &Program, file: &str, error: &str, lock: &Path) -> String {
     let inject = format!("inject=openat,readlink,readlinkat:error={error}");
     let options = ["-P", file, "-e", &inject];
-    let (answer, trace) = traced(&options, "try", lock)?;
+    let (answer, trace) = traced(strace, &options, "try", lock);
     assert!(trace.contains("(INJECTED)"), "{trace}");
-    Some(answer)
+    answer
 }
 
 #[test]
 fn a_holder_that_cannot_be_judged_is_not_robbed() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     let text = record_with(&[("timestamp", "9")]);
     scratch.lock_with(&text);
@@ -998,9 +999,7 @@ fn a_holder_that_cannot_be_judged_is_not_robbed() {
                 "IO error: Too many open files in system (os error 23)",
             ),
         ] {
-            let Some(answer) = answer_without(file, error, &scratch.path()) else {
-                return;
-            };
+            let answer = answer_without(&strace, file, error, &scratch.path());
             assert!(answer.starts_with(expected), "{file}: {answer}");
             assert_eq!(scratch.text(), text, "{file} {error}");
         }
@@ -1010,13 +1009,12 @@ fn a_holder_that_cannot_be_judged_is_not_robbed() {
 /// A kernel without pid namespaces has no such file.
 #[test]
 fn a_pid_namespace_that_cannot_be_read_is_written_as_unknown() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     for (error, expected) in [("EACCES", "Some(\"unknown\")"), ("ENOENT", "None")] {
         let inject = format!("inject=readlink,readlinkat:error={error}");
         let options = ["-P", "/proc/self/ns/pid", "-e", &inject];
-        let Some((answer, _)) = traced(&options, "namespace", &scratch.path()) else {
-            return;
-        };
+        let (answer, _) = traced(&strace, &options, "namespace", &scratch.path());
         assert_eq!(answer, expected, "{error}");
     }
 }
@@ -1077,20 +1075,20 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
 /// Without unnamed files, too, the clock of the file system tells the age.
 #[test]
 fn the_age_of_a_file_is_that_of_its_file_system() {
-    needs!("faketime", "strace");
+    let [faketime, strace] = needs!("faketime", "strace");
     let scratch = Scratch::new();
     scratch.lock_with("");
     let ahead = SystemTime::now() + Duration::from_secs(1000);
     let file = File::options().write(true).open(scratch.path());
     file.expect("a file").set_modified(ahead).expect("a time");
     // The clock of the process is two hours ahead.
-    let words = ["faketime", "-f", "+2h"].map(str::to_owned);
+    let faketime = faketime.path().display().to_string();
+    let words = [faketime, "-f".into(), "+2h".into()];
     let no_unnamed = ["-P", ".", "-e", "inject=openat:error=EOPNOTSUPP"];
     for options in [&["-e", "trace=openat"][..], &no_unnamed] {
         let again = again(&this_program(), "try", &scratch.path());
-        let Some((answer, trace)) = traced_words(options, words.iter().chain(&again)) else {
-            return;
-        };
+        let words = words.iter().chain(&again);
+        let (answer, trace) = traced_words(&strace, options, words);
         assert_eq!(answer, "Lock already held; [\"a.lock\"]", "{trace}");
         assert!(trace.contains("O_TMPFILE"), "{trace}");
         assert_eq!(
@@ -1162,7 +1160,7 @@ fn cleaning_spares_what_may_still_be_used() {
 
 #[test]
 fn a_stale_lock_is_cleaned_in_a_directory_without_listing() {
-    needs!("root", "setpriv");
+    needs!(root);
     let scratch = Scratch::new();
     scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
     fs::set_permissions(scratch.0.path(), Permissions::from_mode(0o733)).expect("a directory");
@@ -1205,7 +1203,7 @@ fn a_link_is_followed_only_if_it_is_not_planted() {
 /// Every user may plant a link there.
 #[test]
 fn a_link_of_another_user_in_a_shared_directory_is_refused() {
-    needs!("root");
+    needs!(root);
     let scratch = Scratch::new();
     symlink(scratch.0.path().join("target.lock"), scratch.path()).expect("a link");
     lchown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
@@ -1224,7 +1222,7 @@ fn a_link_of_another_user_in_a_shared_directory_is_refused() {
 /// A group may plant a link there.
 #[test]
 fn a_link_counts_only_if_it_is_ours_or_the_directorys_owners() {
-    needs!("root");
+    needs!(root);
     let stale = format!("pid={DEAD}\ntimestamp=1\n");
     for mode in [0o777, 0o2775, 0o755] {
         let scratch = Scratch::new();
@@ -1375,12 +1373,13 @@ fn what_is_no_process_or_has_ended_holds_nothing() {
 
 #[test]
 fn a_holder_lives_as_long_as_any_of_its_threads() {
-    needs!("python3");
+    let python3 = needs!("python3");
     let scratch = Scratch::new();
     let python = "import ctypes, threading, time\n\
                   threading.Thread(target=time.sleep, args=(600,)).start()\n\
                   ctypes.CDLL(None).pthread_exit(None)";
-    let mut holder = Command::new("python3")
+    let mut holder = python3
+        .command()
         .args(["-c", python])
         .spawn()
         .expect("python3");
@@ -1401,7 +1400,7 @@ fn a_holder_lives_as_long_as_any_of_its_threads() {
 
 #[test]
 fn a_stale_lock_that_this_user_cannot_replace_is_held() {
-    needs!("root", "setpriv");
+    needs!(root);
     let scratch = Scratch::new();
     let directory = scratch.0.path();
     let text = format!("pid={DEAD}\ntimestamp=1\n");
@@ -1448,7 +1447,7 @@ fn a_stale_lock_that_this_user_cannot_replace_is_held() {
 /// Its owner may have it open for writing, and may write it again.
 #[test]
 fn a_stale_file_of_another_user_is_replaced() {
-    needs!("root");
+    needs!(root);
     let scratch = Scratch::new();
     let lock = scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
     chown(scratch.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
@@ -1465,13 +1464,12 @@ fn a_stale_file_of_another_user_is_replaced() {
 /// Another host may still have to give up its lease on the file (Samba, NFS).
 #[test]
 fn a_file_that_cannot_be_opened_for_the_moment_is_held() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     let text = format!("pid={DEAD}\ntimestamp=1\n");
     scratch.lock_with(&text);
     let options = ["-P", "a.lock", "-e", "inject=openat:error=EAGAIN"];
-    let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
-        return;
-    };
+    let (answer, trace) = traced(&strace, &options, "try", &scratch.path());
     assert!(trace.contains("(INJECTED)"), "{trace}");
     assert_eq!(answer, "Lock already held; [\"a.lock\"]");
     assert_eq!(scratch.text(), text);
@@ -1512,41 +1510,38 @@ fn a_wait_where_no_lock_file_can_be_ends_at_once() {
     }
 }
 
-/// The system calls of a process that takes and releases a lock, by strace; `None` without strace.
-fn traced(options: &[&str], role: &str, lock: &Path) -> Option<(String, String)> {
-    traced_words(options, &again(&this_program(), role, lock))
+/// The system calls of a process that takes and releases a lock, by strace.
+fn traced(strace: &Program, options: &[&str], role: &str, lock: &Path) -> (String, String) {
+    traced_words(strace, options, &again(&this_program(), role, lock))
 }
 
 fn traced_words<'a>(
+    strace: &Program,
     options: &[&str],
     words: impl IntoIterator<Item = &'a String>,
-) -> Option<(String, String)> {
-    if lacks(&["strace"]) {
-        return None;
-    }
+) -> (String, String) {
     let scratch = Scratch::new();
     let trace = scratch.0.path().join("trace");
-    let mut command = Command::new("strace");
+    let mut command = strace.command();
     command
         .args(["-f", "-y", "-o"])
         .arg(&trace)
         .args(options)
         .args(words);
     let answer = answer_of(command);
-    Some((answer, fs::read_to_string(trace).expect("a trace")))
+    (answer, fs::read_to_string(trace).expect("a trace"))
 }
 
 #[test]
 fn a_record_is_on_the_disk_before_it_has_a_name() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     let options = ["-e", "trace=fsync,fdatasync,linkat"];
-    let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
-        return;
-    };
+    let (answer, trace) = traced(&strace, &options, "try", &scratch.path());
     assert_eq!(answer, "granted true");
     let (synced, linked) = (trace.find("sync("), trace.find("linkat("));
     assert!(synced.is_some() && synced < linked, "{trace}");
-    let (_, trace) = traced(&options, "try:unsynced", &scratch.path()).expect("strace");
+    let (_, trace) = traced(&strace, &options, "try:unsynced", &scratch.path());
     assert!(
         !trace.contains("sync(") && trace.contains("linkat("),
         "{trace}"
@@ -1555,6 +1550,7 @@ fn a_record_is_on_the_disk_before_it_has_a_name() {
 
 #[test]
 fn a_step_that_the_kernel_refuses_has_a_fallback() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     for (fault, is_taken_over, is_live) in [
         ("linkat:error=EPERM", true, true),
@@ -1567,9 +1563,7 @@ fn a_step_that_the_kernel_refuses_has_a_fallback() {
     ] {
         let inject = format!("inject={fault}");
         let options = ["-e", "trace=linkat,flock,fcntl", "-e", &inject];
-        let Some((answer, trace)) = traced(&options, "try", &scratch.path()) else {
-            return;
-        };
+        let (answer, trace) = traced(&strace, &options, "try", &scratch.path());
         assert_eq!(answer, format!("granted {is_live}"), "{fault}");
         assert!(scratch.names().is_empty(), "{fault}: {:?}", scratch.names());
         assert!(trace.contains("(INJECTED)"), "{fault}");
@@ -1577,7 +1571,7 @@ fn a_step_that_the_kernel_refuses_has_a_fallback() {
         // With a second name, the file is replaced and not rewritten.
         let other = scratch.0.path().with_extension("link");
         fs::hard_link(scratch.path(), &other).expect("another name");
-        let (answer, trace) = traced(&options, "try", &scratch.path()).expect("strace");
+        let (answer, trace) = traced(&strace, &options, "try", &scratch.path());
         fs::remove_file(other).expect("another name");
         assert!(trace.contains("(INJECTED)"), "{fault}: {trace}");
         if is_taken_over {
@@ -1596,32 +1590,32 @@ fn a_step_that_the_kernel_refuses_has_a_fallback() {
 
 #[test]
 fn a_takeover_needs_neither_links_nor_renames() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     scratch.lock_with(format!("pid={DEAD}\ntimestamp=1\n"));
     let options = [
         "-e",
         "trace=link,linkat,rename,renameat,renameat2,symlinkat",
     ];
-    if let Some((answer, trace)) = traced(&options, "try", &scratch.path()) {
-        assert_eq!(answer, "granted true");
-        assert!(
-            !trace.contains("link") && !trace.contains("rename"),
-            "{trace}"
-        );
-    }
+    let (answer, trace) = traced(&strace, &options, "try", &scratch.path());
+    assert_eq!(answer, "granted true");
+    assert!(
+        !trace.contains("link") && !trace.contains("rename"),
+        "{trace}"
+    );
 }
 
 #[test]
 fn a_process_that_finds_the_lock_free_watches_nothing() {
+    let strace = needs!("strace");
     let scratch = Scratch::new();
     let options = ["-e", "trace=linkat,inotify_init1"];
-    if let Some((answer, trace)) = traced(&options, "hold", &scratch.path()) {
-        assert_eq!(answer, "held");
-        assert!(
-            trace.contains("linkat(") && !trace.contains("inotify"),
-            "{trace}"
-        );
-    }
+    let (answer, trace) = traced(&strace, &options, "hold", &scratch.path());
+    assert_eq!(answer, "held");
+    assert!(
+        trace.contains("linkat(") && !trace.contains("inotify"),
+        "{trace}"
+    );
 }
 
 // Other implementations.

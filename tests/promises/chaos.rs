@@ -58,7 +58,7 @@ fn no_chaos_over_tls_breaks_a_promise() {
 #[cfg(feature = "cluster")]
 #[test]
 fn no_chaos_in_a_cluster_breaks_a_promise() {
-    needs!("etcd", "etcdctl");
+    let programs = needs!("etcd", "etcdctl");
     run(House::Cluster);
 }
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::limited::limited;
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::stalls::fairly;
 use crate::support::{parse_grant, Client, Daemon, PATIENCE};
 
@@ -62,7 +62,8 @@ fn a_wrong_token_takes_as_long_at_every_door() {
 #[test]
 #[ignore = "long: cargo test --test promises network -- --ignored"]
 fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
-    needs!("root", "unshare", "nsenter", "ip", "nc");
+    needs!(root);
+    let [ip, nc] = needs!("ip", "nc");
     let mut command = limited(&["unshare", "-n"]);
     command.args(["--host", "0.0.0.0"]);
     let daemon = Daemon::from_command(command);
@@ -74,17 +75,17 @@ fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
     );
     let (server, client) = (daemon.pid().to_string(), far.0.id().to_string());
     thread::sleep(Duration::from_millis(500)); // until both are in namespaces of their own
-    inside(&server, "ip link set lo up");
-    let pair = format!("ip link add near type veth peer name far netns {client}");
-    inside(&server, &pair);
-    inside(&server, "ip addr add 10.9.8.1/30 dev near");
-    inside(&server, "ip link set near up");
-    inside(&client, "ip addr add 10.9.8.2/30 dev far");
-    inside(&client, "ip link set far up");
+    inside(&server, &ip, "link set lo up");
+    let pair = format!("link add near type veth peer name far netns {client}");
+    inside(&server, &ip, &pair);
+    inside(&server, &ip, "addr add 10.9.8.1/30 dev near");
+    inside(&server, &ip, "link set near up");
+    inside(&client, &ip, "addr add 10.9.8.2/30 dev far");
+    inside(&client, &ip, "link set far up");
 
     let port = daemon.port();
-    let near = || Netcat::start(&server, &format!("127.0.0.1 {port}"));
-    let far = || Netcat::start(&client, &format!("10.9.8.1 {port}"));
+    let near = || Netcat::start(&nc, &server, &format!("127.0.0.1 {port}"));
+    let far = || Netcat::start(&nc, &client, &format!("10.9.8.1 {port}"));
     let (mut silent, mut granted, mut holder) = (far(), far(), near());
     silent.acquire("silent", 0);
     let held = holder.acquire("granted", 0);
@@ -95,7 +96,7 @@ fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
     next_but_one.send("l\ngranted\n600 600\n");
     thread::sleep(Duration::from_millis(500));
 
-    inside(&client, "ip link set far down");
+    inside(&client, &ip, "link set far down");
     let cut = Instant::now();
     holder.send(&format!("r\ngranted\n{held}\n"));
     assert_eq!(holder.line(PATIENCE), "ok");
@@ -111,9 +112,10 @@ fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
     );
 }
 
-fn inside(process: &str, command: &str) {
+fn inside(process: &str, ip: &Program, command: &str) {
     let status = Command::new("nsenter")
         .args(["-t", process, "-n"])
+        .arg(ip)
         .args(command.split(' '))
         .status();
     assert!(status.expect("it is installed").success(), "{command}");
@@ -136,9 +138,10 @@ struct Netcat {
 }
 
 impl Netcat {
-    fn start(process: &str, address: &str) -> Netcat {
+    fn start(nc: &Program, process: &str, address: &str) -> Netcat {
         let mut child = Command::new("nsenter")
-            .args(["-t", process, "-n", "nc"])
+            .args(["-t", process, "-n"])
+            .arg(nc)
             .args(address.split(' '))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

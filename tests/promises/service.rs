@@ -61,7 +61,7 @@ impl Service {
         let (way, count) = match house {
             House::Alone(scheme) => (Way::Alone(scheme), 1),
             #[cfg(feature = "cluster")]
-            House::Cluster => (Way::Cluster(Etcd::start(1)), 2),
+            House::Cluster => (Way::Cluster(Etcd::start(&programs, 1)), 2),
         };
         let mut service = Service {
             directory: directory.to_owned(),

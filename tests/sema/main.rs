@@ -18,7 +18,7 @@ use support::latch::shell_status;
 use support::limited::copy_program;
 use support::locks::locked_in_every_way;
 use support::needs::{needs, skipped};
-use support::{eventually, installed, stat_of, PATIENCE};
+use support::{eventually, stat_of, PATIENCE};
 
 /// A number that no process has: it is above every process number.
 const NO_PROCESS: &str = "99999999";
@@ -106,7 +106,7 @@ impl Place {
             }
         }
         let mut command = match rustix::process::geteuid().is_root() {
-            true => Command::new(installed("setpriv", "util-linux")),
+            true => Command::new("setpriv"),
             false => Command::new("env"),
         };
         if rustix::process::geteuid().is_root() {
@@ -1081,7 +1081,6 @@ fn a_grant_that_cannot_be_printed_is_released() {
 /// not a holder, prevents the release.
 #[test]
 fn an_error_of_the_system_names_no_holder() {
-    needs!("setpriv");
     let place = Place::new();
     place.write("f", &format!("pid={NO_PROCESS}\ntimestamp={}\n", now()));
     place.write("old", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
@@ -1159,7 +1158,7 @@ fn an_error_of_the_system_names_no_holder() {
 
 #[test]
 fn a_wait_for_an_unreadable_file_says_why() {
-    needs!("root", "setpriv");
+    needs!(root);
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
     for (path, mode) in [(place.path("f"), 0o600), (place.path("."), 0o755)] {
@@ -1279,7 +1278,6 @@ fn the_mode_of_a_lock_file_is_0644_or_what_was_asked_for() {
 
 #[test]
 fn a_single_command_takes_the_lock_for_the_script_that_calls_it() {
-    needs!("grep");
     let place = Place::new();
     let output = place.script(
         "sema try f -q && grep -qx pid=$$ f && sema try f -q; echo $?\n\
@@ -1318,7 +1316,7 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
         flags.extend(["--user", "--map-root-user"]);
     }
     let unshare = |words: &[&str]| {
-        let mut command = Command::new(installed("unshare", "util-linux"));
+        let mut command = Command::new("unshare");
         command
             .args(&flags)
             .args(words)
@@ -1340,7 +1338,6 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
 /// Without the /proc of the namespace, that of the host is seen, with another process 1.
 #[test]
 fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
-    needs!("unshare");
     let place = Place::new();
     let script = "$sema acquire f -q --pid 1; umount -l /proc; $sema status f | grep alive; \
                   sed -i 's/^timestamp=.*/timestamp=0000000001/' f; \
@@ -1354,7 +1351,6 @@ fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
 /// The numbers of such a holder's namespace mean other processes elsewhere.
 #[test]
 fn a_holder_that_cannot_read_its_namespace_is_judged_by_age() {
-    needs!("unshare", "mount");
     let place = Place::new();
     let script = "mount -t tmpfs none /proc; $sema try f -q; $sema release f; $sema try f -q";
     let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
@@ -1380,7 +1376,6 @@ const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid
 
 #[test]
 fn a_container_script_that_is_process_1_holds_its_lock() {
-    needs!("unshare");
     let place = Place::new();
     let script = "$sema try f -q; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
                   (set -m; $sema acquire f -q -n); echo $?; $sema release f";
@@ -1395,7 +1390,6 @@ fn a_container_script_that_is_process_1_holds_its_lock() {
 /// Process 1 adopts orphans and starts the services of a host, so it does not count as the caller.
 #[test]
 fn a_lock_for_no_known_process_is_granted_with_a_note() {
-    needs!("unshare", "setsid");
     let place = Place::new();
     let of_a_session = "setsid $sema try f; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
                         $sema release f -q; setsid $sema try f -q";
@@ -1732,14 +1726,15 @@ fn a_waiter_gives_up_when_its_script_is_killed() {
 
 #[test]
 fn a_living_holder_is_not_stale_where_flock_is_refused() {
-    needs!("strace");
+    let strace = needs!("strace");
     let place = Place::new();
     let (mut holder, pid) = place.started(&[], "exec sleep 60");
     // No locks at all; none for a file that is open for reading only, as over NFS.
     for error in ["ENOLCK", "EBADF"] {
         let sema = |arguments: &[&str]| {
             let inject = format!("inject=flock:error={error}");
-            let output = Command::new(installed("strace", "strace"))
+            let output = strace
+                .command()
                 .args(["-f", "-e", &inject, "-o", "/dev/null"])
                 .arg(env!("CARGO_BIN_EXE_sema"))
                 .args(arguments)
@@ -1790,7 +1785,7 @@ fn an_error_that_passes_loses_no_lock() {
 
 #[test]
 fn no_lock_is_taken_for_a_process_that_has_ended() {
-    needs!("strace");
+    let strace = needs!("strace");
     let place = Place::new();
     let refused =
         |pid: &str| format!("Error: process {pid}, which was to hold the lock, has ended\n");
@@ -1814,7 +1809,7 @@ fn no_lock_is_taken_for_a_process_that_has_ended() {
         let pid = holder.id().to_string();
         let mut command = match is_old {
             false => Command::new(env!("CARGO_BIN_EXE_sema")),
-            true => Command::new(installed("strace", "strace")),
+            true => strace.command(),
         };
         if is_old {
             command.args(old_kernel).arg(env!("CARGO_BIN_EXE_sema"));
@@ -1950,7 +1945,7 @@ fn a_reader_that_keeps_a_stale_lock_is_told() {
 
 /// A process of another user that has `f` locked by flock(1), until its input ends.
 fn foreign_flock(place: &Place, mode: &str) -> Child {
-    let mut command = Command::new(installed("setpriv", "util-linux"));
+    let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     let script = format!("exec 9<f; flock {mode} 9; echo locked; exec cat");
     command
@@ -1987,7 +1982,7 @@ fn a_takeover_writes_no_secret_into_a_file_that_others_read() {
 
 #[test]
 fn a_flock_of_another_user_keeps_no_stale_lock() {
-    needs!("root");
+    needs!(root);
     let place = Place::new();
     let mode = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.path("."), mode).expect("it is ours");
@@ -2042,7 +2037,6 @@ fn a_flock_of_another_user_keeps_no_stale_lock() {
 
 #[test]
 fn the_commands_exit_status_and_streams_pass_through() {
-    needs!("grep");
     let place = Place::new();
     let script = "cat; echo $SEMA_PATH >&2; grep -q x-live=flock f && exit 7";
     let mut child = place
@@ -2165,11 +2159,12 @@ fn n_and_w_mean_the_same_as_for_flock() {
 /// only after 50 ms: on a busy machine, a short command may take longer, too.
 #[test]
 fn a_short_command_sets_up_no_inotify_watch() {
-    needs!("strace");
+    let strace = needs!("strace");
     let place = Place::new();
     let watched_after = |command: &str| {
         let output = finish(
-            Command::new(installed("strace", "strace"))
+            strace
+                .command()
                 .args(["-f", "--seccomp-bpf", "-qq", "-ttt", "-e"])
                 .arg("trace=execve,inotify_init1")
                 .args(["-e", "signal=none"])
@@ -2322,7 +2317,7 @@ fn a_verbose_wait_says_who_holds_the_lock() {
 
 #[test]
 fn a_wait_on_a_terminal_shows_one_line_until_the_grant() {
-    needs!("python3");
+    let python3 = needs!("python3");
     let place = Place::new();
     place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
     // The lock is released when the line has been shown.
@@ -2332,7 +2327,7 @@ fn a_wait_on_a_terminal_shows_one_line_until_the_grant() {
                   \x20   if b'waiting for' in data: os.remove('f')\n\
                   \x20   return data\n\
                   pty.spawn(sys.argv[1:], read)";
-    let mut command = Command::new("python3");
+    let mut command = python3.command();
     command
         .args(["-c", python, env!("CARGO_BIN_EXE_sema")])
         .args(["run", "f", "--", "echo", "done"])
@@ -2596,7 +2591,6 @@ fn commands_under_one_lock_never_overlap() {
 
 #[test]
 fn plain_shell_scripts_take_part() {
-    needs!("grep");
     let place = Place::new();
     let output = place.script(
         "set -C
@@ -2619,7 +2613,6 @@ fn plain_shell_scripts_take_part() {
 
 #[test]
 fn the_script_in_the_manual_takes_the_lock_once() {
-    needs!("grep");
     let page = include_str!("../../man/sema-lockfile.5");
     let (_, examples) = page.split_once(".Sh EXAMPLES\n").expect("a section");
     let (_, script) = examples
@@ -2643,7 +2636,6 @@ fn the_script_in_the_manual_takes_the_lock_once() {
 /// The script that runs itself under a lock, from the manual page.
 #[test]
 fn the_whole_script_in_the_manual_runs_under_its_lock() {
-    needs!("grep");
     let page = include_str!("../../man/sema.1");
     let start = page.find("#!/bin/sh\n").expect("a script");
     let (script, _) = page[start..].split_once(".Ed\n").expect("its end");
@@ -2668,7 +2660,7 @@ fn the_whole_script_in_the_manual_runs_under_its_lock() {
 
 #[test]
 fn scripts_in_shell_and_python_understand_the_lock_file() {
-    needs!("python3");
+    let python3 = needs!("python3");
     let place = Place::new();
     let output = place.script(
         "echo \"pid=$$\" > my.lock
@@ -2710,7 +2702,8 @@ with open(os.open('my.lock', os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), 'w') 
     f.write('pid=%d\\ntimestamp=%d\\ntag=python\\n' % (1, int(found['timestamp'])))
 ";
     let output = finish(
-        Command::new("python3")
+        python3
+            .command()
             .args(["-c", python])
             .current_dir(place.directory.path())
             .stdout(Stdio::piped()),

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
 
+use super::needs::{programs, Program};
 use super::silent::free_port;
-use super::{eventually, needs, Client, Daemon, Grant, Signal};
+use super::{eventually, Client, Daemon, Grant, Signal};
 
 /// How long a server may be silent in these tests, in seconds: the least that is allowed.
 pub const TTL: Duration = Duration::from_secs(5);
@@ -22,6 +23,7 @@ pub const TAKE_OVER: Duration = Duration::from_secs(40);
 
 /// One member of etcd.
 pub struct Member {
+    program: Program,
     arguments: Vec<String>,
     process: Option<Child>,
     pub client_port: u16,
@@ -29,13 +31,15 @@ pub struct Member {
 
 impl Member {
     fn start(&mut self) {
-        let child = Command::new("etcd")
+        let child = self
+            .program
+            .command()
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        self.process = Some(child.expect("the test needs etcd"));
+        self.process = Some(child.expect("etcd starts"));
     }
 
     /// Kills the member, so that nothing is flushed.
@@ -67,6 +71,7 @@ impl Drop for Member {
 /// An etcd of one or more members on the loopback interface.
 pub struct Etcd {
     pub members: Vec<Member>,
+    etcdctl: Program,
     /// What clients speak: `http` or `https`.
     scheme: &'static str,
     /// Further arguments of etcdctl.
@@ -75,28 +80,36 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    pub fn start(count: usize) -> Etcd {
-        Etcd::start_with(count, &[])
+    /// Starts members with the programs etcd and etcdctl.
+    pub fn start(programs: &[Program; 2], count: usize) -> Etcd {
+        Etcd::start_with(programs, count, &[])
     }
 
     /// Starts members with further arguments.
-    pub fn start_with(count: usize, further: &[&str]) -> Etcd {
-        Etcd::start_speaking("http", count, further, &[])
+    pub fn start_with(programs: &[Program; 2], count: usize, further: &[&str]) -> Etcd {
+        Etcd::start_speaking(programs, "http", count, further, &[])
     }
 
     /// Starts a member that speaks TLS with clients and asks for their certificates. The directory
     /// has `ca.pem`, `etcd.pem` and `etcd.key`.
-    pub fn start_secured(directory: &Path) -> Etcd {
+    pub fn start_secured(programs: &[Program; 2], directory: &Path) -> Etcd {
         let path = |name: &str| directory.join(name).to_string_lossy().into_owned();
         let [ca, certificate, key] = ["ca.pem", "etcd.pem", "etcd.key"].map(path);
         let (cert_flag, key_flag) = ("--cert-file", "--key-file");
         let further = [cert_flag, &certificate, key_flag, &key];
         let clients = ["--client-cert-auth", "--trusted-ca-file", &ca];
         let access = ["--cacert", &ca, "--cert", &certificate, "--key", &key];
-        Etcd::start_speaking("https", 1, &[&further[..], &clients].concat(), &access)
+        Etcd::start_speaking(
+            programs,
+            "https",
+            1,
+            &[&further[..], &clients].concat(),
+            &access,
+        )
     }
 
     fn start_speaking(
+        [etcd, etcdctl]: &[Program; 2],
         scheme: &'static str,
         count: usize,
         further: &[&str],
@@ -125,6 +138,7 @@ impl Etcd {
             let flags = pairs.into_iter();
             let further = further.iter().map(|argument| argument.to_string());
             let mut member = Member {
+                program: etcd.clone(),
                 arguments: flags
                     .flat_map(|(flag, value)| [flag.into(), value])
                     .chain(further)
@@ -137,6 +151,7 @@ impl Etcd {
         };
         let etcd = Etcd {
             members: (0..count).map(member).collect(),
+            etcdctl: etcdctl.clone(),
             scheme,
             access: access.iter().map(|it| it.to_string()).collect(),
             _directory: directory,
@@ -166,14 +181,16 @@ impl Etcd {
 
     /// Runs etcdctl, and returns what it prints; `None` if it fails.
     pub fn ctl(&self, arguments: &[&str]) -> Option<String> {
-        let output = Command::new("etcdctl")
+        let output = self
+            .etcdctl
+            .command()
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &self.endpoints()])
             .args(&self.access)
             .args(["--dial-timeout", "1s", "--command-timeout", "2s"])
             .args(arguments)
             .output()
-            .expect("the test needs etcdctl");
+            .expect("etcdctl starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         output.status.success().then_some(text)
     }
@@ -369,7 +386,7 @@ fn shared_etcd() -> Option<&'static str> {
     // The shell outlives this process by a moment, and cleans up after it.
     const SCRIPT: &str = r#"
         directory=$(mktemp -d "$3/latchd-XXXXXX") && cd "$directory" || exit
-        etcd --data-dir data --listen-client-urls "$1" --advertise-client-urls "$1" \
+        "$4" --data-dir data --listen-client-urls "$1" --advertise-client-urls "$1" \
             --listen-peer-urls "$2" --initial-advertise-peer-urls "$2" \
             --initial-cluster "default=$2" >etcd.log 2>&1 &
         cat >/dev/null
@@ -379,14 +396,13 @@ fn shared_etcd() -> Option<&'static str> {
     "#;
     static SHARED: OnceLock<Option<(Child, String)>> = OnceLock::new();
     let shared = SHARED.get_or_init(|| {
-        if needs::lacks(&["etcd", "etcdctl"]) {
-            return None;
-        }
+        let [etcd, etcdctl] = programs(["etcd", "etcdctl"])?;
         let [client, peer] = [free_port(), free_port()];
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "sh", &url(client), &url(peer)])
             .arg(data_home())
+            .arg(&etcd)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -395,7 +411,8 @@ fn shared_etcd() -> Option<&'static str> {
         let endpoint = format!("127.0.0.1:{client}");
         eventually(Duration::from_secs(60), "etcd answers", || {
             let health = ["--endpoints", &endpoint, "put", "health", "y"];
-            let answer = Command::new("etcdctl")
+            let answer = etcdctl
+                .command()
                 .env("ETCDCTL_API", "3")
                 .args(health)
                 .output();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 
-use super::needs::{lacks, skipped};
+use super::needs::{root, skipped};
 use super::{described, Client, Daemon, Event, PATIENCE};
 
 /// A server behind `wrapper`, which is a command and its arguments.
@@ -76,9 +76,7 @@ pub fn is_served(client: &mut Client) -> bool {
 /// none is to be had.
 pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    if lacks(&["root", "setpriv", "prlimit"]) {
-        return None;
-    }
+    root()?;
     let (directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
     let user = 70_000 + std::process::id() % 10_000 * 8 + NEXT.fetch_add(1, Ordering::Relaxed);
     let wrapper = [

@@ -13,6 +13,8 @@ pub mod latch;
 pub mod limited;
 pub mod locks;
 pub mod needs;
+#[cfg(feature = "programs")]
+mod signals;
 pub mod silent;
 pub mod stalls;
 pub mod syslog;
@@ -786,12 +788,6 @@ pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool)
         );
         thread::sleep(POLL_INTERVAL);
     }
-}
-
-/// The path of `program`; panics with the name of its package if it is missing.
-pub fn installed(program: &str, package: &str) -> String {
-    needs::find(program)
-        .unwrap_or_else(|| panic!("{program} is missing: install the Debian package {package}"))
 }
 
 /// What proc(5) has of a process from its state on: that, its parent, its group, its session, its

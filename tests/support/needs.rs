@@ -1,82 +1,91 @@
-//! What a test needs beside Rust and a C compiler. A test that lacks something ends early and
-//! leaves a note; the target `skipped` reads the notes at the end of `cargo test`. With
-//! `LATCHD_TEST_ALL` set, a test that lacks something fails.
+//! What a test needs beside Rust, a C compiler and the base system. A test asks for it, and gets a
+//! value that starts or loads it:
+//!
+//! ```ignore
+//! let strace = needs!("strace");
+//! let [etcd, etcdctl] = needs!("etcd", "etcdctl");
+//! let root = needs!(root);
+//! ```
+//!
+//! Without it, the test ends early and leaves a note. The target `summary` reads the notes at the
+//! end of `cargo test`. With `LATCHD_TEST_ALL` set, such a test fails.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs that tests start, each with its Debian package.
-pub const PACKAGES: &[(&str, &str)] = &[
-    ("bash", "bash"),
-    ("beanstalkd", "beanstalkd"),
-    ("busybox", "busybox-static"),
-    ("cu", "cu"),
-    ("dash", "dash"),
-    ("etcd", "etcd-server"),
-    ("etcdctl", "etcd-client"),
-    ("faketime", "faketime"),
-    ("fish", "fish"),
-    ("flock", "util-linux"),
-    ("grep", "grep"),
-    ("groff", "groff"),
-    ("inetd", "openbsd-inetd"),
-    ("ip", "iproute2"),
-    ("kermit", "ckermit"),
-    ("logrotate", "logrotate"),
-    ("make", "make"),
-    ("mandoc", "mandoc"),
-    ("mgetty", "mgetty"),
-    ("memcached", "memcached"),
-    ("minicom", "minicom"),
-    ("mount", "mount"),
-    ("nc", "netcat-openbsd"),
-    ("nc.openbsd", "netcat-openbsd"),
-    ("ncat", "ncat"),
-    ("nsenter", "util-linux"),
-    ("openssl", "openssl"),
-    ("prlimit", "util-linux"),
-    ("promtool", "prometheus"),
-    ("python3", "python3"),
-    ("redis-server", "redis-server"),
-    ("sed", "sed"),
-    ("setpriv", "util-linux"),
-    ("setsid", "util-linux"),
-    ("socat", "socat"),
-    ("start-stop-daemon", "dpkg"),
-    ("strace", "strace"),
-    ("stunnel", "stunnel4"),
-    ("systemd-analyze", "systemd"),
-    ("systemd-socket-activate", "systemd"),
-    ("telnet", "inetutils-telnet"),
-    ("unshare", "util-linux"),
-    ("valgrind", "valgrind"),
-    ("zsh", "zsh"),
-];
+/// The programs and libraries, each with its Debian package.
+pub const LIST: &str = include_str!("../packages.txt");
 
-/// Ends the test unless the machine has all that is named: programs, or `root`.
+/// A program of the list that this machine has. Only [`needs`] makes one.
+#[derive(Clone, Debug)]
+pub struct Program(PathBuf);
+
+impl Program {
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn command(&self) -> Command {
+        Command::new(&self.0)
+    }
+}
+
+impl AsRef<OsStr> for Program {
+    fn as_ref(&self) -> &OsStr {
+        self.0.as_os_str()
+    }
+}
+
+/// Says that this process is root's.
+#[derive(Clone, Copy, Debug)]
+pub struct Root(());
+
+/// Gives the programs that are named, or [`Root`], or ends the test. A name that is not in the list
+/// does not compile.
 macro_rules! needs {
-    ($($need:expr),+ $(,)?) => {
-        if crate::support::needs::lacks(&[$($need),+]) {
-            return;
+    (root) => {
+        match $crate::support::needs::root() {
+            Some(root) => root,
+            None => return,
         }
     };
+    ($name:literal) => {{
+        let [program] = $crate::support::needs::needs!($name,);
+        program
+    }};
+    ($($name:literal),+ $(,)?) => {{
+        $(const { assert!($crate::support::needs::is_listed($name), "not in packages.txt") };)+
+        match $crate::support::needs::programs([$($name),+]) {
+            Some(programs) => programs,
+            None => return,
+        }
+    }};
 }
 pub(crate) use needs;
 
-/// Whether any of `needs` is missing, with a note about those that are.
-pub fn lacks(needs: &[&str]) -> bool {
-    let missing: Vec<&str> = needs
-        .iter()
-        .copied()
-        .filter(|need| !is_here(need))
-        .collect();
+/// All of these programs, or `None` and a note.
+pub fn programs<const N: usize>(names: [&str; N]) -> Option<[Program; N]> {
+    let found = names.map(find);
+    let missing = names.iter().zip(&found).filter(|(_, it)| it.is_none());
+    let missing: Vec<&str> = missing.map(|(name, _)| *name).collect();
     if !missing.is_empty() {
         skipped(&missing);
+        return None;
     }
-    !missing.is_empty()
+    Some(found.map(|program| program.expect("none is missing")))
+}
+
+/// The proof that this process is root's, or `None` and a note.
+pub fn root() -> Option<Root> {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        skipped(&["root"]);
+    }
+    is_root.then_some(Root(()))
 }
 
 /// Notes that a test, or a part of one, is skipped for want of `missing`: programs, or other things
@@ -88,8 +97,14 @@ pub fn skipped(missing: &[&str]) {
         missing.join(", no ")
     );
     println!("skipped: no {}", missing.join(", no "));
-    let note = format!("{}\t{}\n", env!("CARGO_CRATE_NAME"), missing.join("\t"));
-    // Another user may run the tests, who cannot write here. The line above is left then.
+    note("skipped", missing);
+}
+
+/// Leaves a note for the target `summary`.
+pub fn note(verb: &str, words: &[&str]) {
+    let name = env!("CARGO_CRATE_NAME");
+    let note = format!("{verb}\t{name}\t{}\n", words.join("\t"));
+    // Another user may run the tests, who cannot write here. The caller has printed it.
     let _ = fs::create_dir_all(env!("CARGO_TARGET_TMPDIR"));
     if let Ok(mut file) = File::options().append(true).create(true).open(notes()) {
         let _ = file.write_all(note.as_bytes());
@@ -98,41 +113,73 @@ pub fn skipped(missing: &[&str]) {
 
 /// The notes of all tests that the same `cargo` runs.
 pub fn notes() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("skipped-{}", parent_id()))
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("notes-{}", parent_id()))
 }
 
-/// The path of `program`, also if it is where a user's PATH does not lead.
-pub fn find(program: &str) -> Option<String> {
+/// The program or library, if it is here and works.
+fn find(name: &str) -> Option<Program> {
     let path = std::env::var("PATH").unwrap_or_default();
+    // Not all of these are in the PATH of a user.
     let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    let mut paths = places.map(|place| format!("{place}/{program}"));
-    paths.find(|path| Path::new(path).is_file())
-}
-
-fn is_here(need: &str) -> bool {
-    match need {
-        "root" => rustix::process::geteuid().is_root(),
-        // There are several, with other options.
-        "nc" => says(&["nc", "-h"], "OpenBSD"),
+    let mut paths = places.map(|place| Path::new(place).join(name));
+    let program = match name.contains(".so.") {
+        true => library(name),
+        false => paths.find(|path| path.is_file()),
+    };
+    let program = Program(program?);
+    let works = match name {
         // A container may forbid it.
-        "strace" => says(&["strace", "sh", "-c", "echo traced"], "traced"),
-        program => {
-            assert!(package_of(program).is_some(), "{program} has no package");
-            find(program).is_some()
-        }
-    }
+        "strace" => says(&program, &["sh", "-c", "echo traced"], "traced"),
+        // There are several, with other options.
+        "nc" => says(&program, &["-h"], "OpenBSD"),
+        _ => true,
+    };
+    works.then_some(program)
 }
 
-fn says(command: &[&str], text: &str) -> bool {
-    let output = Command::new(command[0]).args(&command[1..]).output();
+/// A library that is in a directory of its own, below that of the machine's libraries.
+fn library(name: &str) -> Option<PathBuf> {
+    let folders = |of: &Path| {
+        let entries = fs::read_dir(of).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let machines = folders(Path::new("/usr/lib")).into_iter();
+    let mut files = machines.flat_map(|machine| folders(&machine));
+    files.find_map(|folder| Some(folder.join(name)).filter(|file| file.is_file()))
+}
+
+fn says(program: &Program, arguments: &[&str], text: &str) -> bool {
+    let output = program.command().args(arguments).output();
     output.is_ok_and(|output| {
         let said = [output.stdout, output.stderr].concat();
         String::from_utf8_lossy(&said).contains(text)
     })
 }
 
-/// The Debian package that brings `program`.
-pub fn package_of(program: &str) -> Option<&'static str> {
-    let row = PACKAGES.iter().find(|(name, _)| *name == program);
-    row.map(|(_, package)| *package)
+/// The Debian package that brings a program or library.
+pub fn package_of(name: &str) -> Option<&'static str> {
+    let rows = LIST.lines().filter_map(|line| line.split_once(' '));
+    let mut packages = rows.filter(|(listed, _)| *listed == name);
+    packages.next().map(|(_, package)| package)
+}
+
+/// Whether a line of the list begins with `name` and a blank.
+pub const fn is_listed(name: &str) -> bool {
+    let (list, name) = (LIST.as_bytes(), name.as_bytes());
+    let (mut start, mut at) = (0, 0);
+    while at < list.len() {
+        if list[at] == b'\n' {
+            start = at + 1;
+        } else if list[at] == b' ' && at - start == name.len() {
+            let mut same = 0;
+            while same < name.len() && list[start + same] == name[same] {
+                same += 1;
+            }
+            if same == name.len() {
+                return true;
+            }
+        }
+        at += 1;
+    }
+    false
 }

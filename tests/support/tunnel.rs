@@ -2,10 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 
+use super::needs::Program;
 use super::PATIENCE;
 
 /// A running stunnel, killed when dropped.
@@ -17,12 +18,13 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Runs a service that accepts on port 0 of 127.0.0.1, and waits until it does.
-    pub fn start(service: &str) -> Tunnel {
+    pub fn start(stunnel: &Program, service: &str) -> Tunnel {
         let directory = tempfile::tempdir().expect("there is room for a directory");
         let config = directory.path().join("stunnel.conf");
         let globals = "foreground = yes\nsyslog = no\ndebug = info\npid =\n";
         std::fs::write(&config, format!("{globals}{service}")).expect("there is room");
-        let mut child = Command::new("stunnel")
+        let mut child = stunnel
+            .command()
             .arg(&config)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

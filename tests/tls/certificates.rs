@@ -296,7 +296,7 @@ fn options_that_contradict_each_other_are_refused() {
 
 #[test]
 fn a_self_signed_certificate_is_made_once() {
-    needs!("openssl");
+    let openssl = needs!("openssl");
     let directory = tempfile::tempdir().expect("there is room for a directory");
     let directory = directory.path().join("tls");
     let option = format!("--tls-self-signed={}", directory.display());
@@ -305,7 +305,7 @@ fn a_self_signed_certificate_is_made_once() {
     for _ in 0..2 {
         let daemon = Daemon::start(&[&option]);
         assert_eq!(ping(&daemon, &ca), (Some(0), String::new()));
-        let mut openssl = Command::new("openssl");
+        let mut openssl = openssl.command();
         openssl.args(["x509", "-noout", "-fingerprint", "-sha256", "-in"]);
         let output = openssl.arg(&ca).output().expect("it is installed");
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -321,7 +321,7 @@ fn a_self_signed_certificate_is_made_once() {
         keys.push(fs::read(key).expect("it is ours"));
     }
     assert_eq!(keys[0], keys[1]);
-    let mut openssl = Command::new("openssl");
+    let mut openssl = openssl.command();
     openssl.args(["x509", "-noout", "-ext", "subjectAltName", "-in"]);
     let output = openssl.arg(directory.join("cert.pem")).output();
     let names = output.expect("it is installed").stdout;

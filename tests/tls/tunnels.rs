@@ -10,14 +10,17 @@ use crate::support::{Client, Daemon, Scheme};
 
 #[test]
 fn latch_reaches_a_plain_server_behind_stunnel() {
-    needs!("stunnel");
+    let stunnel = needs!("stunnel");
     let daemon = Daemon::start(&[]);
-    let tunnel = Tunnel::start(&format!(
-        "[latchd]\naccept = 127.0.0.1:0\nconnect = {}\ncert = {}\nkey = {}\n",
-        daemon.addr(),
-        common().certificate().display(),
-        common().key().display(),
-    ));
+    let tunnel = Tunnel::start(
+        &stunnel,
+        &format!(
+            "[latchd]\naccept = 127.0.0.1:0\nconnect = {}\ncert = {}\nkey = {}\n",
+            daemon.addr(),
+            common().certificate().display(),
+            common().key().display(),
+        ),
+    );
     let mut latch = Command::new(env!("CARGO_BIN_EXE_latch"));
     latch.args(["run", "k", "--tls-ca"]).arg(common().ca());
     latch.arg(format!("--server={}", tunnel.addr()));
@@ -29,14 +32,17 @@ fn latch_reaches_a_plain_server_behind_stunnel() {
 
 #[test]
 fn a_plain_client_reaches_tls_through_stunnel() {
-    needs!("stunnel");
+    let stunnel = needs!("stunnel");
     let daemon = Daemon::start_over(Scheme::Tls, &[]);
-    let tunnel = Tunnel::start(&format!(
-        "[latchd]\nclient = yes\naccept = 127.0.0.1:0\nconnect = {}\nCAfile = {}\n\
+    let tunnel = Tunnel::start(
+        &stunnel,
+        &format!(
+            "[latchd]\nclient = yes\naccept = 127.0.0.1:0\nconnect = {}\nCAfile = {}\n\
          verifyChain = yes\ncheckHost = localhost\n",
-        daemon.addr(),
-        common().ca().display(),
-    ));
+            daemon.addr(),
+            common().ca().display(),
+        ),
+    );
     let mut client = Client::tcp(tunnel.addr());
     let grant = client.acquire("k", 0);
     assert_eq!(client.request("r", "k", &grant.token), "ok");

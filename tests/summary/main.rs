@@ -1,5 +1,5 @@
-//! Says which tests the others have skipped, and how to get what they need. Cargo runs the targets
-//! in the order of their names, so this one comes last.
+//! Says which tests the others have skipped, how to get what they need, and which were late and ran
+//! again. Cargo runs the targets in the order of their names, so this one comes last.
 
 // The tests use the rest.
 #[allow(dead_code, unused_macros, unused_imports, unreachable_pub)]
@@ -9,19 +9,37 @@ mod needs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
-fn main() {
+/// More retries than this in one run are no accident: with `LATCHD_TEST_ALL` set, they fail it.
+const MAX_RETRIES: usize = 10;
+
+fn main() -> ExitCode {
     let notes = fs::read_to_string(needs::notes()).unwrap_or_default();
     remove_notes();
+    let retry_count = notes_of("retried", &notes).count();
     print!("{}", report(&notes));
+    if std::env::var_os("LATCHD_TEST_ALL").is_some() && retry_count > MAX_RETRIES {
+        println!("{retry_count} retries, and {MAX_RETRIES} are the most");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
 }
 
-/// One line for each test crate, and one with the command that brings the missing programs.
+/// The notes with this verb: the test crate of each, and what it says.
+fn notes_of<'a>(verb: &'a str, notes: &'a str) -> impl Iterator<Item = (&'a str, Vec<&'a str>)> {
+    notes.lines().filter_map(move |note| {
+        let mut words = note.strip_prefix(verb)?.strip_prefix('\t')?.split('\t');
+        Some((words.next()?, words.collect()))
+    })
+}
+
+/// One line for each test crate, one with the command that brings the missing programs, and one for
+/// each retry.
 fn report(notes: &str) -> String {
     let mut crates: BTreeMap<&str, (usize, BTreeSet<&str>)> = BTreeMap::new();
-    for note in notes.lines() {
-        let mut words = note.split('\t');
-        let (count, missing) = crates.entry(words.next().unwrap_or_default()).or_default();
+    for (name, words) in notes_of("skipped", notes) {
+        let (count, missing) = crates.entry(name).or_default();
         *count += 1;
         missing.extend(words);
     }
@@ -41,6 +59,9 @@ fn report(notes: &str) -> String {
         let packages: Vec<&str> = packages.into_iter().collect();
         report += &format!("what is missing: apt-get install {}\n", packages.join(" "));
     }
+    for (name, words) in notes_of("retried", notes) {
+        report += &format!("retried in {name}: {}\n", words.join(" "));
+    }
     report
 }
 
@@ -48,7 +69,7 @@ fn report(notes: &str) -> String {
 fn remove_notes() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("skipped-") {
+        if entry.file_name().to_string_lossy().starts_with("notes-") {
             let _ = fs::remove_file(entry.path());
         }
     }
